@@ -316,12 +316,8 @@ def homes_of(names: Iterable[str], homes: Mapping[str, DeviceName]) -> tuple[Dev
     return tuple(map(home_of, names))
 
 
-@lru_cache(maxsize=16)
-def tree_of(model: ModelShape) -> ModuleTree:
-    """Return the tree of a model, the same object for the same model."""
-    return ModuleTree(model)
-
-
+_tree_of = lru_cache(maxsize=16)(ModuleTree)
+"""The tree of a model, the same object for the same model."""
 _CHOICES = ("auto", "cuda", "cpu", "disk")
 _VALID = (
     "must be auto, cuda, cpu, disk, a number of layers on the GPU, or a mapping from names of modules to the "
@@ -527,7 +523,7 @@ class Accelerate(CachingStrategy):
             text = f"a connector moves the blocks of one GPU of a process; Accelerate drives {self.num_gpus}"
             raise InputError.at("strategy.kv_cache.connector", f"{text}; set num_gpus to 1, or remove it")
         check_capability(TRANSFORMERS, model, machine)
-        tree = tree_of(model)
+        tree = _tree_of(model)
         homes = self.given_homes(tree)
         if homes is None:
             homes = tree.inferred(tree.balanced(self._limits(machine)))
@@ -920,11 +916,6 @@ class AcceleratePlan(InferencePlan):
         return set(self.homes.values()) != {self.main}
 
     @property
-    def dispatched(self) -> bool:
-        """Whether ``dispatch_model`` put the hooks, also on modules without tensors of their own."""
-        return len(set(self.homes.values())) > 1
-
-    @property
     def driven(self) -> int:  # type: ignore[override]  # given by the options
         """Number of GPUs that the process drives."""
         return self.strategy.num_gpus
@@ -1035,7 +1026,8 @@ class AcceleratePlan(InferencePlan):
     def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
         """Return the call of a module, with what its hook does."""
         module = self.tree.modules[number]
-        without = self.dispatched and module.kind == "container"
+        # dispatch_model puts hooks on modules without tensors of their own, too.
+        without = len(set(self.homes.values())) > 1 and module.kind == "container"
         hooked = self.hooked and (without or bool(module.parameters))
         return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
 

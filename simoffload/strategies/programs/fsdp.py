@@ -606,49 +606,40 @@ class FsdpPlan(StepWork):
 
     # -- memory ---------------------------------------------------------------------------------
 
+    @property
+    def _per_host(self) -> int:
+        return self.machine.ranks_per_node(self.strategy.ranks)
+
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds in a micro-step and in the optimizer step (an estimate)."""
-        ranks = self.machine.ranks_per_node(self.strategy.ranks)
-        found = (one._replace(stage=stage) for stage, held in self._stages.items() for one in held)
-        return tuple(with_paging(found, self.machine, per_host=ranks))
-
-    @property
-    def _tier(self) -> str:
-        """Tier that holds all states."""
-        return "dram" if self.strategy.cpu_offload else "hbm"
+        strategy, slices, states = self.strategy, self.units.slices, self._states
+        beside = (
+            Held("hbm", "CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
+            system_memory(self.machine),
+        )
+        new = sum(slices) if strategy.optimizer == "AdamW" else 0  # at once (_foreach_sqrt); or one kernel
+        if strategy.cpu_offload:  # of one tensor after the other
+            new = TORCH_ADAM_NEW * max(slices) * self._per_host
+        adam = Held(states[0].tier, "temporaries of AdamW", self.units.shard_element * new)
+        stages = {
+            MICRO_STEP: (*states, *self._gpu, *beside),
+            OPTIMIZER_STEP: (*states, *beside, adam),
+        }
+        found = (one._replace(stage=stage) for stage, held in stages.items() for one in held)
+        return tuple(with_paging(found, self.machine, per_host=self._per_host))
 
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
-        return paged_out(self.held, per_host=self.machine.ranks_per_node(self.strategy.ranks))
-
-    @property
-    def _stages(self) -> Mapping[str, tuple[Held, ...]]:
-        states, host = self._states, system_memory(self.machine)
-        adam = "temporaries of AdamW"
-        size = self.units.shard_element * sum(self.units.slices)  # of all tensors at once (_foreach_sqrt)
-        if self.strategy.optimizer != "AdamW":  # one kernel, without any
-            size = 0
-        if self.strategy.cpu_offload:  # of one tensor after the other
-            size = TORCH_ADAM_NEW * self.units.shard_element * max(self.units.slices) * self._sharing
-        return {
-            MICRO_STEP: (*states, *self._gpu, host),
-            OPTIMIZER_STEP: (*states, self._context, host, Held(self._tier, adam, size)),
-        }
-
-    @property
-    def _sharing(self) -> int:
-        """Number of ranks that share the tier of the states."""
-        return self.machine.ranks_per_node(self.strategy.ranks) if self.strategy.cpu_offload else 1
+        return paged_out(self.held, per_host=self._per_host)
 
     @property
     def _states(self) -> tuple[Held, ...]:
         """Return shards, gradients and moments; in host memory the first two are page-locked."""
         slices, size = self.units.slices, self.units.shard_element
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
-        here = self._sharing
-        remedy = _HOSTS if offload else _OFFLOAD
+        tier, here, remedy = ("dram", self._per_host, _HOSTS) if offload else ("hbm", 1, _OFFLOAD)
         bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
         pages = self.strategy.optimizer.startswith("Paged")
         elsewhere = sum(paged(one, bits=bits) for one in slices) if pages else 0
@@ -662,8 +653,7 @@ class FsdpPlan(StepWork):
             (PAGED, elsewhere, False, "optimizer"),
         )
         terms = [
-            Held(self._tier, name, here * held, pinned, remedy, kind=kind)
-            for name, held, pinned, kind in named
+            Held(tier, name, here * held, pinned, remedy, kind=kind) for name, held, pinned, kind in named
         ]
         if offload:
             rounding = 2 * here * pinned_rounding([size * one for one in slices])
@@ -691,10 +681,4 @@ class FsdpPlan(StepWork):
             Held("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
             Held("hbm", "whole gradients", element * gradients),
             Held("hbm", "activations", acts.peak, remedy=kept),
-            self._context,
         )
-
-    @property
-    def _context(self) -> Held:
-        size = self.machine.accelerator.reserved_bytes
-        return Held("hbm", "CUDA context, NCCL and workspace", size)
