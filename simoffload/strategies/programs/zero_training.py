@@ -261,7 +261,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
-        if not self.settings.optimizer.startswith("Paged"):
+        if not self.settings.optimizer.startswith("paged"):
             return 0
         return paged_out(self.held, per_host=self.processes)
 

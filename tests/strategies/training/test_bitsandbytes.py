@@ -71,6 +71,19 @@ def test_what_a_gpu_has_no_room_for_is_paged_out() -> None:
     assert not any("hbm fits with" in one for one in result.warnings), "moments make room for others"
 
 
+def test_so_it_is_under_zero() -> None:
+    zero = "{optimizer: {type: PagedAdamW}, zero_optimization: {stage: 3}}"
+    work = ["workload.batch_size=4", "workload.sequence_length=4096"]
+    strategy = f"strategy={{kind: zero_training, ranks: 2, ds_config: {zero}}}"
+    scenario = load_scenario("fsdp/llama-3.1-8b", overrides=[strategy, *work])
+    out = scenario.plan().paged_out  # type: ignore[attr-defined]
+    assert 2 * out == max(one.size for one in scenario.plan().held if one.name == PAGED_OUT) > 0
+    result = simulate(scenario)
+    moved = {cause.cause_text: cause.size for cause in result.passes[-1].shares}
+    assert moved["host to GPU"] == moved["GPU to host"] == pytest.approx(2 * out)
+    assert any("paged optimizer" in one for one in result.warnings)
+
+
 @pytest.mark.parametrize("program", ["fsdp", "zero"])
 def test_they_are_among_the_remedies_of_training(program: str) -> None:
     """Paged moments keep the result, 8 bits and adapters come later, each with a word on quality."""
