@@ -228,13 +228,8 @@ class ZeroInferencePlan(InferencePlan):
     def templates(self) -> ScheduleTemplates:
         """Templates of the passes, in which the durations of kernels are filled in later."""
         return schedule_templates_of(
-            self.part, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
+            self.fullest, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
         )
-
-    @property
-    def part(self) -> ModelShape:
-        """Part of the model of which a GPU fetches its partition."""
-        return self.divided.stages[0]
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -285,7 +280,7 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def fetches_called(self) -> bool:
         """Whether experts are modules of their own of which only those are fetched that are called."""
-        return fetches_called(self.part, self.placement.settings)
+        return fetches_called(self.fullest, self.placement.settings)
 
     @cached_property
     def order_lasts(self) -> bool:
@@ -333,7 +328,7 @@ class ZeroInferencePlan(InferencePlan):
         if not direct:
             gathered.append(("all-gather buffer", peak.gather * size))
         staged = (Held("hbm", *one, remedy=_PREFETCH, kind="staging") for one in gathered)
-        return (*staged, *self.working_memory(self.part), *self.held_weights)
+        return (*staged, *self.working_memory(self.fullest), *self.held_weights)
 
     @property
     def held_weights(self) -> Iterator[Held]:
