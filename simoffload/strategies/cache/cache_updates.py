@@ -14,14 +14,8 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Sequences, window_of
 from simoffload.schedule import Dependency, Op, OpKind, Schedule, alone_rate, transfer_time
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK, KvCache
-from simoffload.strategies.held import Held, Traffic
-from simoffload.strategies.memory import (
-    cache_bytes,
-    cache_term,
-    pinned_block,
-    pinned_rounding,
-    prompt_in_layer,
-)
+from simoffload.strategies.held import Held, Traffic, pinned_block, pinned_rounding
+from simoffload.strategies.memory import cache_bytes, cache_term, prompt_in_layer
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST
 from simoffload.strategies.passes.timing import copy_cause, picoseconds

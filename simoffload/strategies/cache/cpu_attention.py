@@ -29,8 +29,8 @@ from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.cache.kv_cache import KvCache
-from simoffload.strategies.held import Held
-from simoffload.strategies.memory import KEPT_BY_MALLOC, cache_term, pinned_rounding
+from simoffload.strategies.held import Held, pinned_rounding
+from simoffload.strategies.memory import KEPT_BY_MALLOC, cache_term
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import picoseconds

@@ -27,8 +27,7 @@ from simoffload.results import Change
 from simoffload.schedule import Cause, Device
 from simoffload.strategies.base import Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.held import Held, target
-from simoffload.strategies.homes import Home, held_weights
+from simoffload.strategies.held import Held, Home, held_weights, target
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     Call,

@@ -38,8 +38,8 @@ from simoffload.strategies.base import Basis, Phase, PhaseKind, Plan, Strategy
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.held import Held
-from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding, system_memory
+from simoffload.strategies.held import Held, pinned_rounding
+from simoffload.strategies.memory import KEPT_BY_MALLOC, system_memory
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
 from simoffload.strategies.training.state import Partitions, Weight, weights_of

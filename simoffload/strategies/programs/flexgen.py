@@ -23,9 +23,8 @@ from simoffload.results import FLEXGEN_4BIT, Change
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
 from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.cpu_attention import ONE_QUERY
-from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.homes import HBM, Home
-from simoffload.strategies.memory import ROUNDING, pinned_rounding, system_memory
+from simoffload.strategies.held import HBM, ROUNDING, Held, HeldKind, Home, pinned_rounding
+from simoffload.strategies.memory import system_memory
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     Call,

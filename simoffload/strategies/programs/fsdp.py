@@ -23,8 +23,8 @@ from simoffload.models import SINGLE, ModelShape, parameters_of
 from simoffload.results import Change, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 from simoffload.strategies.base import Basis, Plan, ProgramTraits, Strategy
-from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.memory import activations_of, pinned_rounding, system_memory
+from simoffload.strategies.held import Held, HeldKind, pinned_rounding
+from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import ranks_beyond
@@ -622,10 +622,7 @@ class FsdpPlan(StepWork):
         if strategy.cpu_offload:  # of one tensor after the other
             new = TORCH_ADAM_NEW * max(slices) * self._per_host
         adam = Held(states[0].tier, "temporaries of AdamW", self.units.shard_element * new)
-        stages = {
-            MICRO_STEP: (*states, *self._gpu, *beside),
-            OPTIMIZER_STEP: (*states, *beside, adam),
-        }
+        stages = {MICRO_STEP: (*states, *self._gpu, *beside), OPTIMIZER_STEP: (*states, *beside, adam)}
         found = (one._replace(stage=stage) for stage, held in stages.items() for one in held)
         return tuple(with_paging(found, self.machine, per_host=self._per_host))
 

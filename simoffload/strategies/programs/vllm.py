@@ -33,10 +33,8 @@ from simoffload.results import Change, Facts
 from simoffload.strategies.base import SERVED, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
-from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.homes import Home
+from simoffload.strategies.held import ROUNDING, Held, HeldKind, Home, pinned_rounding
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
-from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
     DIVIDED,

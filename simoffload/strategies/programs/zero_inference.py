@@ -37,9 +37,8 @@ from simoffload.strategies.ds_config.export import (
     larger_buffers,
     memory_settings,
 )
-from simoffload.strategies.held import Held
+from simoffload.strategies.held import ROUNDING, Held, pinned_rounding
 from simoffload.strategies.hooks.zero import Partitioning
-from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond, spread_bound
 from simoffload.strategies.plan import InferencePlan

@@ -30,8 +30,8 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.held import INITIALISATION, Held, HeldKind
-from simoffload.strategies.memory import ROUNDING, activations_of, pinned_block, system_memory
+from simoffload.strategies.held import INITIALISATION, ROUNDING, Held, HeldKind, pinned_block
+from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,
