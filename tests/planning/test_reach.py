@@ -248,6 +248,17 @@ def test_options_give_the_value() -> None:
     assert (result.metrics()["tokens_per_s"] or 0) >= 500
 
 
+def test_options_name_a_profile_as_the_scenario_does() -> None:
+    """An id alone and ``kind/id`` in one section are refused as the same profile."""
+    changed = ("profiles.desktop-ddr4-64gb.memory_capacity=96 GiB",)
+    scenario = so.load_scenario(SERVED, overrides=changed)
+    found = reach(scenario, slo="tpot=15s", by="profiles.desktop-ddr4-64gb.memory_capacity")
+    assert found.value is not None
+    result = so.simulate(so.load_scenario(SERVED, overrides=(*changed, *found.value.options)))
+    assert found.value.result is not None
+    assert result.metrics() == found.value.result.metrics()
+
+
 def test_plain_values() -> None:
     found = so.reach("ddn/bloom-7b1", slo="tpot=1s", by="workload.batch_size").to_dict()
     assert found["schema"] == "simoffload/reach/1"
