@@ -9,10 +9,11 @@ from math import ceil, floor
 import pytest
 
 import simoffload as so
-from simoffload.errors import InputError
+from simoffload.errors import InputError, SimulationError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import quantity_at
 from simoffload.planning.reach import Reach, reach
+from simoffload.report.from_reach import reach_document
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
@@ -222,6 +223,35 @@ def test_what_changes_nothing_is_said() -> None:
     assert not found.reached
     assert not found.matters
     assert found.best.value == found.now.value == "4"
+
+
+def test_a_value_without_the_metric_does_not_keep_it() -> None:
+    """One token that is generated has a time to the first token and none for a token after it."""
+    found = reach("ddn/bloom-7b1", slo="tpot=800ms", by="workload.output_length", within="1..64")
+    assert found.least is not None
+    assert found.below is not None
+    assert (found.least.value, found.below.value) == ("2", "1")
+    assert (found.below.status, found.below.why) == ("missed", "there is no tpot")
+    only = reach(
+        so.load_scenario("ddn/bloom-7b1", overrides=["workload.output_length=1"]),
+        slo="tpot=800ms",
+        by="workload.batch_size",
+    )
+    assert not only.reached
+    assert "there is no tpot" in reach_document(only).verdicts[0]
+
+
+def test_a_value_that_the_engine_cannot_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(scenario: LoadedScenario, **options: object) -> object:
+        if scenario.scenario.workload.batch_size > 40:  # type: ignore[union-attr]
+            raise SimulationError("too many sequences")
+        return simulate(scenario, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", stopping)
+    found = reach("ddn/bloom-7b1", slo="tpot=1s", by="workload.batch_size", within="1..64")
+    assert found.most is not None
+    assert found.above is not None
+    assert (found.most.value, found.above.value, found.above.why) == ("40", "41", "too many sequences")
 
 
 def test_dependent_keys_follow() -> None:
