@@ -94,12 +94,7 @@ class _Batches(Trials):
     """_Batches are trials of batches, in steps of the parts of which one consists."""
 
     def __init__(self, evaluator: Evaluator, service: Sequence[ServiceLevel], unit: int) -> None:
-        quantity = quantity_at(evaluator, _PATH)
-
-        def missed(result: Any) -> float:
-            return max((one.missed(result) for one in service), default=0.0)
-
-        super().__init__(evaluator, quantity, missed)
+        super().__init__(evaluator, quantity_at(evaluator, _PATH), service)
         self._unit = unit
 
     def up_to(self, most: int, now: int) -> tuple[Trial | None, Trial | None]:
@@ -129,8 +124,8 @@ class _Batches(Trials):
         kept = [count for count in tried if self.at(count).kept]
         if kept:
             return self.at(self._best(kept)), None
-        timed = [one for one in map(self.at, tried) if one.result is not None]
-        return None, min(timed, key=lambda one: one.missed, default=None)
+        answered = (one for one in map(self.at, tried) if one.status in {"", "missed"})
+        return None, min(answered, key=lambda one: one.missed, default=None)
 
     def _best(self, counts: Sequence[int]) -> int:
         """Return the smallest count whose throughput is about the highest."""

@@ -280,7 +280,7 @@ def _of_profile(evaluator: Evaluator, location: Location) -> Quantity:
 
         def faster(value: float) -> tuple[Edit, ...]:
             change = scaled(number, value)
-            return (edit_of(number.profile, number.key, None if change is None else change[0]),)
+            return (edit_of(name, number.key, None if change is None else change[0]),)
 
         return Quantity(path=path, now=1.0, unit="", is_count=False, edits=faster)
     match = _QUANTITY.fullmatch(number.text)
@@ -290,7 +290,7 @@ def _of_profile(evaluator: Evaluator, location: Location) -> Quantity:
         now=float(match[1]),
         unit=match[2] or "",
         is_count=number.text.isdecimal(),
-        edits=lambda value: (edit_of(number.profile, number.key, value),),
+        edits=lambda value: (edit_of(name, number.key, value),),
     )
 
 

@@ -9,7 +9,7 @@ from math import inf, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, WorkLimitError
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import Quantity, quantity_at
@@ -43,7 +43,7 @@ class Trial(NamedTuple):
     missed: float
     """How many times too long a time is, or too small a rate: the largest ratio of all service levels. At
     most 1 if all are kept, infinite without a result."""
-    status: Literal["", "does not fit", "refused", "stopped"] = ""
+    status: Literal["", "does not fit", "missed", "refused", "stopped"] = ""
     """What became of a value without a result."""
     why: str = ""
     """Reason why there is no result; empty where there is one."""
@@ -206,9 +206,9 @@ class Trials:
         self,
         evaluator: Evaluator,
         quantity: Quantity,
-        missed: Callable[[SimulationResult], float],
+        service: Sequence[ServiceLevel],
     ) -> None:
-        self._evaluator, self._missed = evaluator, missed
+        self._evaluator, self._service = evaluator, service
         self.quantity = quantity
         self._tried: dict[int, Trial] = {}
         self.stopped = ""
@@ -255,7 +255,12 @@ class Trials:
         except WorkLimitError as error:
             self.stopped = str(error)
             return Trial(value, edits, None, inf, "stopped", self.stopped)
-        return Trial(value, edits, result, self._missed(result))
+        except SimulationError as error:
+            return Trial(value, edits, None, inf, "refused", str(error))
+        if lacking := [one.name for one in self._service if result.metrics().get(one.metric) is None]:
+            return Trial(value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}")
+        missed = max((one.missed(result) for one in self._service), default=0.0)
+        return Trial(value, edits, result, missed)
 
     # -- where something holds ------------------------------------------------------------------
 
@@ -327,18 +332,9 @@ def spread(indices: Sequence[int], most: int) -> set[int]:
 class _Search(Trials):
     """A _Search finds the values between two that keep all service levels."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        quantity: Quantity,
-        service: tuple[ServiceLevel, ...],
-    ) -> None:
-        super().__init__(evaluator, quantity, lambda result: self._binding(result)[0])
-        self._service = service
-
-    def _binding(self, result: SimulationResult) -> tuple[float, str]:
-        """Return by how much the service level is missed that is missed most, and its metric."""
-        return max((one.missed(result), one.metric) for one in self._service)
+    def _binding(self, result: SimulationResult) -> str:
+        """Return the metric of the service level that is missed most."""
+        return max((one.missed(result), one.metric) for one in self._service)[1]
 
     def from_to(self, low: int, high: int) -> Reach:
         """Return the values from ``low`` to ``high`` that keep the service levels."""
@@ -397,7 +393,7 @@ class _Search(Trials):
         """Return whether the service levels are kept nowhere between the value that comes nearest and those
         beside it: one service level alone decides, and it gets no worse towards one side."""
         results = [one.result for one in map(self.at, (best, *beside)) if one.result is not None]
-        metrics = {self._binding(one)[1] for one in results}
+        metrics = {self._binding(one) for one in results}
         rises = [self.at(index).missed > _FLAT * self.at(best).missed for index in beside]
         return len(metrics) == 1 and not (len(rises) > 1 and all(rises))
 
@@ -409,7 +405,7 @@ class _Search(Trials):
         reached = self.at(start).kept
         return Reach(
             scenario=self._evaluator.scenario,
-            service=self._service,
+            service=tuple(self._service),
             path=self.quantity.path,
             now=self.of(self.quantity.now_text),
             trials=tuple(self.at(index) for index in sorted(shown)),

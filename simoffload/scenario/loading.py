@@ -359,8 +359,8 @@ def default_scenario(
     document = overridden(document, overrides, cache)
     if "platform" not in document.data:
         known = ", ".join(one.id for one in list_profiles("platform"))
-        text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
-        raise InputError([document.problem((), text)])
+        text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
+        raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
     return resolve(_filled(resolve(document, cache=cache, placed=placed)), cache=cache, placed=placed)
 
 

@@ -14,6 +14,7 @@ from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import parse_service
+from simoffload.report.sections.advice import searched
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
@@ -108,6 +109,18 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     assert [one.rank for one in found.front] == sorted(one.rank for one in found.front)
     assert found.front[-1] is found.other
     assert found.simulated < 20 < found.outcomes["cannot be among the best"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "bought"), [(1536, "192 GiB of host memory"), (1535, "128 GiB of host memory")]
+)
+def test_what_is_spent_beyond_the_machine_is_what_is_bought(extra: float, bought: str) -> None:
+    """A drive that is there and no longer used is money that has been spent."""
+    found = search_catalogue(desktop(), extra=extra)
+    assert found.best is not None
+    assert found.best.description[0] == bought
+    (section,) = searched(found, budget=None, service=())
+    assert f"at most {extra:,} USD beyond the present machine" in section.sentences[0]
 
 
 def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() -> None:

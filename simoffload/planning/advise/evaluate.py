@@ -306,7 +306,7 @@ class _Trial:
             result=result,
             economics=cost,
             gain=gain,
-            extra=_extra(self.now, cost) if change.priced else None,
+            extra=cost.bill.beyond(self.now.bill) if change.priced else None,
             margin=self._margin(result) if gain else 0.0,
             throughput=before / after if before and after else None,
         )
@@ -362,21 +362,6 @@ def _together(tried: Sequence[Tried]) -> Change | None:
     names = ", ".join(str(path[-1]) for path in best)
     description = f"all settings that gain alone, combined ({names})"
     return Change("setting", description, tuple(best.values()), key=TOGETHER)
-
-
-def _extra(now: Economics, then: Economics) -> float | None:
-    """Return the price of what has to be bought: the sum of what each line of one bill exceeds the other by.
-
-    What has no price does not matter where both bills have as much of it.
-    """
-    if _unpriced(now) != _unpriced(then):
-        return None
-    before, after = (one.bill.by_key for one in (now, then))
-    return sum(max(0.0, total - before.get(key, 0.0)) for key, total in after.items())
-
-
-def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
-    return {(item.key, item.description, item.number) for item in one.bill.items if item.total is None}
 
 
 def _why(error: InputError | SimulationError) -> str:

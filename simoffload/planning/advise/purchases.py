@@ -138,6 +138,8 @@ class Search:
     limits: tuple[str, ...]
     """Sentences on what the machines cannot take, and on what was assumed about them."""
     currency: str
+    extra: float | None = None
+    """Most money for what is bought beyond the present machine; None where there is no such limit."""
     keeps: bool = False
     """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
     stopped: str = ""
@@ -177,6 +179,7 @@ def search_catalogue(
     scenario: ScenarioSource,
     *,
     budget: float | None = None,
+    extra: float | None = None,
     service: Sequence[ServiceLevel] = (),
     objective: Objective | None = None,
     platforms: Sequence[str] = (),
@@ -187,16 +190,24 @@ def search_catalogue(
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
     Storage, number of drives, host memory, format of the weights and batch are combined, also under other
-    programs, on the scenario's platform and on ``platforms``. What is beyond ``budget`` is not simulated, nor
-    what a shorter time than its own shows to be beaten by something that is no dearer and keeps the answers
-    as well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
+    programs, on the scenario's platform and on ``platforms``. A machine that costs more than ``budget`` is
+    not simulated, nor one for which more than ``extra`` is spent beyond the present machine, nor what a
+    shorter time than its own shows to be beaten by something that is no dearer and keeps the answers as
+    well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
     limits hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError.
     Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     objective = objective_of(evaluator.scenario, objective)
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), objective)
+    owned = None if extra is None else economics(evaluator.scenario, fit(evaluator.scenario), known).bill
+
+    def affordable(cost: Economics) -> bool:
+        spent = math.inf if owned is None else cost.bill.beyond(owned)
+        within = extra is None or (spent is not None and spent <= extra)
+        return within and (budget is None or _purchase(cost) <= budget)
+
+    run = _PurchaseSearch(evaluator, known, affordable, tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
@@ -226,6 +237,7 @@ def search_catalogue(
         tuple(run.missing),
         tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
         known.currency,
+        extra,
         bool(service) and unchanged.fits and all(level.kept(unchanged) for level in service),
         stopped,
     )
@@ -277,12 +289,12 @@ class _PurchaseSearch:
         self,
         evaluator: Evaluator,
         costs: CostList,
-        budget: float | None,
+        affordable: Callable[[Economics], bool],
         service: tuple[ServiceLevel, ...],
         objective: Objective,
     ) -> None:
         self._evaluator, self._costs, self._objective = evaluator, costs, objective
-        self._budget, self.service = budget, service
+        self._affordable, self.service = affordable, service
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
@@ -404,7 +416,7 @@ class _PurchaseSearch:
         cost = economics(scenario, capacity, self._costs)
         self.missing |= dict.fromkeys(cost.bill.missing)
         price = _purchase(cost)
-        if self._budget is None or price <= self._budget:
+        if self._affordable(cost):
             return price
         self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
         return None
