@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
@@ -264,6 +265,17 @@ class Trials:
 
     # -- where something holds ------------------------------------------------------------------
 
+    def up_to_refusal(self, coarse: Sequence[int]) -> list[int]:
+        """Return some values, and beside those that are refused the outermost ones that are not: a share of
+        memory is at most 1, however wide the range is."""
+        found = set(coarse)
+        for pair in pairwise(coarse):
+            for inner, outer in (pair, pair[::-1]):
+                if self.refused(outer) and not self.refused(inner):
+                    towards = range(inner, outer, 1 if outer > inner else -1)
+                    found.add(towards[bisect_left(towards, True, key=self.refused) - 1])
+        return sorted(found)
+
     def that_fit(self, coarse: Sequence[int]) -> list[int]:
         """Return those of some values that fit, and the outermost values that fit between them and those that
         do not."""
@@ -338,7 +350,7 @@ class _Search(Trials):
 
     def from_to(self, low: int, high: int) -> Reach:
         """Return the values from ``low`` to ``high`` that keep the service levels."""
-        coarse = self.quantity.coarse(low, high)
+        coarse = self.up_to_refusal(self.quantity.coarse(low, high))
         fitting, now = self.that_fit(coarse), self._now
         near = {min(fitting, key=lambda index: abs(index - now))} if fitting else set()
         for index in sorted({*coarse} - {*fitting} | spread(fitting, _TIMED) | near):

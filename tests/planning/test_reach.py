@@ -9,17 +9,27 @@ from math import ceil, floor
 import pytest
 
 import simoffload as so
+from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import quantity_at
 from simoffload.planning.reach import Reach, reach
 from simoffload.report.from_reach import reach_document
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 
 SERVED, SHORT = "serving/llama-3.1-70b", ("workload.output_length=2",)
 DRIVE = 'profiles."raid/raid0-4x-pm1733-3.84tb"'
+
+
+SMALL_SHARE = """\
+name: too small a share
+model: llama-3.1-8b
+platform: rtx-4090-desktop
+workload: {batch_size: 1, prompt_length: 4096, output_length: 4}
+strategy: {kind: tensor_parallel, gpu_memory_utilization: 0.6, compiled: true}
+"""
 
 
 def metric(scenario: LoadedScenario, path: str, index: int, name: str) -> float | None:
@@ -239,6 +249,15 @@ def test_a_value_without_the_metric_does_not_keep_it() -> None:
     )
     assert not only.reached
     assert "there is no tpot" in reach_document(only).verdicts[0]
+
+
+def test_values_between_one_that_does_not_fit_and_one_that_is_refused_are_tried() -> None:
+    """vLLM's share of memory is at most 1, and the range goes to a thousand times the present value."""
+    scenario = resolve(parse_yaml(SMALL_SHARE, name="small.yaml"))
+    share = "strategy.gpu_memory_utilization"
+    found = reach(scenario, slo="tpot=100ms", by=share)
+    assert found.least is not None
+    assert found.least == reach(scenario, slo="tpot=100ms", by=share, within="0.1..1").least
 
 
 def test_a_value_that_the_engine_cannot_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
