@@ -220,7 +220,7 @@ class ZeroTrainingPlan(StepWork):
     def steady_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage in one later step."""
         read = self.peak.read if self.peak else Repeated[Tensor]()
-        return self._files.steady([(read, self.step.cycle)])
+        return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
@@ -230,12 +230,7 @@ class ZeroTrainingPlan(StepWork):
             later = self.peak.read if self.peak else Repeated[Tensor]()
             first = self.layered.peak(warm=False).read
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
-        return self._files.until_first_step(passed)
-
-    @cached_property
-    def _files(self) -> RankFiles:
-        """Files that one rank reads and writes."""
-        return RankFiles(self.state)
+        return RankFiles(self.state).until_first_step(passed)
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:

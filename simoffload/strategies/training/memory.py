@@ -305,9 +305,9 @@ class TrainingMemory:
                 *self._on_gpu(*start, moments=False, buckets=False),
                 *self._host_initialisation(),
             ),
-            MICRO_STEP: (*self._on_gpu(*worst), *self._host_micro_step()),
-            OVERFLOW_CHECK: (*checking, *self._host_overflow_check()) if self.state.checks_overflow else (),
-            OPTIMIZER_STEP: (*updating, *self._host_optimizer_step()),
+            MICRO_STEP: (*self._on_gpu(*worst), *self._in_host(MICRO_STEP)),
+            OVERFLOW_CHECK: (*checking, *self._in_host(OVERFLOW_CHECK)) if self.state.checks_overflow else (),
+            OPTIMIZER_STEP: (*updating, *self._in_host(OPTIMIZER_STEP)),
         }
         for stage, terms in found.items():
             stored = self._storage(started=stage != INITIALISATION) if terms else ()
@@ -318,9 +318,14 @@ class TrainingMemory:
 
     def _on_gpu(self, *instant: Held, moments: bool = True, buckets: bool = True) -> tuple[Held, ...]:
         """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
+        pools = []
+        if (
+            self.state.weights_on == "nvme" and self.settings.params.use_gds
+        ):  # into which GDS reads parameters
+            pools.append(_term("swap buffers", self.parameter_buffers, _BUFFERS, "staging"))
         return (
             *self._gpu_states(moments=moments),
-            *self._swap_pool(),
+            *pools,
             *(self._buckets() if buckets else ()),
             *instant,
             _term("CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
@@ -465,11 +470,6 @@ class TrainingMemory:
         elif self.stage and self.settings.params.version >= _COPIES_ON_GPU:
             yield _term("own part of the parameters, copied", self.size * self.partitions.part)
 
-    def _swap_pool(self) -> Iterator[Held]:
-        """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
-        if self.state.weights_on == "nvme" and self.settings.params.use_gds:
-            yield _term("swap buffers", self.parameter_buffers, _BUFFERS, "staging")
-
     # -- on storage and in host memory ----------------------------------------------------------
 
     def _storage(self, *, started: bool) -> Iterator[Held]:
@@ -511,31 +511,21 @@ class TrainingMemory:
         )
         return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
 
-    def _host_micro_step(self) -> tuple[Held, ...]:
-        """Return the host memory in forward and backward of a later step."""
-        ledger = self._state_ledger()
-        ledger.add(
-            "checkpoints",
-            self.activations.on_host,
-            remedy="lower batch_size or sequence_length, or unset cpu_checkpointing",
-        )
-        return ledger.terms()
-
-    def _host_optimizer_step(self) -> tuple[Held, ...]:
-        """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
-        ledger = self._state_ledger()
-        updated = [group.numel for group in (*self.state.in_memory.distinct, *self.state.on_storage.distinct)]
-        if self.stage == 3 and self.state.weights_on == "hbm" and updated:
-            # A copy between devices and types casts at its source (aten/src/ATen/native/cuda/Copy.cu).
-            ledger.add("a sub-group cast to 16 bit", self.size * max(updated), remedy=_SUB_GROUP)
-        swapped = max((group.numel for group in self.state.on_storage.distinct), default=0)
-        ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
-        return ledger.terms()
-
-    def _host_overflow_check(self) -> tuple[Held, ...]:
-        """Return the host memory in the search for overflow, before any sub-group is updated."""
-        ledger = self._state_ledger()
-        if self.state.offloads_optimizer:
+    def _in_host(self, stage: str) -> tuple[Held, ...]:
+        """Return the host memory at a later stage; in the first optimizer step moments are not yet on
+        storage."""
+        ledger, state = self._state_ledger(), self.state
+        if stage == MICRO_STEP:
+            fewer = f"{_BATCH}, or unset cpu_checkpointing"
+            ledger.add("checkpoints", self.activations.on_host, remedy=fewer)
+        elif stage == OPTIMIZER_STEP:
+            updated = [group.numel for group in (*state.in_memory.distinct, *state.on_storage.distinct)]
+            if self.stage == 3 and state.weights_on == "hbm" and updated:
+                # A copy between devices and types casts at its source (aten/src/ATen/native/cuda/Copy.cu).
+                ledger.add("a sub-group cast to 16 bit", self.size * max(updated), remedy=_SUB_GROUP)
+            swapped = 2 * SINGLE * max((group.numel for group in state.on_storage.distinct), default=0)
+            ledger.add("moments of a sub-group, first step", swapped, remedy=_SUB_GROUP, once=True)
+        elif state.offloads_optimizer:
             ledger.add("temporary copies in the overflow check", self.overflow_check, remedy=_HOSTS)
         return ledger.terms()
 
