@@ -295,7 +295,7 @@ class Zero(Hook):
 
     def state(self, part: Part) -> Hashable:
         """Return the state relative to the layer; its number once a decision depended on what follows."""
-        relative, handles, _ = self._decided[part.layer]
+        relative, handles, *_ = self._decided[part.layer]
         if relative is None:
             return part.layer
         return relative, self._fetches.state(handles)

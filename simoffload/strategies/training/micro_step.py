@@ -139,13 +139,15 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True)
+class Memory:
     """A Memory is what a micro-step's writer remembers from layer to layer, relative to what is written."""
 
     fetches: State
-    reduces: tuple[int, ...]
-    """Distances to the last reduced buckets on the gradients' stream."""
     kernel_waits: tuple[int, ...]
+    reduced: tuple[int, ...] = field(compare=False)
+    """Distances to the buckets on the gradients' stream that were reduced in the last part. Parts that reduce
+    buckets depend on them, of which ``MicroStepWriter.awaited_buckets`` tells."""
 
 
 class MicroStepWriter(PassWriter, GradientSink):
@@ -169,6 +171,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
+        self._reduced_before = 0  # number of buckets that were reduced before the present part
         self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
@@ -181,16 +184,30 @@ class MicroStepWriter(PassWriter, GradientSink):
         written = self.count(self.gradients)
         return Memory(
             self.fetches.state(handles),
-            tuple([written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]]),
             self.kernel_waits.state,
+            tuple([written - ordinal for ordinal in self._reduces[self._reduced_before :]]),
         )
 
     def remember(self, handles: Sequence[int], memory: Memory) -> None:
         """Set what determines further operations, where gathers have other ``handles``."""
-        written = self.count(self.gradients)
         self.fetches.restore(handles, memory.fetches)
-        self._reduces = [written - back for back in memory.reduces]
         self.kernel_waits = KernelWaits(*memory.kernel_waits)
+
+    def begin_part(self) -> None:
+        """Begin a part, in which no bucket was reduced so far."""
+        self._reduced_before = len(self._reduces)
+
+    def repeated(self, memory: Memory) -> None:
+        """Note the buckets that were reduced in a part that was repeated."""
+        written = self.count(self.gradients)
+        self._reduces += [written - back for back in memory.reduced]
+
+    def awaited_buckets(self, number: int) -> tuple[int, ...]:
+        """Return the distances to earlier buckets for which the next ``number`` of buckets may wait."""
+        if not number or self._settings.stage < 3:
+            return ()
+        written, last = self.count(self.gradients), self._reduces[-1 - _MAX_REDUCE_EVENTS :]
+        return tuple([written - one for one in (last if len(last) <= _MAX_REDUCE_EVENTS else last[:number])])
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -479,6 +496,7 @@ class GradientForecast:
     def __init__(self, size: int, swapper: GradientSwapper | None, layer: Sequence[Tensor]) -> None:
         """Foresee the course of the gradients of equal layers in a bucket of ``size`` [elements]."""
         self._steps: list[Hashable] = []
+        self._reduced = 0
         self._bucket = Bucket(size, self._reduce, gradient=self._gradient)
         self._swapper = swapper.twin() if swapper is not None else None
         self._layer = layer
@@ -486,6 +504,8 @@ class GradientForecast:
         self._states: list[GradientState] = []
         self._outcomes: dict[int, tuple[int, int]] = {}
         self._kinds: dict[tuple[Hashable, ...], int] = {}
+        self.buckets: list[int] = []
+        """Number of buckets that are reduced in a layer, by the kind of what happens in it."""
 
     def number(self, state: GradientState) -> int:
         """Return the number of a state."""
@@ -505,9 +525,11 @@ class GradientForecast:
             self._bucket.hold(held)
             if self._swapper is not None and swapped is not None:
                 self._swapper.go_to(swapped)
-            self._steps = []
+            self._steps, self._reduced = [], 0
             self._bucket.add_all(self._layer)
             kind = self._kinds.setdefault(tuple(self._steps), len(self._kinds))
+            if kind == len(self.buckets):
+                self.buckets.append(self._reduced)
             left = self._swapper.state if self._swapper is not None else None
             self._outcomes[number] = kind, self.number((self._bucket.state, left))
         return self._outcomes[number]
@@ -517,6 +539,7 @@ class GradientForecast:
 
     def _reduce(self, tensors: Sequence[Tensor]) -> None:
         self._steps.append(tuple(tensors))
+        self._reduced += 1
         if self._swapper is not None:
             sink = _Steps()
             self._swapper.insert(sink, tensors)
@@ -603,21 +626,24 @@ class MicroStep(TrainingStreams):
     @carry.setter
     def carry(self, memory: Hashable) -> None:
         assert isinstance(memory, Memory)
-        self._layers.repeat()
+        self._layers.go_on()
         self._memory = memory
+        self._writer.repeated(memory)
 
     def state(self, part: Part) -> Hashable:
-        """Return the state of the coordinator, and what happens to the gradients; the number of the layer if
-        nothing may repeat it."""
-        if part.layer < 0 or not self._stack.left_out:
+        """Return what the coordinator does, and what happens to the gradients; the number of the layer if
+        layers differ."""
+        if part.layer < 0 or not self._state.homogeneous:
             return part.layer
         if not part.layer:
             self._next_held = self._foreseen.number(self._gradients)
         self._held = self._next_held
         kind, self._next_held = self._foreseen.after(self._held)
-        if self._layers.state is None:
-            return "layer", part.layer
-        return self._layers.state, kind
+        layer = self._layers.layer
+        done = self._decided[layer].kind if self._decided is not None else 0
+        # Checkpoints of the first two layers of a pass are handled differently.
+        first = min(layer, 2) if self._activations is not None else 0
+        return done, kind, self._writer.awaited_buckets(self._foreseen.buckets[kind]), first
 
     @property
     def _gradients(self) -> GradientState:
@@ -638,7 +664,8 @@ class MicroStep(TrainingStreams):
             self._memory = None
         self._events = iter(self._pieces[self._layers.layer])
         self._calls = iter(self._decided[self._layers.layer].calls if self._decided is not None else ())
-        if self._layers.layer >= 0 and self._stack.left_out:
+        self._writer.begin_part()
+        if self._layers.layer >= 0 and self._state.homogeneous:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._writer)
@@ -648,8 +675,7 @@ class MicroStep(TrainingStreams):
         if self._layers.layer < self._stack.trace.layers:
             following = self._decided[self._layers.layer + 1].handles if self._decided is not None else ()
             memory = self._writer.memory(following)
-            self._layers.go_on()
-            if self._layers.is_back:
+            if self._layers.go_on():
                 self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
