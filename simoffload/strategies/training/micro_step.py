@@ -24,7 +24,7 @@ from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.recent import Recent
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.hooks.zero import Fetches, Partitioning
+from simoffload.strategies.hooks.zero import Fetches, Gather, Partitioning
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     Call,
@@ -48,6 +48,7 @@ from simoffload.strategies.zero.replay import (
     Parameters,
     Passes,
     Replays,
+    SinkCall,
     hook,
 )
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
@@ -145,9 +146,12 @@ class Memory:
 
     fetches: State
     kernel_waits: tuple[int, ...]
+    gathers: tuple[Gather | int, ...] = field(compare=False)
+    """Gathers that have not been waited for; the number of one that had not been when the last part began. A
+    part depends on those for which it waits (``MicroStepWriter.awaited_gathers``)."""
     reduced: tuple[int, ...] = field(compare=False)
-    """Distances to the buckets on the gradients' stream that were reduced in the last part. Parts that reduce
-    buckets depend on them, of which ``MicroStepWriter.awaited_buckets`` tells."""
+    """Distances to the buckets on the gradients' stream that were reduced in the last part. A part depends on
+    those for which its own buckets wait (``MicroStepWriter.awaited_buckets``)."""
 
 
 class MicroStepWriter(PassWriter, GradientSink):
@@ -172,35 +176,46 @@ class MicroStepWriter(PassWriter, GradientSink):
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
         self._reduced_before = 0  # number of buckets that were reduced before the present part
+        self._gathers: list[Gather] = []  # those that had not been waited for when it began
         self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
-    def memory(self, handles: Sequence[int]) -> Memory:
+    def memory(self, before: Sequence[int] = (), handles: Sequence[int] = ()) -> Memory:
         """Return what determines further operations, beside the state of the streams and the gradients that
-        are held, relative to those already written.
+        are held, relative to those already written, and begin another part.
 
-        ``handles`` are the gathers that have not been waited for.
+        ``handles`` are the gathers that have not been waited for; ``before`` those of which this was so when
+        the present part began.
         """
-        written = self.count(self.gradients)
-        return Memory(
-            self.fetches.state(handles),
-            self.kernel_waits.state,
-            tuple([written - ordinal for ordinal in self._reduces[self._reduced_before :]]),
-        )
-
-    def remember(self, handles: Sequence[int], memory: Memory) -> None:
-        """Set what determines further operations, where gathers have other ``handles``."""
-        self.fetches.restore(handles, memory.fetches)
-        self.kernel_waits = KernelWaits(*memory.kernel_waits)
-
-    def begin_part(self) -> None:
-        """Begin a part, in which no bucket was reduced so far."""
+        written, fetches = self.count(self.gradients), self.fetches
+        known = {handle: number for number, handle in enumerate(before)}
+        gathers = [known[one] if one in known else fetches.relative(fetches.gathers[one]) for one in handles]
+        reduced = [written - ordinal for ordinal in self._reduces[self._reduced_before :]]
+        self._gathers = [fetches.gathers[one] for one in handles]
         self._reduced_before = len(self._reduces)
+        return Memory(fetches.state, self.kernel_waits.state, tuple(gathers), tuple(reduced))
 
     def repeated(self, memory: Memory) -> None:
-        """Note the buckets that were reduced in a part that was repeated."""
-        written = self.count(self.gradients)
+        """Note what was gathered and reduced in a part that was repeated."""
+        written, before = self.count(self.gradients), self._gathers
+        self._gathers = [
+            before[one] if isinstance(one, int) else self.fetches.relative(one) for one in memory.gathers
+        ]
         self._reduces += [written - back for back in memory.reduced]
+        self._reduced_before = len(self._reduces)
+
+    def remember(self, memory: Memory) -> None:
+        """Set what determines further operations after a part that was repeated."""
+        self.fetches.restore(memory.fetches)
+        self.kernel_waits = KernelWaits(*memory.kernel_waits)
+
+    def name_gathers(self, handles: Sequence[int]) -> None:
+        """Give the gathers that have not been waited for the ``handles`` of the part that begins."""
+        self.fetches.gathers.update(zip(handles, self._gathers, strict=True))
+
+    def awaited_gathers(self, numbers: Sequence[int]) -> tuple[Gather, ...]:
+        """Return those for which a part waits, of the gathers that have not been waited for."""
+        return tuple([self.fetches.relative(self._gathers[one]) for one in numbers])
 
     def awaited_buckets(self, number: int) -> tuple[int, ...]:
         """Return the distances to earlier buckets for which the next ``number`` of buckets may wait."""
@@ -585,9 +600,11 @@ class MicroStep(TrainingStreams):
         self._layers = LayerWalk(self._decided, stack.backward if self._backward else stack.forward)
         self._pieces = dict(stack.trace.pieces(backward=self._backward))
         self._recurs = not self._backward or decisions is None or decisions.recur(stack.forward)
+        self._calls = iter(tuple[tuple[SinkCall, ...], ...]())
         self._held = self._next_held = -1  # states of the gradients before and after a part
-        self._out: MicroStepWriter | None = None
-        self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
+        self._writer: MicroStepWriter
+        self._memory: Memory | None = None  # that of the last layer, until another part is written
+        self._repeated = False
 
     @property
     def complete(self) -> bool:
@@ -597,7 +614,7 @@ class MicroStep(TrainingStreams):
     def start(self, out: PassWriter) -> None:
         """Begin with no gradients held."""
         assert isinstance(out, MicroStepWriter)
-        self._out, self._label = out, out.label
+        self._writer, self._label = out, out.label
         self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         completed = self._stack.parameters.completed
         layer = [tensor for event in self._pieces.get(0, ()) for tensor in completed(event)]
@@ -608,26 +625,15 @@ class MicroStep(TrainingStreams):
         )
 
     @property
-    def _writer(self) -> MicroStepWriter:
-        assert self._out is not None
-        return self._out
-
-    @property
-    def _handles(self) -> Sequence[int]:
-        """Gathers that have not been waited for when the present layer begins."""
-        one = self._decided.get(self._layers.layer) if self._decided is not None else None
-        return one.handles if one is not None else ()
-
-    @property
     def carry(self) -> Hashable:
         """All that is remembered from part to part, relative to what is written."""
-        return self._memory or self._writer.memory(self._handles)
+        return self._memory or self._writer.memory()
 
     @carry.setter
     def carry(self, memory: Hashable) -> None:
         assert isinstance(memory, Memory)
         self._layers.go_on()
-        self._memory = memory
+        self._memory, self._repeated = memory, True
         self._writer.repeated(memory)
 
     def state(self, part: Part) -> Hashable:
@@ -640,10 +646,13 @@ class MicroStep(TrainingStreams):
         self._held = self._next_held
         kind, self._next_held = self._foreseen.after(self._held)
         layer = self._layers.layer
-        done = self._decided[layer].kind if self._decided is not None else 0
         # Checkpoints of the first two layers of a pass are handled differently.
         first = min(layer, 2) if self._activations is not None else 0
-        return done, kind, self._writer.awaited_buckets(self._foreseen.buckets[kind]), first
+        state = kind, first, self._writer.awaited_buckets(self._foreseen.buckets[kind])
+        if self._decided is None:
+            return state
+        done = self._decided[layer]
+        return *state, done.kind, self._writer.awaited_gathers(done.awaited)
 
     @property
     def _gradients(self) -> GradientState:
@@ -659,12 +668,14 @@ class MicroStep(TrainingStreams):
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
-        if self._memory is not None:
-            self._writer.remember(self._handles, self._memory)
-            self._memory = None
+        if self._memory is not None and self._repeated:
+            self._writer.remember(self._memory)
+        self._memory, self._repeated = None, False
         self._events = iter(self._pieces[self._layers.layer])
-        self._calls = iter(self._decided[self._layers.layer].calls if self._decided is not None else ())
-        self._writer.begin_part()
+        if self._decided is not None:
+            done = self._decided[self._layers.layer]
+            self._calls = iter(done.calls)
+            self._writer.name_gathers(done.handles)
         if self._layers.layer >= 0 and self._state.homogeneous:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
@@ -673,32 +684,36 @@ class MicroStep(TrainingStreams):
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Go on to the next layer."""
         if self._layers.layer < self._stack.trace.layers:
-            following = self._decided[self._layers.layer + 1].handles if self._decided is not None else ()
-            memory = self._writer.memory(following)
-            if self._layers.go_on():
-                self._memory = memory
+            layer, decided = self._layers.layer, self._decided
+            handles = [decided[one].handles for one in (layer, layer + 1)] if decided is not None else ()
+            self._memory = self._writer.memory(*handles)
+            self._layers.go_on()
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Do what DeepSpeed does at the event of a call."""
-        event, costs = next(self._events), out.costs
-        if event.kind == "fetch":
-            self._label = call.module.name
+        event = next(self._events)
+        kind = event.kind
+        if kind == "fetch":
+            self._label = out.label = call.module.name
             self._writer.fetches.begin()
-            if not event.backward and self._state.settings.stage == 3:
+            if not event.backward and self._decided is not None:
+                costs = out.costs
                 out.spend(costs.hook.value + costs.hook_input.value * call.module.touched)
-        out.label = self._label
-        if event.kind in ("fetch", "release"):
             self._writer.fetches.make(next(self._calls, ()))
-        if event.kind == "launch":  # autograd records it
+            return
+        out.label = self._label
+        if kind == "release":
+            self._writer.fetches.make(next(self._calls, ()))
+        elif kind == "launch":  # autograd records it
             out.spend(out.now.timing.launch_s(call.module) * (1 + out.machine.host.training.graph.value))
-        elif event.kind == "checkpoint":
+        elif kind == "checkpoint":
             self._checkpoint(event.instance.layer)
-        elif event.kind == "gradients" and self._backward and self._writer.reduces:
+        elif kind == "gradients" and self._backward and self._writer.reduces:
             self._bucket.add_all(self._stack.parameters.completed(event))
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch kernels, which wait for the module's parameters."""
-        if call.kernels == "backward" and self._state.settings.stage == 3:
+        if call.kernels == "backward" and self._decided is not None:
             out.spend(out.machine.host.training.backward_call.value)
         elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
             out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))

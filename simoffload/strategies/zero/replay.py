@@ -199,7 +199,9 @@ class Decided(NamedTuple):
     state: State | None
     """State in which the layer begins, relative to it (``Passes.state``)."""
     handles: tuple[int, ...]
-    """Gathers that have not been waited for when it begins."""
+    """Gathers of this pass that have not been waited for when it begins."""
+    awaited: tuple[int, ...]
+    """Numbers of those for which it waits."""
     calls: tuple[tuple[SinkCall, ...], ...]
     """Calls in each hook before or after a module."""
     kind: int
@@ -212,12 +214,15 @@ class _Recorder(CoordinatorSink):
     def __init__(self) -> None:
         self._calls: list[SinkCall] = []
         self._facts: list[Hashable] = []
+        self.awaited: list[int] = []
+        """Numbers of the gathers for which the layer waits that were made before it."""
         self._names: dict[int, int] = {}
+        self._number = 0
 
     def begin(self, handles: Sequence[int]) -> None:
         """Begin a layer, with the gathers that have not been waited for."""
-        self._names, self._facts = {}, []
-        self._facts = [tuple(map(self._name, handles))]
+        self._names = {handle: number for number, handle in enumerate(handles)}
+        self._number, self._facts, self.awaited = len(handles), [len(handles)], list[int]()
 
     def taken(self) -> tuple[SinkCall, ...]:
         """Return the calls since the last time."""
@@ -231,8 +236,8 @@ class _Recorder(CoordinatorSink):
         return (*self._facts, tuple(map(self._name, handles)))
 
     def _name(self, handle: int) -> int:
-        """Return the number of a gather in its layer; one from before the pass has none."""
-        return handle if handle < 0 else self._names.setdefault(handle, len(self._names))
+        """Return the number of a gather in its layer."""
+        return self._names.setdefault(handle, len(self._names))
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         self._calls.append(methodcaller("read", tensors))
@@ -249,6 +254,8 @@ class _Recorder(CoordinatorSink):
     def wait(self, handle: int, /) -> None:
         self._calls.append(methodcaller("wait", handle))
         self._facts.append(("wait", self._name(handle)))
+        if self._name(handle) < self._number:
+            self.awaited.append(self._name(handle))
 
     def throttle(self) -> None:
         self._calls.append(_THROTTLE)
@@ -294,15 +301,19 @@ class Decisions:
         for visit, events in trace.pieces(backward=backward):
             inside = 0 <= visit < trace.layers
             state = passes.state(visit, backward=backward) if inside else None
-            handles, calls = tuple(coordinator.handles()), []
+            handles, calls = self._handles, []
             self._recorder.begin(handles)
             for event in events:
                 if event.kind in _HOOKS:
                     hook(event, coordinator, self.stack.parameters)
                     calls.append(self._recorder.taken())
-            done = self._recorder.done(coordinator.handles())
+            done = self._recorder.done(self._handles)
             kind = self._kinds.setdefault(done, len(self._kinds))
-            yield visit, Decided(state, handles, tuple(calls), kind)
+            yield visit, Decided(state, handles, tuple(self._recorder.awaited), tuple(calls), kind)
+
+    @property
+    def _handles(self) -> tuple[int, ...]:
+        return tuple([one for one in self._coordinator.handles() if one >= 0])
 
     def recur(self, skipped: SkippedLayers | None) -> bool:
         """Return whether the layers that forward leaves out repeat a period before them, as they must."""
