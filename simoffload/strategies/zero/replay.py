@@ -236,7 +236,7 @@ class _Recorder(CoordinatorSink):
         return (*self._facts, tuple(map(self._name, handles)))
 
     def _name(self, handle: int) -> int:
-        """Return the number of a gather in its layer."""
+        """Return the number of a gather among those that were known when its layer began, and its own."""
         return self._names.setdefault(handle, len(self._names))
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
