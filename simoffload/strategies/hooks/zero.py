@@ -74,7 +74,7 @@ class Fetches(CoordinatorSink):
         self._copies, self._comm, self._io = copy if self._overlaps else COMPUTE, comm, io
         self._direct = place.settings.copies_directly(place.ranks)
         self.gathers: dict[int, Gather] = {}
-        """Gathers, by their handles."""
+        """Gathers by the handle that the coordinator gave each."""
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
@@ -96,11 +96,11 @@ class Fetches(CoordinatorSink):
         self._pending_reads = reads
         self._fetch_events[len(self._fetch_events) - len(events) :] = [copied - back for back in events]
 
-    def relative(self, gather: Gather) -> Gather:
-        """Return a gather with the distance to what is written now as its number, or the other way around."""
-        if gather.ordinal < 0:
-            return gather
-        return gather._replace(ordinal=self._out.count(self._comm) - gather.ordinal)
+    def relative(self, gathers: Iterable[Gather]) -> tuple[Gather, ...]:
+        """Return gathers with the distances to what is written now as their numbers, or the other way
+        around."""
+        written = self._out.count(self._comm)
+        return tuple([one if one[0] < 0 else Gather(written - one[0], one[1], one[2]) for one in gathers])
 
     def make(self, calls: Iterable[SinkCall]) -> None:
         """Do what the coordinator does in one hook."""
@@ -295,7 +295,7 @@ class Zero(Hook):
         if relative is None:
             return part.layer
         fetches = self._fetches
-        return relative, fetches.state, tuple([fetches.relative(fetches.gathers[one]) for one in handles])
+        return relative, fetches.state, fetches.relative([fetches.gathers[one] for one in handles])
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the calls of the part's hooks."""

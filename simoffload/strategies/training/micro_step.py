@@ -146,9 +146,11 @@ class Memory:
 
     fetches: State
     kernel_waits: tuple[int, ...]
-    gathers: tuple[Gather | int, ...] = field(compare=False)
-    """Gathers that have not been waited for; the number of one that had not been when the last part began. A
-    part depends on those for which it waits (``MicroStepWriter.awaited_gathers``)."""
+    kept: tuple[int, ...] = field(compare=False)
+    """Numbers of the gathers that have still not been waited for, among those of which this was so when the
+    last part began. A part depends on those for which it waits (``MicroStepWriter.awaited_gathers``)."""
+    gathered: tuple[Gather, ...] = field(compare=False)
+    """Gathers of the last part that have not been waited for."""
     reduced: tuple[int, ...] = field(compare=False)
     """Distances to the buckets on the gradients' stream that were reduced in the last part. A part depends on
     those for which its own buckets wait (``MicroStepWriter.awaited_buckets``)."""
@@ -189,20 +191,23 @@ class MicroStepWriter(PassWriter, GradientSink):
         """
         written, fetches = self.count(self.gradients), self.fetches
         known = {handle: number for number, handle in enumerate(before)}
-        gathers = [known[one] if one in known else fetches.relative(fetches.gathers[one]) for one in handles]
-        reduced = [written - ordinal for ordinal in self._reduces[self._reduced_before :]]
+        kept = tuple([known[one] for one in handles if one in known])  # the first of them
         self._gathers = [fetches.gathers[one] for one in handles]
+        reduced = tuple([written - ordinal for ordinal in self._reduces[self._reduced_before :]])
         self._reduced_before = len(self._reduces)
-        return Memory(fetches.state, self.kernel_waits.state, tuple(gathers), tuple(reduced))
+        gathered = fetches.relative(self._gathers[len(kept) :])
+        return Memory(fetches.state, self.kernel_waits.state, kept, gathered, reduced)
 
     def repeated(self, memory: Memory) -> None:
         """Note what was gathered and reduced in a part that was repeated."""
-        written, before = self.count(self.gradients), self._gathers
-        self._gathers = [
-            before[one] if isinstance(one, int) else self.fetches.relative(one) for one in memory.gathers
-        ]
-        self._reduces += [written - back for back in memory.reduced]
-        self._reduced_before = len(self._reduces)
+        before = self._gathers
+        self._gathers = [before[one] for one in memory.kept]
+        if memory.gathered:
+            self._gathers += self.fetches.relative(memory.gathered)
+        if memory.reduced:
+            written = self.count(self.gradients)
+            self._reduces += [written - back for back in memory.reduced]
+            self._reduced_before = len(self._reduces)
 
     def remember(self, memory: Memory) -> None:
         """Set what determines further operations after a part that was repeated."""
@@ -215,7 +220,7 @@ class MicroStepWriter(PassWriter, GradientSink):
 
     def awaited_gathers(self, numbers: Sequence[int]) -> tuple[Gather, ...]:
         """Return those for which a part waits, of the gathers that have not been waited for."""
-        return tuple([self.fetches.relative(self._gathers[one]) for one in numbers])
+        return self.fetches.relative([self._gathers[one] for one in numbers])
 
     def awaited_buckets(self, number: int) -> tuple[int, ...]:
         """Return the distances to earlier buckets for which the next ``number`` of buckets may wait."""
