@@ -379,17 +379,19 @@ def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ..
 
 
 def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]:
-    found: dict[str, LinkUse] = {}
+    found: dict[str, tuple[LinkUse, list[float]]] = {}
     for one, count in parts:
         for use in one.links:
-            known = found.get(use.link, use._replace(size=0, busy_s=0.0, saturated_s=0.0, exposed_s=0.0))
-            found[use.link] = known._replace(
-                size=known.size + round(use.size * count),
-                busy_s=known.busy_s + use.busy_s * count,
-                saturated_s=known.saturated_s + use.saturated_s * count,
-                exposed_s=known.exposed_s + use.exposed_s * count,
-            )
-    return tuple(sorted(found.values(), key=lambda use: (-use.busy_s, use.link)))
+            _, sums = found.setdefault(use.link, (use, [0, 0.0, 0.0, 0.0]))
+            sums[0] += round(use.size * count)
+            sums[1] += use.busy_s * count
+            sums[2] += use.saturated_s * count
+            sums[3] += use.exposed_s * count
+    uses = [
+        use._replace(size=int(size), busy_s=busy, saturated_s=saturated, exposed_s=exposed)
+        for use, (size, busy, saturated, exposed) in found.values()
+    ]
+    return tuple(sorted(uses, key=lambda use: (-use.busy_s, use.link)))
 
 
 def _sum_streams(parts: Sequence[tuple[PassResult, float]]) -> tuple[StreamUse, ...]:

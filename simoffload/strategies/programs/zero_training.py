@@ -228,7 +228,8 @@ class ZeroTrainingPlan(StepWork):
         passed: list[tuple[Repeated[Tensor], int]] = []
         if self.zero3:
             later = self.peak.read if self.peak else Repeated[Tensor]()
-            first = self.layered.peak(warm=False).read
+            stored = self.settings.params.device == "nvme"
+            first = self.layered.peak(warm=False).read if stored else later
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
         return RankFiles(self.state).until_first_step(passed)
 
