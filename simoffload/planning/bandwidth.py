@@ -193,7 +193,7 @@ class _Storage:
         self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
 
     def curve(self) -> StorageCurve:
-        runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
+        factors = {self._rate(factor): factor for factor in (*_FACTORS, 1.0)}  # one for each rate
         own, fastest = self._point(self.at(1.0)), self.at(_FASTEST)
         assert fastest.result.step is not None
         wanted = Cause("write" if self._writes else "read", self._tier)
@@ -203,11 +203,11 @@ class _Storage:
             tier=self._tier,
             verb="writes" if self._writes else "reads",
             unit=self._result.unit,
-            points=tuple(self._point(runs[rate]) for rate in sorted(runs)),
+            points=tuple(self._point(self.at(factors[rate])) for rate in sorted(factors)),
             own=own,
             fastest=fastest.throughput,
-            hidden=self._least(self._is_hidden) if self._is_hidden(fastest) else None,
-            enough=self._least(lambda run: run.throughput * _ENOUGH >= fastest.throughput),
+            hidden=self._least(self._others) if self._others(fastest) >= 0 else None,
+            enough=self._least(lambda run: run.throughput * _ENOUGH - fastest.throughput),
             held_back=held_back,
             scope=self._scope(held_back),
         )
@@ -230,9 +230,16 @@ class _Storage:
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
         assert result.unit_s is not None
-        target = scenario.machine.targets[self._tier]
-        rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
-        return _BandwidthRun(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
+        return _BandwidthRun(self._rate_of(scenario.machine), 1 / result.unit_s, result)
+
+    def _rate(self, factor: float) -> int:
+        """Return the rate [B/s] of storage that is ``factor`` times as fast."""
+        return self._rate_of(self._evaluator.edited(*self._edits(factor)).machine)
+
+    def _rate_of(self, machine: Machine) -> int:
+        target = machine.targets[self._tier]
+        rate = min((target.write if self._writes else target.read).rate, self._adapters(machine))
+        return min(rate, target.client_rate or rate)
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
         target = self._scenario.machine.targets[self._tier]
@@ -285,26 +292,31 @@ class _Storage:
     def _point(self, run: _BandwidthRun) -> BandwidthPoint:
         return BandwidthPoint(run.rate, run.throughput, _bound(run.result))
 
-    def _is_hidden(self, run: _BandwidthRun) -> bool:
+    def _others(self, run: _BandwidthRun) -> Time:
+        """Return how much longer [ps] another cause takes than the storage; negative where none does."""
         assert run.result.step is not None
-        return not _uses(run.result.step.bottleneck.cause, self._tier)
+        storage, others = (
+            max(
+                (one.exposed_ps for one in run.result.step.shares if _uses(one.cause, self._tier) == of),
+                default=0,
+            )
+            for of in (True, False)
+        )
+        is_storage = _uses(run.result.step.bottleneck.cause, self._tier)
+        return others - storage - (is_storage and others == storage)
 
-    def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
-        """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
-        faster storage, so that storage between known ones is not always simulated."""
-
-        known = {factor: holds(run) for factor, run in self._runs.items()}
-
-        def at(factor: float) -> bool:
-            if any(held for other, held in known.items() if other <= factor):
-                return True
-            if not all(held for other, held in known.items() if other >= factor):
-                return False
-            known[factor] = holds(self.at(factor))
-            return known[factor]
-
-        low, high = (_SLOWEST, 1.0) if at(1.0) else (1.0, _FASTEST)
-        high = low if at(low) else least_factor(low, high, at)
+    def _least(self, margin: Callable[[_BandwidthRun], Time | float]) -> Needed:
+        """Find the slowest storage for which a margin is not negative, which it is not for faster storage
+        either."""
+        known = {factor: float(margin(run)) for factor, run in self._runs.items()}
+        first = min(factor for factor, one in known.items() if one >= 0)
+        low, high = (_SLOWEST, 1.0) if first <= 1 else (1.0, _FASTEST)
+        if min(known.values()) >= 0:
+            known[low] = float(margin(self.at(low)))
+        if known.get(low, -1.0) < 0:
+            high = least_factor(low, high, lambda factor: float(margin(self.at(factor))), known)
+        else:
+            high = low
         run = self.at(high)
         alone = edited(Document("", {}), self._edits(high))
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,11 +134,9 @@ class FasterCache:
 
         return self._runner.phase(replace(self._phase, schedule=schedule), {}).time_s
 
-    def least(self, holds: Callable[[float], bool]) -> float:
-        """Return the lowest rate [B/s] of a host for which a condition on the time [s] of the pass holds,
-        which goes on to hold for shorter ones."""
-        factor = least_factor(_SLOWEST, _INFINITE, lambda speed: holds(self.time_s(cache=speed)))
-        return factor * self.rate
+    def least(self, most: float) -> float:
+        """Return the lowest rate [B/s] of a host with which the pass takes at most ``most`` [s]."""
+        return self.rate * least_factor(_SLOWEST, _INFINITE, lambda speed: most - self.time_s(cache=speed))
 
     def speed(self) -> CacheSpeed:
         """Return what the tier means for the pass."""
@@ -153,7 +151,7 @@ class FasterCache:
             rate=self.rate,
             time_s=self._result.time_s,
             fastest_s=fastest,
-            enough=self.least(lambda time: time <= _ENOUGH * fastest),
+            enough=self.least(_ENOUGH * fastest),
             links=None if slowest.group == "host" else _links(self._machine, self._gpus),
         )
 

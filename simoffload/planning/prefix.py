@@ -4,6 +4,7 @@ enough."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nextafter
 from typing import Any, cast
 
 from simoffload.documents import Edit
@@ -94,6 +95,6 @@ def prefix_loading(scenario: ScenarioSource, *, evaluator: Evaluator | None = No
         size=blocks.read,
         computed_s=computed_s,
         stored_s=stored_s,
-        break_even=faster.least(lambda time: time < computed_s),
+        break_even=faster.least(nextafter(computed_s, 0.0)),
         speed=faster.speed(),
     )

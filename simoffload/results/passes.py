@@ -188,17 +188,19 @@ def summarize_pass(
     context: int,
     ends_with: str | None = None,
     detailed: bool = True,
+    bounded: bool = False,
 ) -> PassResult:
     """Summarize the timeline of a pass.
 
     ``ends_with`` is the label of the stream whose last operation ends the pass. Work of other streams after
-    that counts as busy time and traffic of this pass. Without ``detailed`` there are only its times.
+    that counts as busy time and traffic of this pass. Without ``detailed`` there are only its times and, if
+    ``bounded``, their bounds.
     """
     name = timeline.schedule.name
     if not detailed:
         end = end_of(timeline, ends_with)
-        left = seconds(timeline.makespan - end)
-        return PassResult(name, new_tokens, context, end, (), (), {}, unfinished_s=left)
+        left, bounds = seconds(timeline.makespan - end), _bounds(timeline, end) if bounded else {}
+        return PassResult(name, new_tokens, context, end, (), (), bounds, unfinished_s=left)
     attribution = attribute(timeline, ends_with=ends_with)
     end = attribution.end
     return PassResult(
@@ -208,7 +210,7 @@ def summarize_pass(
         time_ps=end,
         shares=_shares(timeline, attribution),
         links=_links(timeline, attribution),
-        bounds={name: min(bound, seconds(end)) for name, bound in _bounds(timeline).items()},
+        bounds=_bounds(timeline, end),
         streams=tuple(
             StreamUse(name, seconds(busy), seconds(attribution.exposed_streams.get(name, 0)))
             for name, busy in attribution.busy_streams.items()
@@ -320,9 +322,9 @@ _WORK = ("compute", "host")
 """Streams whose work is a lower bound for every schedule."""
 
 
-def _bounds(timeline: Timeline) -> dict[str, float]:
-    """Return lower bounds on the time of any schedule [s]: the bytes of each link over its bandwidth, and the
-    work of GPUs and hosts.
+def _bounds(timeline: Timeline, end: int) -> dict[str, float]:
+    """Return lower bounds on the time of any schedule [s], at most up to ``end`` [ps]: the bytes of each link
+    over its bandwidth, and the work of GPUs and hosts.
 
     Copies on a compute stream, such as those of transformers' offloaded cache, are part of its work.
     """
@@ -339,7 +341,7 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     for link, load in zip(schedule.links, timeline.link_loads, strict=True):
         if load:
             bounds[link.name] = seconds(link_time(load, link))
-    return bounds
+    return {name: min(bound, seconds(end)) for name, bound in bounds.items()}
 
 
 def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:

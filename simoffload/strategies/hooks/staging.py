@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -161,4 +162,5 @@ class ReadInPlace(Hook):
 
 def size_of(layers: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
     """Return the size [B] of the offloaded tensors of some layers."""
-    return sum(size for layer in layers for one in layer.values() for size in one)
+    counts, distinct = Counter(map(id, layers)), {id(layer): layer for layer in layers}
+    return sum(counts[key] * sum(map(sum, layer.values())) for key, layer in distinct.items())

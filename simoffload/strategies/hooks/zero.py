@@ -338,6 +338,7 @@ class Zero(Hook):
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Let the host wait for the last kernel, because it needs the next token."""
         out.host_waits(COMPUTE)
+        del self._fetches  # which knows the driver, which knows this hook
 
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
         """Nothing else is at the end of a pass."""

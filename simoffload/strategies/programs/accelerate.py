@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby, islice
+from itertools import chain, count, groupby, islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -128,17 +128,19 @@ class ModuleTree:
 
     @cached_property
     def tensors(self) -> tuple[tuple[tuple[str, int], ...], ...]:
-        """Full name and size [B] of the tensors that the module of each call uses itself."""
-        names, size = self.model.layer_names, self.model.dtype_bytes
-        owners = (f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls)
+        """Name, within its layer, and size [B] of the tensors that each of ``modules`` uses itself."""
+        size = self.model.dtype_bytes
         return tuple(
-            tuple(
-                (owner + name, stored)
-                for one in self.module(call).parameters
-                for name, stored in one.stored_tensors(size)
-            )
-            for call, owner in zip(self.calls, owners, strict=True)
+            tuple(stored for one in module.parameters for stored in one.stored_tensors(size))
+            for module in self.modules
         )
+
+    @cached_property
+    def spans(self) -> tuple[Sequence[NamedCall], ...]:
+        """Calls before the layers, in each layer, and after the layers."""
+        model, calls = self.model, iter(self.calls)
+        counts = map(len, (model.modules_before, *model.layers, model.modules_after))
+        return tuple(tuple(islice(calls, count)) for count in counts)
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -848,6 +850,19 @@ _ON_GPU = (
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
+_HomesOfPart = tuple[DeviceName | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A _Piece is a layer with the homes of its modules, or all that is outside of the layers."""
+
+    stored: tuple[tuple[DeviceName, int], ...]
+    """Home and size [B] of each tensor."""
+    copied: tuple[tuple[int, ...], ...]
+    """Sizes [B] of the tensors that the hook of each module brings to the main GPU."""
+
+
 @dataclass(frozen=True)
 class AcceleratePlan(InferencePlan):
     """An AcceleratePlan is the plan of Accelerate for one model on one machine."""
@@ -869,23 +884,64 @@ class AcceleratePlan(InferencePlan):
         return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
 
     @cached_property
+    def _homes(self) -> tuple[_HomesOfPart, ...]:
+        """Homes of the modules that are called before the layers, in each layer, and after the layers."""
+        depth = self.tree.model.layer_list.count(".") + 1
+        split = {outer for name in self.homes if name.count(".") > depth for outer in parents(name)}
+        names = [
+            [span[0].name]
+            if span and span[0].layer >= 0 and span[0].name not in split
+            else [call.name for call in span]
+            for span in self.tree.spans
+        ]
+        found = iter(homes_of(chain.from_iterable(names), self.homes))
+        spans = zip(names, self.tree.spans, strict=True)
+        # The modules of a layer have its home, unless the map names some of them.
+        return tuple(tuple(islice(found, len(own))) * (len(span) // max(1, len(own))) for own, span in spans)
+
+    @property
     def placed(self) -> tuple[tuple[NamedCall, DeviceName | None], ...]:
         """Calls of a pass with the homes of their modules; None for one whose parts have several."""
-        calls = self.tree.calls
-        return tuple(zip(calls, homes_of((call.name for call in calls), self.homes), strict=True))
+        return tuple(zip(self.tree.calls, chain.from_iterable(self._homes), strict=True))
 
     @cached_property
-    def stored(self) -> Mapping[Home, Mapping[str, int]]:
-        """Tensors by home: size [B] by full name. A tensor of several modules counts where the first of them
-        has its home, or on the main GPU if one of them is there."""
+    def _pieces(self) -> tuple[_Piece, ...]:
+        """What is outside of the layers, then each layer in order; equal ones are one object."""
+        known: dict[tuple[int, _HomesOfPart], _Piece] = {}
+        outside = [
+            pair for part in (0, -1) for pair in zip(self.tree.spans[part], self._homes[part], strict=True)
+        ]
+        found = [self._piece([(call.number, home) for call, home in outside])]
+        for calls, homes in zip(self.tree.spans[1:-1], self._homes[1:-1], strict=True):
+            key = calls[0].number, homes
+            if key not in known:
+                known[key] = self._piece(list(zip(count(key[0]), homes)))
+            found.append(known[key])
+        return tuple(found)
+
+    def _piece(self, placed: Sequence[tuple[int, DeviceName | None]]) -> _Piece:
+        """Return the tensors of modules with some homes. A tensor of several modules counts where the first
+        of them has its home, or on the main GPU if one of them is there."""
         found: dict[str, tuple[DeviceName, int]] = {}
-        for (_, device), tensors in zip(self.placed, self.tree.tensors, strict=True):
-            for name, size in tensors if device is not None else ():
+        for number, device in placed:
+            for name, size in self.tree.tensors[number] if device is not None else ():
                 if name not in found or device == self.main:
                     found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
-        stored: dict[DeviceName, dict[str, int]] = {}
-        for name, (device, size) in found.items():
-            stored.setdefault(device, {})[name] = size
+        copied = tuple(
+            tuple([size for name, size in self.tree.tensors[number] if found[name][0] != self.main])
+            if home in ("cpu", "disk")
+            else ()
+            for number, home in placed
+        )
+        return _Piece(tuple(found.values()), copied)
+
+    @cached_property
+    def stored(self) -> Mapping[Home, Sequence[int]]:
+        """Sizes [B] of the tensors by home."""
+        stored: dict[DeviceName, list[int]] = {}
+        for piece, times in Counter(self._pieces).items():
+            for device, size in piece.stored:
+                stored.setdefault(device, []).extend([size] * times)
         return {self.home(device): sizes for device, sizes in stored.items()}
 
     def home(self, device: DeviceName) -> Home:
@@ -898,16 +954,13 @@ class AcceleratePlan(InferencePlan):
 
     def bytes_at(self, device: DeviceName) -> int:
         """Return the size of the weights on a device of the map [B]."""
-        return sum(self.stored.get(self.home(device), {}).values())
+        return sum(self.stored.get(self.home(device), ()))
 
     @cached_property
     def copied(self) -> tuple[tuple[int, ...], ...]:
         """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
-        kept = self.stored.get(self.home(self.main), {})
-        return tuple(
-            tuple([size for name, size in tensors if name not in kept]) if home in ("cpu", "disk") else ()
-            for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True)
-        )
+        (outside, *layers), before = (piece.copied for piece in self._pieces), len(self.tree.spans[0])
+        return (*outside[:before], *chain.from_iterable(layers), *outside[before:])
 
     @cached_property
     def hooked(self) -> bool:
@@ -967,45 +1020,51 @@ class AcceleratePlan(InferencePlan):
         """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
         on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
         fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if each.tier == "hbm"))
-        elsewhere = {home: sizes.values() for home, sizes in self.stored.items() if home.tier != "hbm"}
-        on_disk = self.stored.get(self.home("disk"), {}).values()
-        read = Held("dram", "tensor read from disk", max(on_disk, default=0), kind="staging")
+        elsewhere = {home: sizes for home, sizes in self.stored.items() if home.tier != "hbm"}
+        largest = max(self.stored.get(self.home("disk"), ()), default=0)
+        read = Held("dram", "tensor read from disk", largest, kind="staging")
         return (*fullest, *held_weights(elsewhere, self.machine, remedies={"dram": _MORE}), read)
 
     def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
         """Return what one GPU holds, with the cache of its layers and all activations, and what the host
         does beside weights."""
-        here = self._layers.get(gpu, set())
-        layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
-        part = replace(self.model, groups=layers)
+        layers = [
+            layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
+        ]
+        part = replace(self.model, groups=grouped(layers))
         on_gpu = (one for one in self.cache_memory(part, copies=1) if one.tier == "hbm")
         everywhere = (one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm")
-        loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
+        brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
+        loaded = max(brought, default=0) if gpu == self.main else 0
         return (
             Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
             Held("hbm", "offloaded module, largest", loaded, kind="staging"),
             *self.working_memory(self.model, (*on_gpu, *everywhere)),
         )
 
-    @cached_property
-    def _layers(self) -> Mapping[int, set[int]]:
-        """Numbers of the layers in which each GPU computes something."""
-        found: dict[int, set[int]] = {}
-        for call, gpu in zip(self.tree.calls, self.executed, strict=True):
-            found.setdefault(gpu, set()).add(call.layer)
-        return found
-
     # -- schedules ------------------------------------------------------------------------------
 
     @cached_property
-    def executed(self) -> tuple[int, ...]:
-        """Number of the GPU that computes each call: its home, the main one if it is offloaded, or that of
-        the call before."""
-        found: list[int] = []
-        for _, home in self.placed:
-            before = found[-1] if found else self.main
-            found.append(home if isinstance(home, int) else before if home is None else self.main)
+    def _gpus(self) -> tuple[tuple[int, ...], ...]:
+        """Number of the GPU that computes each call before the layers, in each layer, and after them: its
+        home, the main one if it is offloaded, or that of the call before."""
+        known: dict[tuple[int, _HomesOfPart], tuple[int, ...]] = {}
+        found, last = list[tuple[int, ...]](), self.main
+        for homes in self._homes:
+            key = last, homes
+            if key not in known:
+                gpus = [last]
+                for home in homes:
+                    gpus.append(home if isinstance(home, int) else gpus[-1] if home is None else self.main)
+                known[key] = tuple(gpus[1:])
+            found.append(known[key])
+            last = known[key][-1] if homes else last
         return tuple(found)
+
+    @property
+    def executed(self) -> tuple[int, ...]:
+        """Number of the GPU that computes each call."""
+        return tuple(chain.from_iterable(self._gpus))
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:

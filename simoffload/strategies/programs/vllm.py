@@ -446,15 +446,16 @@ class VllmOffloadPlan(TensorParallelPlan):
             }
             for kind, _ in stage.kinds
         }
-        layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
+        layers: tuple[Weights, ...] = stage.by_layer(by_kind.__getitem__)
+        none: Weights = {}
         if not group:
             sizes = {id(one): size_of([one]) for one in by_kind.values()}
             spent = accumulate((sizes[id(one)] for one in layers), initial=0)
             return tuple(
-                one if 0 < sizes[id(one)] <= budget - before else _within(budget - before, one)
+                one if sizes[id(one)] <= budget - before else _within(budget - before, one, none)
                 for before, one in zip(spent, layers, strict=False)
             )
-        chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
+        chosen = tuple(one if at % group >= group - number else none for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
             key = "offload_prefetch_step" if offloaded else "offload_group_size"
             text = f"only {offloaded} of the {len(layers)} layers of a GPU are offloaded"
@@ -501,11 +502,13 @@ class VllmOffloadPlan(TensorParallelPlan):
             yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
 
 
-def _within(budget: int, sizes: Weights) -> Weights:
-    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent; the last one may
-    exceed it."""
+def _within(budget: int, sizes: Weights, none: Weights) -> Weights:
+    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent, the last of which may
+    exceed it; ``none`` where it is spent."""
+    if budget <= 0:
+        return none
     found: dict[str, tuple[int, ...]] = {}
-    for name, tensors in sizes.items() if budget > 0 else ():
+    for name, tensors in sizes.items():
         for size in tensors:
             if budget > 0:
                 found[name] = (*found.get(name, ()), size)
@@ -533,7 +536,8 @@ class Prefetch(Hook):
     def holds(self) -> Iterator[Held]:
         """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
         options = self._plan.options
-        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
+        distinct = ({id(layer): layer for layer in stage}.values() for stage in self._plan.offloaded)
+        sizes = [[size_of([layer]) for layer in layers] for layers in distinct]
         slots = options.step * max(sizes[self._plan.fullest_stage])
         yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
         if options.tier != "dram":

@@ -284,6 +284,8 @@ class Decisions:
         self._recorder, self._kinds = _Recorder(), dict[Hashable, int]()
         self._coordinator = stack.coordinator(settings, ranks, self._recorder, warm=warm)
         self._forward = dict(self._decided(backward=False))
+        self.peak = self._coordinator.peak_on_gpu, self._coordinator.largest_gather
+        """Largest sizes in forward [elements] of all that is gathered at a time, and in one call."""
 
     @cached_property
     def _backward(self) -> dict[int, Decided]:
