@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.prefix import prefix_loading
     from simoffload.planning.reach import reach
+    from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
-    from simoffload.planning.smallest_changes import smallest_changes
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -121,7 +121,7 @@ _HOME = {
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
-    "smallest_changes": "simoffload.planning.smallest_changes",
+    "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",

@@ -75,7 +75,7 @@ class ScenarioPlanner:
 
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
         """Search for the smallest changes, within the limits of the scenario."""
-        from simoffload.planning.smallest_changes import search_changes
+        from simoffload.planning.remedies import search_changes
 
         return search_changes(self.scenario)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from simoffload.planning.alternatives import ANSWERS_CHANGE
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.serving import ANSWERS_CHANGE
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
 from simoffload.results import Change, TierUse, by_name
 from simoffload.scenario import ScenarioSource, loaded

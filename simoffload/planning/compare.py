@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError, Problem, WorkLimitError
+from simoffload.planning.alternatives import without_offloading
 from simoffload.planning.answers import ScenarioPlanner
-from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.planning.nearer import NearerPlace, NearerSearch

@@ -14,10 +14,8 @@ from typing import Any
 
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing
-from simoffload.planning.baselines import in_place_of_target
+from simoffload.planning.alternatives import in_gpus, in_place_of_target
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
-from simoffload.planning.serving import together
 from simoffload.progress import steps
 from simoffload.results import Change, SimulationResult, TierUse, by_name
 from simoffload.scenario import LoadedScenario
@@ -162,5 +160,5 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"
             yield Change("placement", described, moving(strategy, one, machine), key=str(one))
-    divided = [replaced(evaluator, one) for one in together(evaluator)]
+    divided = filter(None, (one.replacing(evaluator) for one in in_gpus(evaluator)))
     yield from sorted(divided, key=lambda one: -evaluator.edited(*one.edits).model.weight_bytes)

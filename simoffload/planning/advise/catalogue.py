@@ -23,9 +23,15 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.planning.advise.drives import DriveSlots, shipped, takes_drives
+from simoffload.planning.alternatives import (
+    OtherProgram,
+    other_programs,
+    placement_words,
+    resident,
+    with_formats,
+)
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.search import Way, placement_words, program_ways, resident, with_formats
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.tunables import Placement, moving
@@ -59,8 +65,8 @@ class Family(NamedTuple):
     """Sizes of host memory, the least first."""
     batches: tuple[tuple[int, Change], ...]
     """Sizes of the batch as multiples of the scenario's, which is the first."""
-    way: Way | None = None
-    """Another program, as a way to do the work on the machine that is bought; None keeps the program."""
+    program: OtherProgram | None = None
+    """Another program that does the work on the machine that is bought; None keeps the program."""
 
     @property
     def name(self) -> str:
@@ -95,9 +101,9 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     # The scenario's own program, which others replace, may be on a tier that another platform lacks.
     for one in (_UNCHANGED, *(series[0] for series in offers)):
         with suppress(InputError):
-            programs = tuple(program_ways(evaluator.changed_by(*joined_edits((placed, one)))))
+            found = tuple(other_programs(evaluator.changed_by(*joined_edits((placed, one)))))
             kept = (one._replace(description=""),)
-            yield from (Family(placed, kept, memory, batches, way) for way in programs)
+            yield from (Family(placed, kept, memory, batches, other) for other in found)
             return
 
 

@@ -19,10 +19,10 @@ from simoffload.planning.advise.objective import (
     sequences_at_once,
 )
 from simoffload.planning.advise.options import memory, options_of
+from simoffload.planning.alternatives import only_with
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.planning.search import only_with
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded

@@ -9,14 +9,11 @@ from typing import Any
 from simoffload.documents import Edit
 from simoffload.hardware import Nic, Pcie, Platform, Ports, adapter_rate
 from simoffload.planning.advise.drives import drives, shipped
+from simoffload.planning.alternatives import formats, other_programs, places, possible, replaced, resident
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
-from simoffload.planning.search import places, resident
-from simoffload.planning.serving import formats, together
-from simoffload.planning.smallest_changes import smallest_changes
-from simoffload.planning.splits import splits
+from simoffload.planning.remedies import smallest_changes
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -63,8 +60,7 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
         yield from workloads(scenario)
     yield from cache_options(evaluator)
     yield from (one._replace(kind="workload") for one in formats(evaluator))
-    yield from together(evaluator)
-    yield from splits(evaluator)
+    yield from possible(evaluator, other_programs(evaluator))
     yield from evaluator.changes("setting")
 
 

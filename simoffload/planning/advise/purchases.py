@@ -17,7 +17,6 @@ from simoffload.planning.advise.catalogue import Family, families, joined_edits,
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
@@ -111,6 +110,31 @@ def _purchase(one: Economics) -> float:
 def _speed(result: SimulationResult, objective: Objective) -> float:
     time = ranking_time(result, objective)
     return 1 / time if time else 0.0
+
+
+class _Point(NamedTuple):
+    rank: int
+    price: float
+    speed: float
+
+
+class Frontier:
+    """A Frontier holds what was found so far, and tells what it beats.
+
+    What keeps the answers is beaten by what keeps them only, everything else by both.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[_Point] = []
+
+    def add(self, rank: int, *, price: float, speed: float) -> None:
+        """Add a point that counts from now on."""
+        if not self.beats(rank, price=price, speed=speed):
+            self._points.append(_Point(rank, price, speed))
+
+    def beats(self, rank: int, *, price: float, speed: float) -> bool:
+        """Return whether a point is neither cheaper nor faster than one that was added."""
+        return any(one.rank <= rank and one.price <= price and one.speed >= speed for one in self._points)
 
 
 @dataclass(frozen=True)
@@ -380,9 +404,9 @@ class _PurchaseSearch:
     def _candidate(self, family: Family, *choices: Change) -> _Candidate | None:
         """Return the candidate with some choices; None if its program cannot do the work with them."""
         changes = (family.platform, *choices)
-        if family.way is not None:
+        if family.program is not None:
             there = self._evaluator.changed_by(*joined_edits(changes))
-            change = family.way(there)
+            change = family.program.replacing(there)
             if change is None:
                 return None
             changes = (*changes, change)

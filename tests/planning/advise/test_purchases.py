@@ -17,11 +17,10 @@ from simoffload.planning.advise import purchases, search_catalogue
 from simoffload.planning.advise.catalogue import families, joined_edits, limits_of
 from simoffload.planning.advise.drives import drives
 from simoffload.planning.advise.options import options_of
-from simoffload.planning.advise.purchases import SimulatedPurchase
+from simoffload.planning.advise.purchases import Frontier, SimulatedPurchase
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import economics, load_costs
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
