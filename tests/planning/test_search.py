@@ -112,11 +112,11 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
 
 def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() -> None:
     """A DGX H100 has no tier "nvme", and its GPUs hold the weights together."""
-    ways = [one for one in families(Evaluator(desktop()), "dgx-h100", load_costs()) if one.way]
+    ways = [one for one in families(Evaluator(desktop()), "dgx-h100", load_costs()) if one.program]
     assert {one.storage[0].edits[0].path for one in ways} == {("strategy", "weights")}
     assert {one.storage[0].description for one in ways} == {""}
     edits = joined_edits((ways[0].platform, *ways[0].storage))
-    found = [one.way(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.way]
+    found = [one.program.replacing(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.program]
     assert "tensor_parallel" in [change.key for change in found if change]
 
 

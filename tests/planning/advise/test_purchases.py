@@ -170,7 +170,7 @@ def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
 def choices(scenario: LoadedScenario) -> Iterator[Change]:
     """Storage that can be chosen with the scenario's own program and format."""
     for one in families(Evaluator(scenario), None, load_costs()):
-        yield from (choice for choice in one.storage if one.way is None and not choice.quality)
+        yield from (choice for choice in one.storage if one.program is None and not choice.quality)
 
 
 def offers(scenario: LoadedScenario) -> list[str]:
