@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.best_batch import best_batch
-    from simoffload.planning.cache_speed import cache_speed
+    from simoffload.planning.cache_speed import cache_speed, prefix_loading
     from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
     from simoffload.planning.confidence import confidence
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
-    from simoffload.planning.prefix import prefix_loading
     from simoffload.planning.reach import reach
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
@@ -116,7 +115,7 @@ _HOME = {
     "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
-    "prefix_loading": "simoffload.planning.prefix",
+    "prefix_loading": "simoffload.planning.cache_speed",
     "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",

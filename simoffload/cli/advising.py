@@ -60,20 +60,14 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or budget is not None:
             found = search_catalogue(
-                scenario,
+                evaluator,
                 budget=budget,
                 service=service,
                 objective=arguments.objective,
                 platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
                 costs=prices,
-                evaluator=evaluator,
             )
-        advice = advise(
-            scenario,
-            objective=arguments.objective,
-            costs=prices,
-            evaluator=evaluator,
-        )
+        advice = advise(evaluator, objective=arguments.objective, costs=prices)
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
         looked = found.combinations - found.outcomes.get("were not looked at", 0)
@@ -153,7 +147,7 @@ def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
     from simoffload.planning.bandwidth import storage_curve
 
     try:
-        return storage_curve(evaluator.scenario, evaluator=evaluator), ""
+        return storage_curve(evaluator), ""
     except WorkLimitError as error:
         return None, str(error)
 

@@ -8,14 +8,13 @@ from math import inf
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.quantities import quantity_at
 from simoffload.planning.reach import Trial, Trials
 from simoffload.planning.service_levels import ServiceLevel, parse_service
 from simoffload.planning.sizing import Limit, batch_limit
 from simoffload.progress import Watcher, stage, watched_by
 from simoffload.results import by_name
-from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import fit
 from simoffload.strategies import held
 from simoffload.workload import Checkpointing
@@ -55,11 +54,10 @@ class BestBatch(NamedTuple):
 
 
 def best_batch(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     slo: str | Sequence[str] = (),
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> BestBatch:
     """Find the batch with the highest throughput that fits and keeps service levels such as ``tpot=1s``.
 
@@ -67,7 +65,7 @@ def best_batch(
     the best one; of equal ones the smallest counts. Raises InputError for a scenario of checkpoints, for what
     its program refuses, and for an unknown service level.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     scenario, workload = evaluator.scenario, evaluator.workload
     if isinstance(workload, Checkpointing):
         raise InputError([scenario.document.problem(("workload", "kind"), "checkpoints have no batch")])

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.planning.alternatives import ANSWERS_CHANGE
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
 from simoffload.results import Change, TierUse, by_name
-from simoffload.scenario import ScenarioSource, loaded
 from simoffload.workload import Inference
 
 
@@ -55,14 +54,14 @@ class CacheLimits(NamedTuple):
         }
 
 
-def cache_limits(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> tuple[CacheLimits, ...]:
+def cache_limits(scenario: Asked) -> tuple[CacheLimits, ...]:
     """Return what fits with each placement of the key-value cache that the program of a scenario has.
 
     The prompt grows for the longest context, up to the positions that the model was made for. Empty for other
     work than inference, and where there is no choice. Raises InputError for a scenario that its program
     refuses; placements that it refuses are left out.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     workload = evaluator.workload
     if not isinstance(workload, Inference):
         return ()

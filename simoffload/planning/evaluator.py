@@ -12,7 +12,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
@@ -270,3 +270,12 @@ class Evaluator:
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of hosts and of GPUs used on each."""
         return (Edit(("nodes",), nodes), *self.strategy.sizes().gpus(nodes * per_node))
+
+
+Asked = ScenarioSource | Evaluator
+"""A scenario that is asked about, or an evaluator of it that may know some of the answer already."""
+
+
+def evaluator_of(asked: Asked) -> Evaluator:
+    """Return the evaluator of a scenario. Raises InputError for a file that is none."""
+    return asked if isinstance(asked, Evaluator) else Evaluator(loaded(asked))

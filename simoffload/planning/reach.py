@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.confidence import confidence
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.quantities import Quantity, quantity_at
 from simoffload.planning.service_levels import ServiceLevel, parse_service
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import SimulationResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.simulation.metrics import refused
 
@@ -158,13 +158,12 @@ class Reach:
 
 
 def reach(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     slo: str | Sequence[str],
     by: str,
     within: str | None = None,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Reach:
     """Find the values of one number of a scenario that keep service levels.
 
@@ -178,7 +177,7 @@ def reach(
 
     Raises InputError for a path that is no number, a unit that does not match and an unknown service level.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     kind = _kind(evaluator.scenario)
     texts = (slo,) if isinstance(slo, str) else tuple(slo)
     if not texts:

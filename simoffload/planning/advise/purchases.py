@@ -16,11 +16,10 @@ from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Family, families, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluated, Evaluator
+from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
-from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import fit
 
 SCHEMA = "simoffload/search/2"
@@ -198,7 +197,7 @@ class Search:
 
 
 def search_catalogue(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     budget: float | None = None,
     service: Sequence[ServiceLevel] = (),
@@ -206,7 +205,6 @@ def search_catalogue(
     platforms: Sequence[str] = (),
     costs: CostList | None = None,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
@@ -218,7 +216,7 @@ def search_catalogue(
     Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     objective = objective_of(evaluator.scenario, objective)
     run = _PurchaseSearch(evaluator, known, budget, tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
