@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
-    from simoffload.planning.best_batch import best_batch
     from simoffload.planning.cache_speed import cache_speed, prefix_loading
     from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
-    from simoffload.planning.reach import reach
+    from simoffload.planning.reach import best_batch, reach
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
@@ -93,7 +92,7 @@ _HOME = {
     "SimulationResult": "simoffload.results.result",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
-    "best_batch": "simoffload.planning.best_batch",
+    "best_batch": "simoffload.planning.reach",
     "break_even_points": "simoffload.planning.costs.economics",
     "cache_limits": "simoffload.planning.caches",
     "cache_speed": "simoffload.planning.cache_speed",

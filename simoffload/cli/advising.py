@@ -45,14 +45,14 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
-    from simoffload.planning.service_levels import parse_service
+    from simoffload.planning.service_levels import parse_services
     from simoffload.simulation import fit
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     capacity = fit(scenario)
     kind, budget = type(capacity), _budget(arguments.budget, scenario, capacity, prices)
-    service = [parse_service(text, kind) for text in arguments.slo]
+    service = parse_services(arguments.slo, kind)
     found = None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):

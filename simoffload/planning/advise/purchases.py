@@ -17,7 +17,7 @@ from simoffload.planning.advise.catalogue import Family, families, joined_edits,
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
-from simoffload.planning.service_levels import ServiceLevel
+from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.simulation import fit
@@ -240,7 +240,7 @@ def search_catalogue(
         run.points,
         best,
         None if best is None or other is None or other.rank == best.rank else other,
-        min(missed, key=lambda one: _missed(one.result, run.service), default=None),
+        min(missed, key=lambda one: most_missed(run.service, one.result), default=None),
         objective,
         combinations,
         run.all_outcomes(combinations),
@@ -256,11 +256,6 @@ def search_catalogue(
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:
     """Return the order of purchases by their objective; equal ones by price."""
     return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
-
-
-def _missed(result: SimulationResult, service: Sequence[ServiceLevel]) -> float:
-    """Return by how many times a result misses the service level that it misses most; at most 1: none."""
-    return max((level.missed(result) for level in service), default=0.0)
 
 
 class _Candidate(NamedTuple):
@@ -337,14 +332,14 @@ class _PurchaseSearch:
         for family, bound in steps(bounds, lambda one: one[0].name):
             self._try(family, bound)
         for missed, choose in sorted(self._misses, key=lambda one: one[0]):
-            nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
+            nearest = min((most_missed(self.service, one.result) for one in self._points), default=math.inf)
             if missed >= nearest or any(one.meets for one in self._points):
                 break
             self._outcomes[_BEATEN] -= 1
             chosen = choose()
             if chosen is None:
                 continue
-            if _missed(self._evaluator.least(*chosen.candidate.edits), self.service) < nearest:
+            if most_missed(self.service, self._evaluator.least(*chosen.candidate.edits)) < nearest:
                 self._simulate(chosen.candidate)
             else:
                 self._outcomes[_BEATEN] += 1
@@ -436,7 +431,7 @@ class _PurchaseSearch:
         candidate, price = chosen
         if not self._frontier.beats(candidate.rank, price=price, speed=speed):
             least = self._evaluator.least(*candidate.edits)
-            missed = _missed(least, self.service)
+            missed = most_missed(self.service, least)
             if missed > 1:
                 self._misses.append((missed, lambda: chosen))
             elif not self._frontier.beats(candidate.rank, price=price, speed=self._speed(least)):
@@ -452,7 +447,7 @@ class _PurchaseSearch:
             scenario=scenario,
             result=result,
             economics=economics(scenario, result, self._costs),
-            meets=_missed(result, self.service) <= 1,
+            meets=most_missed(self.service, result) <= 1,
             objective=self._objective,
         )
         self._points.append(point)
