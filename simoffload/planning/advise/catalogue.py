@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +21,13 @@ from simoffload.hardware import (
     list_profiles,
     load_profile,
 )
-from simoffload.planning.advise.drives import DriveSlots, shipped, takes_drives
+from simoffload.planning.advise.options import (
+    DriveSlots,
+    batches_of,
+    more_memory,
+    shipped,
+    takes_drives,
+)
 from simoffload.planning.alternatives import (
     OtherProgram,
     other_programs,
@@ -35,11 +40,9 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.tunables import Placement, moving
-from simoffload.units import format_bytes
-from simoffload.workload import Checkpointing
 
 _DRIVES = (2, 4, 8, 16)
-_MEMORY = (1, 2, 4)
+_MEMORY = (2, 4)
 _BATCH = (1, 2, 4, 8, 16)
 _SYSTEMS = (1, 2)
 _KIND = "hardware"
@@ -89,11 +92,8 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     placed = Change(_KIND, platform.profile.name if name else "", (*there, *gpus))
-    host = platform.host
-    has, most = host.memory_capacity.value, host.memory_maximum.value if host.memory_maximum else math.inf
-    sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
-    memory = (_UNCHANGED, *(_memory(host.id, size) for size in list(sizes)[1:]))
-    batches = tuple(_batches(evaluator))
+    memory = (_UNCHANGED, *more_memory(platform.host, *_MEMORY))
+    batches = tuple(batches_of(evaluator, *_BATCH)) or ((1, _UNCHANGED),)
     offers = tuple(_storage(scenario, platform, costs, own=name is None))
     for series in offers:
         of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
@@ -105,17 +105,6 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
             kept = (one._replace(description=""),)
             yield from (Family(placed, kept, memory, batches, other) for other in found)
             return
-
-
-def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:
-    work = evaluator.workload
-    if isinstance(work, Checkpointing):
-        yield 1, _UNCHANGED
-        return
-    each = " per GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
-    for factor in _BATCH:
-        size = factor * work.batch_size
-        yield factor, Change(_KIND, f"batch {size}{each}", evaluator.batch(size) if factor > 1 else ())
 
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
@@ -154,11 +143,6 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     """Return the edits that use all GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
     return *scenario.scenario.strategy.sizes().gpus(gpus), *nodes
-
-
-def _memory(host: str, size: int) -> Change:
-    changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
-    return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
 Series = tuple[Change, ...]

@@ -263,15 +263,12 @@ class _Candidate(NamedTuple):
 
     changes: tuple[Change, ...]
     edits: tuple[Edit, ...]
+    price: float = math.inf
+    """Price in the list's currency; infinite while it was not asked for."""
 
     @property
     def rank(self) -> int:
         return max(one.rank for one in self.changes)
-
-
-class _Priced(NamedTuple):
-    candidate: _Candidate
-    price: float
 
 
 class _Bound(NamedTuple):
@@ -303,7 +300,7 @@ class _PurchaseSearch:
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
-        self._misses: list[tuple[float, Callable[[], _Priced | None]]] = []
+        self._misses: list[tuple[float, Callable[[], _Candidate | None]]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
@@ -339,8 +336,8 @@ class _PurchaseSearch:
             chosen = choose()
             if chosen is None:
                 continue
-            if most_missed(self.service, self._evaluator.least(*chosen.candidate.edits)) < nearest:
-                self._simulate(chosen.candidate)
+            if most_missed(self.service, self._evaluator.least(*chosen.edits)) < nearest:
+                self._simulate(chosen)
             else:
                 self._outcomes[_BEATEN] += 1
 
@@ -376,7 +373,7 @@ class _PurchaseSearch:
                 except (InputError, SimulationError) as error:
                     self._refuse(error, 1)
 
-    def _chosen(self, family: Family, *choices: Change) -> _Priced | None:
+    def _chosen(self, family: Family, *choices: Change) -> _Candidate | None:
         """Return a candidate with its price; None if it is not possible, which is counted."""
         try:
             candidate = self._candidate(family, *choices)
@@ -385,7 +382,7 @@ class _PurchaseSearch:
             self._refuse(error, 1)
             return None
         self._outcomes["do not fit"] += candidate is None
-        return _Priced(candidate, price) if candidate and price is not None else None
+        return candidate._replace(price=price) if candidate and price is not None else None
 
     def _refuse(self, error: InputError | SimulationError, number: int) -> None:
         text = error.problems[0].message if isinstance(error, InputError) else str(error)
@@ -426,15 +423,15 @@ class _PurchaseSearch:
         self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
         return None
 
-    def _time(self, chosen: _Priced, speed: float) -> None:
+    def _time(self, candidate: _Candidate, speed: float) -> None:
         """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
-        candidate, price = chosen
-        if not self._frontier.beats(candidate.rank, price=price, speed=speed):
+        rank, price = candidate.rank, candidate.price
+        if not self._frontier.beats(rank, price=price, speed=speed):
             least = self._evaluator.least(*candidate.edits)
             missed = most_missed(self.service, least)
             if missed > 1:
-                self._misses.append((missed, lambda: chosen))
-            elif not self._frontier.beats(candidate.rank, price=price, speed=self._speed(least)):
+                self._misses.append((missed, lambda: candidate))
+            elif not self._frontier.beats(rank, price=price, speed=self._speed(least)):
                 self._simulate(candidate)
                 return
         self._outcomes[_BEATEN] += 1
