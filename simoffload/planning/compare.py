@@ -78,18 +78,20 @@ class Comparison:
 
     def ratio(self, label: str) -> float | None:
         """Time (``compared_by``) on ``label`` divided by that of its baseline; None where either has none."""
-        baseline = self.baseline_of(label)
-        mine = self.results[label].compared_s
-        theirs = self.results[baseline].compared_s if baseline is not None else None
+        mine, theirs = self._times(label, "compared_s")
         return mine / theirs if mine and theirs else None
 
     def throughput_ratio(self, label: str) -> float | None:
         """Tokens (checkpoints) per second on ``label`` over those on its baseline; None where ``ratio``
         is."""
-        baseline = self.baseline_of(label)
-        mine = self.results[label].unit_s
-        theirs = self.results[baseline].unit_s if baseline is not None else None
+        mine, theirs = self._times(label, "unit_s")
         return theirs / mine if mine and theirs else None
+
+    def _times(self, label: str, name: str) -> tuple[float | None, float | None]:
+        """Return a time of a result and of its baseline [s]."""
+        baseline = self.baseline_of(label)
+        theirs = None if baseline is None else getattr(self.results[baseline], name)
+        return getattr(self.results[label], name), theirs
 
     def margin(self, label: str) -> float | None:
         """Smallest significant relative difference between ``label`` and its baseline, beyond which the 80 %

@@ -16,7 +16,7 @@ from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Plan, Strategy
+from simoffload.strategies import Plan, Strategy, held
 from simoffload.strategies.tunables import Purpose, Tunable
 from simoffload.workload import Checkpointing, Workload
 
@@ -162,6 +162,11 @@ class Evaluator:
     def plan(self) -> Plan:
         """Plan of the unchanged scenario."""
         return self.scenario.plan()
+
+    @property
+    def target(self) -> str:
+        """Tiers of the weights, and of training of the optimizer, as in "dram+nvme"."""
+        return "+".join(filter(None, (held.target(self.plan), held.optimizer_target(self.plan))))
 
     def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
         """Yield the tunables of the unchanged scenario that have a purpose."""

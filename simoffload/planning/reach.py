@@ -20,7 +20,6 @@ from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.simulation.metrics import refused
-from simoffload.strategies import held
 from simoffload.workload import Checkpointing
 
 SCHEMA = "simoffload/reach/1"
@@ -235,7 +234,7 @@ def best_batch(
         name=scenario.name,
         model=scenario.model.name,
         platform=scenario.machine.platform,
-        target="+".join(filter(None, (held.target(evaluator.plan), held.optimizer_target(evaluator.plan)))),
+        target=evaluator.target,
         service=service,
         batch=limit,
         best=best,
@@ -321,14 +320,10 @@ class _Search:
         """Return the two values between ``inner``, for which a condition holds, and ``outer``, for which it
         does not, where that changes; refused values between them are passed over."""
         for halves in cycle((False, False, True)):  # what is no line over its numbers is halved at least
-            guess = None if halves else self.crossing(inner, outer)
-            middle = self.between(inner, outer, guess)
+            middle = self.between(inner, outer, None if halves else self.crossing(inner, outer))
             if middle is None:
                 break
-            if holds(middle):
-                inner = middle
-            else:
-                outer = middle
+            inner, outer = (middle, outer) if holds(middle) else (inner, middle)
         return inner, outer
 
     def crossing(self, inner: int, outer: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
@@ -23,8 +23,10 @@ from simoffload.hardware import (
 )
 from simoffload.planning.advise.options import (
     DriveSlots,
+    array_edits,
     batches_of,
     more_memory,
+    profile_of,
     shipped,
     takes_drives,
 )
@@ -119,7 +121,8 @@ def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tu
     if takes_drives(platform, costs):
         if slots.assumed:
             found.append(f"{slots.owner} does not state its drive_slots: assumed that it {slots.text}")
-        if not all(slots.take(_drive(one), number) for one in _arrays(costs) for number in _DRIVES):
+        sold = (profile_of("drive", one.drive, Drive) for one in _arrays(costs))
+        if not all(slots.take(drive, number) for drive in sold for number in _DRIVES):
             found.append(f"arrays that cannot be attached are left out: {here} {slots.text}")
     if setting == "desk":
         found.append(f"servers and filesystems are left out: {here} stands on a desk, without a rack")
@@ -173,17 +176,18 @@ def _own_arrays(scenario: LoadedScenario, platform: Platform, costs: CostList) -
     """Yield for each array that is sold its numbers of drives."""
     machine, where, slots = platform.machine(), _places_of_drives(platform), DriveSlots.of(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
-        local = _tier({"profile": array.id, "at": list(where)})
         placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
-        least, drive = LEAST_DRIVES[array.level], _drive(array)
+        least, drive = LEAST_DRIVES[array.level], profile_of("drive", array.drive, Drive)
         numbers = [one for one in _DRIVES if one >= least and slots.take(drive, one)]
-        counts = (Edit(("profiles", f"raid/{array.id}", "count"), number) for number in numbers)
         software = f", {kind}" if kind else ""
-        texts = (f"RAID{array.level} of {number} x {array.drive}{software}" for number in numbers)
         yield tuple(
-            Change(_KIND, text, (local, count, *placed_edits))
-            for text, count in zip(texts, counts, strict=True)
+            Change(
+                _KIND,
+                f"RAID{array.level} of {number} x {array.drive}{software}",
+                (*array_edits(_TIER, array, where, number), *placed_edits),
+            )
+            for number in numbers
         )
 
 
@@ -198,7 +202,7 @@ def _shared(scenario: LoadedScenario, platform: Platform) -> Iterator[Series]:
             through = _adapters(platform, getattr(load_profile(kind, one.id), "link", None))
             if not through:
                 continue
-            remote = _tier({"profile": one.id, "through": list(through)})
+            remote = Edit(("equipment", "tiers", _TIER), {"profile": one.id, "through": list(through)})
             placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
             count = ("profiles", f"{kind}/{one.id}", "count")
             yield tuple(
@@ -221,12 +225,6 @@ def _arrays(costs: CostList) -> Iterator[Raid]:
             yield array
 
 
-def _drive(array: Raid) -> Drive:
-    drive = load_profile("drive", array.drive)
-    assert isinstance(drive, Drive)
-    return drive
-
-
 def _places_of_drives(platform: Platform) -> tuple[str, ...]:
     """Return where local drives are attached, by default at the CPU."""
     return max((tier.at for tier in platform.profile.tiers.values() if tier.at), key=len, default=("cpu",))
@@ -235,18 +233,10 @@ def _places_of_drives(platform: Platform) -> tuple[str, ...]:
 def _adapters(platform: Platform, server: str | None) -> tuple[str, ...]:
     """Return the largest set of adapters over which storage is used and that have the network of a server's
     adapter (None: of any); empty if there is none."""
-    fabric = None
-    if server is not None:
-        nic = load_profile("nic", server)
-        assert isinstance(nic, Nic)
-        fabric = nic.fabric
+    fabric = None if server is None else profile_of("nic", server, Nic).fabric
     used = (tier.through for tier in platform.profile.tiers.values() if tier.through)
     same = (names for names in used if {platform.nics[name][0].fabric for name in names} & {fabric, None})
     return max(used if fabric is None else same, key=len, default=())
-
-
-def _tier(content: dict[str, Any]) -> Edit:
-    return Edit(("equipment", "tiers", _TIER), content)
 
 
 def _with_tier(machine: Machine, kind: TierKind) -> Machine:

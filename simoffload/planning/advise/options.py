@@ -314,7 +314,7 @@ def _more(
         barred = "" if slots.take(target.drive, number) else f"{slots.owner} {slots.text}"
         description = f"{number} drives in {tier} instead of {target.drives}"
         count = Edit(("profiles", f"raid/{array.id}", "count"), number)
-        changed = (count,) if target.array else _array(tier, array, where, number)
+        changed = (count,) if target.array else array_edits(tier, array, where, number)
         yield Change("hardware", description, changed, barred=barred, key=f"{tier}-{number}-drives")
 
 
@@ -337,7 +337,7 @@ def _faster(
             rate_text = f"slot: {format_rate(rates[drive.id])}"
         description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
         changed = (
-            _array(tier, joined, where, target.drives)
+            array_edits(tier, joined, where, target.drives)
             if joined is not None
             else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
         )
@@ -352,17 +352,19 @@ def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]
 
 def _own_side(drive: Drive) -> PcieLink:
     """Return the PCIe connector of a shipped drive."""
-    pcie = load_profile("pcie", drive.pcie.profile)
-    assert isinstance(pcie, Pcie)
-    return PcieLink(pcie, drive.pcie.lanes.value)
+    return PcieLink(profile_of("pcie", drive.pcie.profile, Pcie), drive.pcie.lanes.value)
 
 
 def shipped(kind: str, model: type[P]) -> Iterator[P]:
     """Yield all shipped profiles of a kind. Raises AssertionError for one of another class."""
-    for one in list_profiles(kind):
-        profile = load_profile(kind, one.id)
-        assert isinstance(profile, model)
-        yield profile
+    return (profile_of(kind, one.id, model) for one in list_profiles(kind))
+
+
+def profile_of(kind: str, name: str, model: type[P]) -> P:
+    """Return a shipped profile. Raises AssertionError for one of another class."""
+    profile = load_profile(kind, name)
+    assert isinstance(profile, model)
+    return profile
 
 
 def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
@@ -372,7 +374,8 @@ def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
     return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
 
 
-def _array(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
+def array_edits(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
+    """Return the edits that make a tier an array of a number of drives."""
     return (
         Edit(("equipment", "tiers", tier), {"profile": array.id, "at": list(where)}),
         Edit(("profiles", f"raid/{array.id}", "count"), number),

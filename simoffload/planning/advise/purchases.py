@@ -126,10 +126,12 @@ class Frontier:
     def __init__(self) -> None:
         self._points: list[_Point] = []
 
-    def add(self, rank: int, *, price: float, speed: float) -> None:
-        """Add a point that counts from now on."""
-        if not self.beats(rank, price=price, speed=speed):
-            self._points.append(_Point(rank, price, speed))
+    def add(self, rank: int, *, price: float, speed: float) -> bool:
+        """Add a point that counts from now on, unless it is beaten; return whether it was added."""
+        if self.beats(rank, price=price, speed=speed):
+            return False
+        self._points.append(_Point(rank, price, speed))
+        return True
 
     def beats(self, rank: int, *, price: float, speed: float) -> bool:
         """Return whether a point is neither cheaper nor faster than one that was added."""
@@ -185,8 +187,7 @@ class Search:
         frontier, found = Frontier(), list[SimulatedPurchase]()
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
         for one in sorted(priced, key=lambda one: (one.rank, one.purchase, -one.speed)):
-            if not frontier.beats(one.rank, price=one.purchase, speed=one.speed):
-                frontier.add(one.rank, price=one.purchase, speed=one.speed)
+            if frontier.add(one.rank, price=one.purchase, speed=one.speed):
                 found.append(one)
         return tuple(found)
 
