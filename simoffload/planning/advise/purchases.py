@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
@@ -285,6 +286,10 @@ class _Bound(NamedTuple):
         return max(found, default=0.0)
 
 
+class _LeftOutError(Exception):
+    """Raised with the outcome of a combination that is not simulated."""
+
+
 class _PurchaseSearch:
     """A _PurchaseSearch simulates what may be among the best purchases, and counts all others."""
 
@@ -301,7 +306,7 @@ class _PurchaseSearch:
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
-        self._misses: list[tuple[float, Callable[[], _Candidate | None]]] = []
+        self._misses: list[tuple[float, Callable[[], _Candidate]]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
@@ -334,26 +339,33 @@ class _PurchaseSearch:
             if missed >= nearest or any(one.meets for one in self._points):
                 break
             self._outcomes[_BEATEN] -= 1
-            chosen = choose()
-            if chosen is None:
-                continue
-            if most_missed(self.service, self._evaluator.least(*chosen.edits)) < nearest:
+            with self._counting():
+                chosen = choose()
+                if most_missed(self.service, self._evaluator.least(*chosen.edits)) >= nearest:
+                    raise _LeftOutError(_BEATEN)
                 self._simulate(chosen)
-            else:
-                self._outcomes[_BEATEN] += 1
+
+    @contextmanager
+    def _counting(self, number: int = 1) -> Iterator[None]:
+        """Count a number of combinations by what became of them where they are left out inside."""
+        try:
+            yield
+        except _LeftOutError as left:
+            self._outcomes[left.args[0]] += number
+        except InputError as error:
+            self.refusals[error.problems[0].message] += number
+        except SimulationError as error:
+            self.refusals[str(error)] += number
 
     def _bound(self, family: Family) -> _Bound | None:
         """Return what no member of a family beats; None if none is possible."""
-        try:
+        with self._counting(family.size):
             candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
-            least = self._evaluator.least(*candidate.edits) if candidate else None
-        except (InputError, SimulationError) as error:
-            self._refuse(error, family.size)
-            return None
-        if candidate is None or least is None or not least.fits:
-            self._outcomes["do not fit"] += family.size
-            return None
-        return _Bound(least, candidate.rank)
+            least = self._evaluator.least(*candidate.edits)
+            if not least.fits:
+                raise _LeftOutError("do not fit")
+            return _Bound(least, candidate.rank)
+        return None
 
     def _try(self, family: Family, bound: _Bound) -> None:
         """Try the members of a family, those first that are likely to be best."""
@@ -361,81 +373,61 @@ class _PurchaseSearch:
         batches = family.batches if latency else family.batches[::-1]
         for (times, batch), stored, memory in product(batches, family.storage, family.memory):
             speed, bought = self._speed(bound.result) * (1 if latency else times), (id(stored), id(memory))
-            missed = bound.missed(self.service, times=times)
-            if missed > 1:
-                self._misses.append((missed, partial(self._chosen, family, stored, memory, batch)))
-                self._outcomes[_BEATEN] += 1
-            elif self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
-                self._outcomes[_BEATEN] += 1
-            elif (chosen := self._chosen(family, stored, memory, batch)) is not None:
+            with self._counting():
+                choose = partial(self._chosen, family, stored, memory, batch)
+                self._keep_for_later(bound.missed(self.service, times=times), choose)
+                self._check(bound.rank, prices.get(bought, 0.0), speed)
+                chosen = choose()
                 prices[bought] = chosen.price
-                try:
-                    self._time(chosen, speed)
-                except (InputError, SimulationError) as error:
-                    self._refuse(error, 1)
+                self._check(chosen.rank, chosen.price, speed)
+                least = self._evaluator.least(*chosen.edits)
+                self._keep_for_later(most_missed(self.service, least), lambda chosen=chosen: chosen)
+                self._check(chosen.rank, chosen.price, self._speed(least))
+                self._simulate(chosen)
 
-    def _chosen(self, family: Family, *choices: Change) -> _Candidate | None:
-        """Return a candidate with its price; None if it is not possible, which is counted."""
-        try:
-            candidate = self._candidate(family, *choices)
-            price = self._price(candidate) if candidate else None
-        except (InputError, SimulationError) as error:
-            self._refuse(error, 1)
-            return None
-        self._outcomes["do not fit"] += candidate is None
-        return candidate._replace(price=price) if candidate and price is not None else None
+    def _check(self, rank: int, price: float, speed: float) -> None:
+        """Raise _LeftOutError for what a purchase beats that was simulated."""
+        if self._frontier.beats(rank, price=price, speed=speed):
+            raise _LeftOutError(_BEATEN)
 
-    def _refuse(self, error: InputError | SimulationError, number: int) -> None:
-        text = error.problems[0].message if isinstance(error, InputError) else str(error)
-        self.refusals[text] += number
+    def _keep_for_later(self, missed: float, choose: Callable[[], _Candidate]) -> None:
+        """Raise _LeftOutError for what misses the service level; it is tried later if nothing keeps it."""
+        if missed > 1:
+            self._misses.append((missed, choose))
+            raise _LeftOutError(_BEATEN)
+
+    def _chosen(self, family: Family, *choices: Change) -> _Candidate:
+        """Return a candidate that fits, is within the budget and is no other one in other words, with its
+        price; raises _LeftOutError for others."""
+        candidate = self._candidate(family, *choices)
+        same = self._evaluator.same(*candidate.edits)
+        if same in self._seen:
+            raise _LeftOutError("are equal to others")
+        self._seen.add(same)
+        scenario = self._evaluator.edited(*candidate.edits)
+        capacity = fit(scenario)
+        if not capacity.fits:
+            raise _LeftOutError("do not fit")
+        cost = economics(scenario, capacity, self._costs)
+        self.missing |= dict.fromkeys(cost.bill.missing)
+        price = _purchase(cost)
+        if self._budget is not None and price > self._budget:
+            raise _LeftOutError(_UNPRICED if cost.bill.missing else "exceed the budget")
+        return candidate._replace(price=price)
 
     def _speed(self, result: SimulationResult) -> float:
         return _speed(result, self._objective)
 
-    def _candidate(self, family: Family, *choices: Change) -> _Candidate | None:
-        """Return the candidate with some choices; None if its program cannot do the work with them."""
+    def _candidate(self, family: Family, *choices: Change) -> _Candidate:
+        """Return the candidate with some choices; raises _LeftOutError if its program cannot do the work."""
         changes = (family.platform, *choices)
         if family.program is not None:
             there = self._evaluator.changed_by(*joined_edits(changes))
             change = family.program.replacing(there)
             if change is None:
-                return None
+                raise _LeftOutError("do not fit")
             changes = (*changes, change)
         return _Candidate(changes, joined_edits(changes))
-
-    def _price(self, candidate: _Candidate) -> float | None:
-        """Return the price of a candidate that fits, is within the budget and is no other one in other
-        words; None for others, which it counts."""
-        same = self._evaluator.same(*candidate.edits)
-        if same in self._seen:
-            self._outcomes["are equal to others"] += 1
-            return None
-        self._seen.add(same)
-        scenario = self._evaluator.edited(*candidate.edits)
-        capacity = fit(scenario)
-        if not capacity.fits:
-            self._outcomes["do not fit"] += 1
-            return None
-        cost = economics(scenario, capacity, self._costs)
-        self.missing |= dict.fromkeys(cost.bill.missing)
-        price = _purchase(cost)
-        if self._budget is None or price <= self._budget:
-            return price
-        self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
-        return None
-
-    def _time(self, candidate: _Candidate, speed: float) -> None:
-        """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
-        rank, price = candidate.rank, candidate.price
-        if not self._frontier.beats(rank, price=price, speed=speed):
-            least = self._evaluator.least(*candidate.edits)
-            missed = most_missed(self.service, least)
-            if missed > 1:
-                self._misses.append((missed, lambda: candidate))
-            elif not self._frontier.beats(rank, price=price, speed=self._speed(least)):
-                self._simulate(candidate)
-                return
-        self._outcomes[_BEATEN] += 1
 
     def _simulate(self, candidate: _Candidate) -> None:
         working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")
