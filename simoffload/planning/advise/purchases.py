@@ -330,7 +330,10 @@ class _PurchaseSearch:
     def all_of(self, found: Sequence[Family]) -> None:
         """Try all combinations, those of the fastest families first."""
         keep(self._evaluator.scenario.scenario.engine.limits)
-        bounds = [(family, bound) for family in steps(found) if (bound := self._bound(family))]
+        bounds = list[tuple[Family, _Bound]]()
+        for family in steps(found):
+            with self._counting(family.size):
+                bounds.append((family, self._bound(family)))
         bounds.sort(key=lambda one: -self._speed(one[1].result))
         for family, bound in steps(bounds, lambda one: one[0].name):
             self._try(family, bound)
@@ -357,15 +360,13 @@ class _PurchaseSearch:
         except SimulationError as error:
             self.refusals[str(error)] += number
 
-    def _bound(self, family: Family) -> _Bound | None:
-        """Return what no member of a family beats; None if none is possible."""
-        with self._counting(family.size):
-            candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
-            least = self._evaluator.least(*candidate.edits)
-            if not least.fits:
-                raise _LeftOutError("do not fit")
-            return _Bound(least, candidate.rank)
-        return None
+    def _bound(self, family: Family) -> _Bound:
+        """Return what no member of a family beats; raises _LeftOutError if none is possible."""
+        candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
+        least = self._evaluator.least(*candidate.edits)
+        if not least.fits:
+            raise _LeftOutError("do not fit")
+        return _Bound(least, candidate.rank)
 
     def _try(self, family: Family, bound: _Bound) -> None:
         """Try the members of a family, those first that are likely to be best."""
@@ -379,11 +380,15 @@ class _PurchaseSearch:
                 self._check(bound.rank, prices.get(bought, 0.0), speed)
                 chosen = choose()
                 prices[bought] = chosen.price
-                self._check(chosen.rank, chosen.price, speed)
-                least = self._evaluator.least(*chosen.edits)
-                self._keep_for_later(most_missed(self.service, least), lambda chosen=chosen: chosen)
-                self._check(chosen.rank, chosen.price, self._speed(least))
-                self._simulate(chosen)
+                self._time(chosen, speed)
+
+    def _time(self, chosen: _Candidate, speed: float) -> None:
+        """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
+        self._check(chosen.rank, chosen.price, speed)
+        least = self._evaluator.least(*chosen.edits)
+        self._keep_for_later(most_missed(self.service, least), lambda: chosen)
+        self._check(chosen.rank, chosen.price, self._speed(least))
+        self._simulate(chosen)
 
     def _check(self, rank: int, price: float, speed: float) -> None:
         """Raise _LeftOutError for what a purchase beats that was simulated."""
