@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
@@ -29,18 +29,6 @@ _PASSES = 16
 """Number of passes that are remembered: those of the unchanged scenario, with which many changes agree."""
 
 
-@dataclass
-class Effort:
-    """The Effort records the work of a search over a scenario and its variants."""
-
-    tried: dict[str, None] = field(default_factory=dict)
-    """Descriptions of tried changes, in the order in which they were first tried."""
-    barred: dict[str, None] = field(default_factory=dict)
-    """Sentences about changes that would help and are impossible."""
-    planned: int = 0
-    """Number of scenarios whose memory was calculated."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """An Evaluated is a changed scenario with its result and its cost."""
@@ -59,12 +47,19 @@ class _Record:
     results: dict[Scope, SimulationResult] = field(default_factory=dict)
 
 
-class _Known(NamedTuple):
-    """What evaluators of a scenario and of it with changes share."""
+@dataclass
+class _Shared:
+    """What evaluators of a scenario and of it with changes share: all that was worked out, and the effort."""
 
-    records: dict[str, _Record]
+    records: dict[str, _Record] = field(default_factory=dict)
     """Records of documents, by their text."""
-    execution: Execution
+    execution: Execution = field(default_factory=lambda: remembering(_PASSES))
+    tried: dict[str, None] = field(default_factory=dict)
+    """Descriptions of tried changes, in the order in which they were first tried."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Sentences about changes that would help and are impossible."""
+    planned: int = 0
+    """Number of scenarios whose memory was calculated."""
 
 
 class Evaluator:
@@ -77,14 +72,12 @@ class Evaluator:
     def __init__(
         self,
         scenario: LoadedScenario,
-        effort: Effort | None = None,
         *,
         result: SimulationResult | None = None,
-        known: _Known | None = None,
+        shared: _Shared | None = None,
     ) -> None:
         self.scenario = scenario
-        self.effort = Effort() if effort is None else effort
-        self._known = known or _Known({}, remembering(_PASSES))
+        self.shared = shared or _Shared()
         self._by_edits: dict[str, _Record] = {}
         unchanged = self._record()
         unchanged.scenario = scenario
@@ -96,7 +89,7 @@ class Evaluator:
         key = repr(edits)
         if key not in self._by_edits:
             document = self.scenario.changed(*edits)
-            self._by_edits[key] = self._known.records.setdefault(canonical(document.data), _Record())
+            self._by_edits[key] = self.shared.records.setdefault(canonical(document.data), _Record())
         return self._by_edits[key]
 
     def same(self, *edits: Edit) -> Hashable:
@@ -125,7 +118,7 @@ class Evaluator:
         scenario, results = self.edited(*edits), self._record(*edits).results
         found = results.get("all") or results.get(scope)
         if found is None:
-            found = results[scope] = simulate(scenario, scope=scope, execution=self._known.execution)
+            found = results[scope] = simulate(scenario, scope=scope, execution=self.shared.execution)
         return scenario, found
 
     def least(self, *edits: Edit) -> SimulationResult:
@@ -180,7 +173,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.edited(*edits), self.effort, known=self._known)
+        return Evaluator(self.edited(*edits), shared=self.shared)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -198,7 +191,7 @@ class Evaluator:
             if known.uses is None:
                 timed = next(iter(known.results.values()), None)
                 known.uses = timed.capacity if timed else memory_footprint(self.edited(*edits))
-                self.effort.planned += timed is None
+                self.shared.planned += timed is None
             return known.uses
         except InputError as error:
             return error.problems[0].message
@@ -244,11 +237,11 @@ class Evaluator:
 
     def trying(self, *description: str) -> None:
         """Record the descriptions of tried changes."""
-        self.effort.tried |= dict.fromkeys(description)
+        self.shared.tried |= dict.fromkeys(description)
 
     def bar(self, sentence: str) -> None:
         """Record why a change that would help is impossible."""
-        self.effort.barred |= {sentence: None}
+        self.shared.barred |= {sentence: None}
 
     # -- edits ----------------------------------------------------------------------------------
 

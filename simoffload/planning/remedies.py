@@ -339,7 +339,7 @@ def search_changes(scenario: LoadedScenario) -> Remedies:
         stopped = str(error)
     changes = (*sorted(found.changes, key=_first_to_last), *sorted(found.adapters, key=_first_to_last))
     kept = tuple(replaced(found.evaluator, one) for one in changes)
-    return Remedies(kept, tuple(found.evaluator.effort.tried), found.barred, stopped)
+    return Remedies(kept, tuple(found.evaluator.shared.tried), found.barred, stopped)
 
 
 def first_steps(evaluator: Evaluator) -> Iterator[Change]:
@@ -378,7 +378,7 @@ def _search(found: _Found) -> None:
         return
     for kind in steps((*_KINDS, other_strategies), lambda kind: kind.__name__.replace("_", " ")):
         changes += kind(evaluator)
-    found.barred = tuple(evaluator.effort.barred)
+    found.barred = tuple(evaluator.shared.barred)
     if all(change.kind in _BOUGHT for change in changes):  # also report what costs nothing
         several = _of_several(evaluator)
         changes += [one for one in several if not changes or not _is_bought(one)]
@@ -418,9 +418,9 @@ def _pairs(
     evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
 ) -> Iterator[Change]:
     """Yield each step with the first change that then suffices; at most ``most`` plans are made."""
-    before = evaluator.effort.planned
+    before = evaluator.shared.planned
     for step in steps:
-        if evaluator.effort.planned - before >= most:
+        if evaluator.shared.planned - before >= most:
             return
         alone = tuple(enough(evaluator, step))  # a setting that does more than the remedies say
         if alone:
