@@ -45,14 +45,14 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
-    from simoffload.planning.service_levels import parse_service
+    from simoffload.planning.service_levels import parse_services
     from simoffload.simulation import fit
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     capacity = fit(scenario)
     kind, (budget, extra) = type(capacity), _budgets(arguments.budget, scenario, capacity, prices)
-    service = [parse_service(text, kind) for text in arguments.slo]
+    service = parse_services(arguments.slo, kind)
     found = None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
@@ -60,21 +60,15 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         # begins with the scenario itself.
         if arguments.search or arguments.slo or arguments.platforms or arguments.budget:
             found = search_catalogue(
-                scenario,
+                evaluator,
                 budget=budget,
                 extra=extra,
                 service=service,
                 objective=arguments.objective,
                 platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
                 costs=prices,
-                evaluator=evaluator,
             )
-        advice = advise(
-            scenario,
-            objective=arguments.objective,
-            costs=prices,
-            evaluator=evaluator,
-        )
+        advice = advise(evaluator, objective=arguments.objective, costs=prices)
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
         looked = found.combinations - found.outcomes.get("were not looked at", 0)
@@ -155,7 +149,7 @@ def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
     from simoffload.planning.bandwidth import storage_curve
 
     try:
-        return storage_curve(evaluator.scenario, evaluator=evaluator), ""
+        return storage_curve(evaluator), ""
     except WorkLimitError as error:
         return None, str(error)
 

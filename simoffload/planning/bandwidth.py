@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from simoffload.bisection import least_factor
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Cause
 from simoffload.units import format_number, format_rate
 
@@ -128,16 +128,14 @@ class StorageCurve:
         return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
 
-def storage_curve(
-    scenario: ScenarioSource, *, progress: Watcher | None = None, evaluator: Evaluator | None = None
-) -> StorageCurve | None:
+def storage_curve(scenario: Asked, *, progress: Watcher | None = None) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
     The rates of the drives, with all that their slots have, or of the server with as many ports as it takes,
     change together; cables, slots, adapters of the hosts and memory stay. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     result, _ = evaluator.timed()
     tier = _tier(evaluator.scenario.machine, result)
     with watched_by(progress), stage():

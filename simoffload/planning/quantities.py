@@ -56,17 +56,19 @@ class Quantity:
     """Whether it counts something, so that it is a whole number."""
     edits: Callable[[Any], tuple[Edit, ...]]
     """Function that returns the edits to a value as a scenario writes it."""
+    step: int = 1
+    """Number by which a count grows from one value to the next."""
 
     def written(self, index: int) -> Any:
         """Return a value as a scenario writes it."""
         if self.is_count:
-            return index
+            return index * self.step
         number = _number(index)
         return f"{number:f} {self.unit}" if self.unit else float(number)
 
     def text(self, index: int) -> str:
         """Return a value for people."""
-        return f"{index:,}" if self.is_count else str(self.written(index))
+        return f"{index * self.step:,}" if self.is_count else str(self.written(index))
 
     @property
     def now_text(self) -> str:

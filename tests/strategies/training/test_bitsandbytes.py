@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.smallest_changes import smallest_changes
+from simoffload.planning.remedies import smallest_changes
 from simoffload.results.capacity import TierUse
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
