@@ -278,12 +278,18 @@ class Trials:
 
     def that_fit(self, coarse: Sequence[int]) -> list[int]:
         """Return those of some values that fit, and the outermost values that fit between them and those that
-        do not."""
+        do not, or that are of another series."""
+
+        def alike(inner: int) -> Callable[[int], bool]:
+            series = self.quantity.series
+            own = series and series(self._edits(inner))
+            return lambda at: self.fits(at) and (series is None or series(self._edits(at)) == own)
+
         edges = [
-            self.edge(inner, outer, self.fits)[0]
+            self.edge(inner, outer, alike(inner))[0]
             for pair in pairwise(coarse)
             for inner, outer in (pair, pair[::-1])
-            if self.fits(inner) and not self.fits(outer)
+            if self.fits(inner) and not alike(inner)(outer)
         ]
         return sorted({*filter(self.fits, coarse), *edges})
 
@@ -353,12 +359,15 @@ class _Search(Trials):
         coarse = self.up_to_refusal(self.quantity.coarse(low, high))
         fitting, now = self.that_fit(coarse), self._now
         near = {min(fitting, key=lambda index: abs(index - now))} if fitting else set()
-        for index in sorted({*coarse} - {*fitting} | spread(fitting, _TIMED) | near):
+        edges = {*fitting} - {*coarse}
+        for index in sorted({*coarse} - {*fitting} | spread(fitting, _TIMED) | near | edges):
             self.at(index)
         kept = self._kept() or self._in_the_middle()
         if kept:
-            start = min(kept, key=lambda index: abs(index - now))
-            return self._found(start, self._keeps, ends=(low, high))
+            found = self._found(kept[0], self._keeps, ends=(low, high))
+            if found.rises or not found.others:
+                return found
+            return self._found(self._kept()[-1], self._keeps, ends=(low, high))
         least = min(self.at(index).missed for index in self._timed or [low])
         nearest = [index for index in self._timed or [low] if self.at(index).missed <= _FLAT * least]
         start = min(nearest, key=lambda index: abs(index - now))

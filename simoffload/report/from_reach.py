@@ -70,11 +70,12 @@ def _verdict(found: Reach) -> str:
         return f"{_unreached(found, levels)}; {BRACKETS}."
     now = f"; now {found.now.value}" if found.now.value else ""
     now += ", which keeps it" if now and found.now.kept else ""
+    others = "keeps it" if len(found.others) == 1 else "and other values keep it"
     parts = [
         f"{levels} with {found.path} {_range(found)}{now}",
         f"with {found.value.value}: {_given(found.value, found.service)}",
         *([f"with {found.beyond.value}: {_given(found.beyond, found.service)}"] if found.beyond else []),
-        *(f"{one.value} keeps it, too" for one in found.others[:1]),
+        *(f"{one.value} {others}, too" for one in found.others[:1]),
         BRACKETS,
     ]
     return f"{'; '.join(parts)}."

@@ -122,6 +122,20 @@ def test_drives_are_as_many_as_hold_the_weights() -> None:
     assert number(found) == ceil(use.needed / (use.capacity / 4))
 
 
+@pytest.mark.parametrize("rate", [7, 8.4])
+def test_the_least_batch_of_flexgen_may_be_in_fewer_parts(rate: float) -> None:
+    """Batches count that are no multiple of the GPU batch, and those of one part far from the present one."""
+    scenario = so.load_scenario("flexgen/opt-30b")
+    evaluator = Evaluator(scenario)
+    quantity = quantity_at(evaluator, "workload.batch_size")
+    assert quantity.edits(59)[1].value == 2  # refused, and not in one part that is too large
+    found = reach(scenario, slo=f"tokens_per_s={rate}", by="workload.batch_size")
+    for count in range(int(number(found)) // 2, int(number(found)) + 1):
+        edits = quantity.edits(count)
+        kept = evaluator.fits(*edits) and evaluator.answer(*edits)[1].metrics()["tokens_per_s"] >= rate
+        assert kept == (count == number(found)), count
+
+
 @pytest.mark.parametrize("name", ["ddn/bloom-7b1", "zero-inference-2022/opt-30b"])
 def test_the_largest_batch_and_context_are_those_that_fit(name: str) -> None:
     scenario = so.load_scenario(name)
