@@ -15,7 +15,7 @@ from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Family, families, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
-from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.costs import CostList, Economics, economics, load_costs, present
 from simoffload.planning.evaluator import Evaluated, Evaluator
 from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import ServiceLevel
@@ -200,7 +200,7 @@ def search_catalogue(
     known = load_costs() if costs is None else costs
     evaluator = evaluator or Evaluator(loaded(scenario))
     objective = objective_of(evaluator.scenario, objective)
-    owned = None if extra is None else economics(evaluator.scenario, fit(evaluator.scenario), known).bill
+    owned = None if extra is None else present(evaluator.scenario, fit(evaluator.scenario), known)
 
     def affordable(cost: Economics) -> bool:
         spent = math.inf if owned is None else cost.bill.beyond(owned)
