@@ -83,11 +83,7 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     placed = Change(_KIND, platform.profile.name if name else "", (*there, *gpus))
-    host = platform.host
-    has, most = host.memory_capacity.value, host.memory_maximum.value if host.memory_maximum else math.inf
-    sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
-    memory = (_UNCHANGED, *(_memory(host.id, size) for size in list(sizes)[1:]))
-    batches = tuple(_batches(evaluator))
+    memory, batches = tuple(_memory(platform)), tuple(_batches(evaluator))
     offers = tuple(_storage(scenario, platform, costs, own=name is None))
     for series in offers:
         of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
@@ -99,6 +95,12 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
             kept = (one._replace(description=""),)
             yield from (Family(placed, kept, memory, batches, way) for way in programs)
             return
+
+
+def families_of(evaluator: Evaluator, changes: Iterable[Change]) -> Iterator[Family]:
+    """Yield what can be chosen together with each of some changes, on the scenario's own platform."""
+    memory, batches = tuple(_memory(evaluator.scenario.platform())), tuple(_batches(evaluator))
+    yield from (Family(_UNCHANGED, (change,), memory, batches) for change in changes)
 
 
 def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:
@@ -150,9 +152,14 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     return *scenario.scenario.strategy.sizes().gpus(gpus), *nodes
 
 
-def _memory(host: str, size: int) -> Change:
-    changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
-    return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
+def _memory(platform: Platform) -> Iterator[Change]:
+    host = platform.host
+    has, most = host.memory_capacity.value, host.memory_maximum.value if host.memory_maximum else math.inf
+    sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
+    yield _UNCHANGED
+    for size in list(sizes)[1:]:
+        changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{size} B")
+        yield Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
 Series = tuple[Change, ...]
