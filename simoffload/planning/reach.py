@@ -280,16 +280,16 @@ class Trials:
         """Return those of some values that fit, and the outermost values that fit between them and those that
         do not, or that are of another series."""
 
-        def alike(inner: int) -> Callable[[int], bool]:
+        def in_series(inner: int) -> Callable[[int], bool]:
             series = self.quantity.series
             own = series and series(self._edits(inner))
             return lambda at: self.fits(at) and (series is None or series(self._edits(at)) == own)
 
         edges = [
-            self.edge(inner, outer, alike(inner))[0]
+            self.edge(inner, outer, in_series(inner))[0]
             for pair in pairwise(coarse)
             for inner, outer in (pair, pair[::-1])
-            if self.fits(inner) and not alike(inner)(outer)
+            if self.fits(inner) and not in_series(inner)(outer)
         ]
         return sorted({*filter(self.fits, coarse), *edges})
 

@@ -271,7 +271,7 @@ def _missed(result: SimulationResult, service: Sequence[ServiceLevel]) -> float:
 class _Budget(NamedTuple):
     """A _Budget is what may be spent: on a whole machine, or beyond the present one."""
 
-    whole: float | None
+    machine: float | None
     extra: float | None
     owned: Bill | None
     """Present machine, where there is a limit for what is bought beyond it."""
@@ -290,7 +290,7 @@ class _Budget(NamedTuple):
     def pays(self, cost: Economics) -> bool:
         """Return whether an answer is within the budget."""
         within = self.extra is None or (self.bought(cost) or 0.0) <= self.extra
-        return within and (self.whole is None or _purchase(cost) <= self.whole)
+        return within and (self.machine is None or _purchase(cost) <= self.machine)
 
 
 class _Candidate(NamedTuple):
