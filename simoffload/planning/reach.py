@@ -368,10 +368,19 @@ class _Search(Trials):
             if found.rises or not found.others:
                 return found
             return self._found(self._kept()[-1], self._keeps, ends=(low, high))
-        least = min(self.at(index).missed for index in self._timed or [low])
-        nearest = [index for index in self._timed or [low] if self.at(index).missed <= _FLAT * least]
+        if not self._timed:
+            return self._found(max(self._tried, key=self._room), self.fits, ends=(low, high))
+        least = min(self.at(index).missed for index in self._timed)
+        nearest = [index for index in self._timed if self.at(index).missed <= _FLAT * least]
         start = min(nearest, key=lambda index: abs(index - now))
         return self._found(start, self.fits, ends=(low, high))
+
+    def _room(self, index: int) -> float:
+        """Return the share that the fullest tier has free, negative where it does not fit; as little as
+        possible for a value that is refused."""
+        one = self._tried[index]
+        room = self._evaluator.room(*one.edits) if one.status in {"does not fit", "missed"} else None
+        return min(room.values()) if room else -inf
 
     @property
     def _now(self) -> int:
@@ -420,9 +429,15 @@ class _Search(Trials):
 
     def _found(self, start: int, holds: Callable[[int], bool], ends: tuple[int, int]) -> Reach:
         """Return the answer: the values around ``start`` for which a condition holds."""
-        least, below = self.end(start, -1, holds)
-        most, above = self.end(start, 1, holds)
-        shown = {*self._timed, *ends, *(one for one in (below, above) if one is not None)}
+        if holds(start):
+            least, below = self.end(start, -1, holds)
+            most, above = self.end(start, 1, holds)
+        else:  # nothing fits: what may be in the way is a refusal
+            least = most = start
+            below, above = (
+                at if ends[0] <= at <= ends[1] and self.refused(at) else None for at in (start - 1, start + 1)
+            )
+        shown = {start, *self._timed, *ends, *(one for one in (below, above) if one is not None)}
         reached = self.at(start).kept
         return Reach(
             scenario=self._evaluator.scenario,

@@ -329,3 +329,22 @@ def test_plain_values() -> None:
     assert found["value"]["set"] == ["workload.batch_size=661"]
     assert found["beyond"]["status"] == "does not fit"
     assert found["trials"][0]["value"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "within", "overrides", "nearest", "beyond"),
+    [
+        ("profiles.dgx-a100-1tib.memory_capacity", "10 GiB..640 GiB", "strategy.weights=dram", "0.625", ""),
+        ("strategy.ranks", None, "strategy.weights=hbm", "8", "with 9: refused, 9 ranks, but the platform"),
+    ],
+)
+def test_where_nothing_fits_the_limit_of_the_nearest_value_is_told(
+    path: str, within: str | None, overrides: str, nearest: str, beyond: str
+) -> None:
+    scenario = so.load_scenario("ddn/bloom-mod-2", overrides=[overrides])
+    found = reach(scenario, slo="tpot=1s", by=path, within=within)
+    (verdict,) = reach_document(found).verdicts
+    assert found.best.value.startswith(nearest)
+    assert f"; nearest, with {found.best.value}: {found.best.why}" in verdict
+    assert beyond in verdict
+    assert verdict.count(" needs ") == 1
