@@ -88,7 +88,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         answer = _answer(
             advice, curve, found, service, budget, folder=folder, arguments=arguments, console=console
         )
-    answer.show()
+    answer.show(console)
     answer.list_files(console)
     return _status(advice, found)
 
