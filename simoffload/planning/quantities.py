@@ -70,14 +70,14 @@ class Quantity:
 
     def text(self, index: int) -> str:
         """Return a value for people."""
-        return f"{index:,}" if self.is_count else str(self.written(index))
+        return f"{index:,}" if self.is_count else f"{_number(index):,f} {self.unit}".rstrip()
 
     @property
     def now_text(self) -> str:
         """Return the present value for people; empty where there is none."""
         if self.now is None:
             return ""
-        return f"{int(self.now):,}" if self.is_count else f"{self.now:.6g} {self.unit}".rstrip()
+        return f"{int(self.now):,}" if self.is_count else f"{self.now:,.6g} {self.unit}".rstrip()
 
     def index(self, value: float) -> int:
         """Return the number of the largest value up to the given one [unit]."""

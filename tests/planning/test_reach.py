@@ -348,3 +348,10 @@ def test_where_nothing_fits_the_limit_of_the_nearest_value_is_told(
     assert f"; nearest, with {found.best.value}: {found.best.why}" in verdict
     assert beyond in verdict
     assert verdict.count(" needs ") == 1
+
+
+def test_large_rates_are_written_with_separators() -> None:
+    quantity = quantity_at(Evaluator(so.load_scenario(SERVED)), "profiles.samsung-980-pro-2tb.read")
+    _, high = quantity.ends(None)
+    assert (quantity.text(high), quantity.written(high)) == ("7,000,000 MB/s", "7000000 MB/s")
+    assert quantity.now_text == "7,000 MB/s"
