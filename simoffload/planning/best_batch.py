@@ -43,6 +43,8 @@ class BestBatch(NamedTuple):
     """Batch with the highest throughput; None if none fits and keeps the service levels."""
     nearest: Trial | None
     """Batch that misses the service levels least, where none keeps them; None if none fits."""
+    stopped: str = ""
+    """Limit that a batch reached, or that ended the search; empty if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -51,6 +53,7 @@ class BestBatch(NamedTuple):
             "slo": [one.text for one in self.service],
             "best": None if self.best is None else self.best.to_dict(),
             "nearest": None if self.nearest is None else self.nearest.to_dict(),
+            **by_name(self, "stopped"),
         }
 
 
@@ -74,19 +77,21 @@ def best_batch(
     kind = type(fit(scenario))
     texts = (slo,) if isinstance(slo, str) else slo
     service = tuple(parse_service(text, kind) for text in texts)
-    limit = batch_limit(evaluator, workload)
+    limit, plan = batch_limit(evaluator, workload), evaluator.plan
     search = _Batches(evaluator, service, evaluator.strategy.sizes(workload.batch_size).unit)
-    with watched_by(progress), stage():
+    most = 2 * (limit.most or 0).bit_length() + 2 * _HALVINGS  # those that double, then those between them
+    with watched_by(progress), stage(most):
         best, nearest = (None, None) if limit.most is None else search.up_to(limit.most, limit.now)
     return BestBatch(
         name=scenario.name,
         model=scenario.model.name,
         platform=scenario.machine.platform,
-        target="+".join(filter(None, (held.target(evaluator.plan), held.optimizer_target(evaluator.plan)))),
+        target="+".join(filter(None, (held.target(plan), held.optimizer_target(plan)))),
         service=service,
         batch=limit,
         best=best,
         nearest=nearest,
+        stopped=search.stopped,
     )
 
 

@@ -21,7 +21,7 @@ from simoffload.documents import (
     same_name,
     suggest,
 )
-from simoffload.errors import InputError, shortened
+from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.hardware import Library, spelled
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
@@ -215,8 +215,10 @@ def _edits(evaluator: Evaluator, location: Location, now: float | None) -> Calla
 def _batch(evaluator: Evaluator, count: int) -> tuple[Edit, ...]:
     """Return the edits to a batch in the fewest equal parts that fit."""
     divided = evaluator.sizes.divided
-    found = (evaluator.batch(count),) if divided is None else divided(count)
-    return next((one for one in found if evaluator.fits(*one)), found[-1])
+    *more, last = (evaluator.batch(count),) if divided is None else divided(count)
+    with suppress(WorkLimitError):  # which whoever asks about the edits is told
+        return next((one for one in more if evaluator.fits(*one)), last)
+    return last
 
 
 def _spread(strategy: Strategy, location: Location, value: int, now: int) -> tuple[Edit, ...]:

@@ -188,7 +188,9 @@ def reach(
     quantity = quantity_at(evaluator, by, within=within)
     low, high = quantity.ends(within)
     search = _Search(evaluator, quantity, service)
-    with watched_by(progress), stage():
+    # Two ends of the range that keeps them are between values that were tried.
+    most = len(quantity.coarse(low, high)) + 2 * (high - low).bit_length()
+    with watched_by(progress), stage(most):
         return search.from_to(low, high)
 
 
