@@ -18,8 +18,9 @@ from simoffload.cli.output import (
     report_files,
 )
 from simoffload.cli.sources import load
+from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError, shortened
-from simoffload.limits import keep, limited, now_doing, sharing
+from simoffload.limits import keep, limited, now_doing, sharing, time_left
 
 if TYPE_CHECKING:
     from simoffload.cli.option_types import Budget
@@ -53,22 +54,26 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     capacity = fit(scenario)
     kind, (budget, extra) = type(capacity), _budgets(arguments.budget, scenario, capacity, prices)
     service = parse_services(arguments.slo, kind)
+    platforms = [_referred(scenario, one, "--platforms") for one in arguments.platforms or ()]
+    for name in platforms:  # an unknown one is refused before long work starts
+        scenario.platform(Edit.at("platform", name))
+    searches = arguments.search or arguments.slo or platforms or arguments.budget
     found = None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
-        # The search comes first, so that errors in its options are reported before long work starts; it
-        # begins with the scenario itself.
-        if arguments.search or arguments.slo or arguments.platforms or arguments.budget:
+        with sharing(time_left() / 2 if searches else None):  # the other half is for the search
+            advice = advise(evaluator, objective=arguments.objective, costs=prices)
+        if searches:
             found = search_catalogue(
                 evaluator,
                 budget=budget,
                 extra=extra,
                 service=service,
                 objective=arguments.objective,
-                platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
+                platforms=platforms,
                 costs=prices,
+                advice=advice,
             )
-        advice = advise(evaluator, objective=arguments.objective, costs=prices)
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
         looked = found.combinations - found.outcomes.get("were not looked at", 0)
@@ -82,7 +87,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
         answer = _answer(
             advice, curve, found, service, budget, folder=folder, arguments=arguments, console=console
         )
-    answer.show()
+    answer.show(console)
     answer.list_files(console)
     return _status(advice, found)
 

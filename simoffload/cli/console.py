@@ -52,6 +52,8 @@ class Console:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self.answered = False
+        """Whether something of the answer was written."""
         self._drawn = 0
         """Length [characters] of the line on standard error that the next output replaces."""
         self._lock = Lock()  # progress is drawn by a thread
@@ -73,7 +75,12 @@ class Console:
 
     def answer(self, text: str, data: Any) -> None:
         """Print an answer: as text (already escaped), or with ``--json`` as one document."""
-        sys.stdout.write(self.rendered(text, data))
+        self.print_answer(self.rendered(text, data))
+
+    def print_answer(self, rendered: str) -> None:
+        """Print an answer that is already rendered."""
+        self.answered = True
+        sys.stdout.write(rendered)
 
     def rendered(self, text: str, data: Any) -> str:
         """Return an answer as :meth:`answer` prints it."""

@@ -125,13 +125,12 @@ def _each(
     found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], T], console: Console
 ) -> _Each[T]:
     """Ask a question about each scenario. Raises InputError or WorkLimitError if none has an answer."""
-    limited_question = limited(question)
     answers: list[T] = []
     stopped: dict[str, str] = {}
     with Waiting(console, partial=True):
         for label in steps(found, str):
             try:
-                answers.append(limited_question(found[label]))
+                answers.append(question(found[label]))
             except (InputError, WorkLimitError) as error:
                 if len(stopped) == len(found) - 1:
                     raise
@@ -158,7 +157,7 @@ def _machines(
             named = (one if one.path else one._replace(path="--on", key="") for one in error.problems)
             raise InputError(named) from None
 
-    each = _each(found, needed, console)
+    each = _each(found, limited(needed), console)
     text = _text(machines_document(each.answers, stopped=each.reasons), console)
     fits = any(count.machines for one in each.answers for count in one.counts)
     return each.as_answer("machines", text, [one.to_dict() for one in each.answers], fits=fits)
@@ -172,7 +171,7 @@ def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
         keep(scenario.scenario.engine.limits)
         return largest(scenario)
 
-    each = _each(found, held, console)
+    each = _each(found, limited(held), console)
     text = _text(largest_document(each.answers, stopped=each.reasons), console)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
     return each.as_answer("largest", text, [one.to_dict() for one in each.answers], fits=fits)
@@ -183,10 +182,16 @@ def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: C
     from simoffload.report.from_fit import best_batch_document
 
     def best(scenario: LoadedScenario) -> BestBatch:
-        keep(scenario.scenario.engine.limits)
-        return best_batch(scenario, slo=slo)
+        # Its parts are limited one by one, so that what they found is kept.
+        with sharing(scenario.scenario.engine.timeout):
+            return best_batch(scenario, slo=slo)
 
     each = _each(found, best, console)
-    text = _text(best_batch_document(each.answers, stopped=each.reasons), console)
+    partly = [
+        f"{one.name}, {one.target}: not every batch was tried: {one.stopped}"
+        for one in each.answers
+        if one.stopped
+    ]
+    text = _text(best_batch_document(each.answers, stopped=[*each.reasons, *partly]), console)
     fits = any(one.best is not None for one in each.answers)
     return each.as_answer("best_batch", text, [one.to_dict() for one in each.answers], fits=fits)

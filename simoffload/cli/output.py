@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,9 +86,9 @@ class Answer(NamedTuple):
         text = "" if console.as_json else terminal_text(document, color=console.color, width=console.width)
         return cls(console.rendered(text, data), written)
 
-    def show(self) -> None:
+    def show(self, console: Console) -> None:
         """Print the answer to standard output."""
-        sys.stdout.write(self.printed)
+        console.print_answer(self.printed)
 
     def list_files(self, console: Console) -> None:
         """Print the names of the files; those in the folder of recommended scenarios are only counted."""

@@ -74,11 +74,12 @@ def _stoppable(received: list[int]) -> Iterator[None]:
 
 
 def _stopped(console: Console, received: Sequence[int]) -> int:
-    if signal.SIGTERM in received:
-        console.note("terminated")
-        return ExitCode.TERMINATED
-    console.note("interrupted")
-    return ExitCode.INTERRUPTED
+    terminated = signal.SIGTERM in received
+    text = "terminated" if terminated else "interrupted"
+    console.note(text)
+    if console.as_json and not console.answered:
+        console.fail([Problem("", None, None, "", text)])
+    return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
 
 
 def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:

@@ -26,7 +26,7 @@ def find_values(arguments: Namespace, console: Console) -> ExitCode:
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = reach(scenario, slo=arguments.slo, by=arguments.by, within=arguments.within)
     answer = _answer(found, folder, arguments, console)
-    answer.show()
+    answer.show(console)
     answer.list_files(console)
     if found.stopped:
         console.note(f"not every value was tried: {found.stopped}")

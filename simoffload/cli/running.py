@@ -26,7 +26,7 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
     # An explanation simulates many more scenarios, which share the time and have the memory each.
     question = _run if arguments.explain else limited(_run)
     answered = question(arguments, folder, console)
-    answered.answer.show()
+    answered.answer.show(console)
     console.warn(answered.warnings)
     answered.answer.list_files(console)
     if answered.trace_note:
@@ -123,7 +123,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
     with Waiting(console):
         answer = _compared(comparison, scenarios, folder, arguments, console)
-    answer.show()
+    answer.show(console)
     if console.as_json:
         for label, result in comparison.results.items():
             console.warn(f"{label}: {warning}" for warning in result.warnings)

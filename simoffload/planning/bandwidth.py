@@ -23,6 +23,8 @@ _FACTORS = tuple(2 ** (step * 2 / 3) for step in range(-4, 9))
 """Multiples of the platform's own storage rate to simulate, from a sixth to forty."""
 _FASTEST, _SLOWEST = 1e3, 1e-3
 """Multiples of the platform's own rate: the fastest storage, which stands for unlimited, and the slowest."""
+_MOST = len(_FACTORS) + 1 + 2 * 11
+"""Most rates that are simulated: these, the fastest, and those of two searches to 1 % of a thousandfold."""
 _ENOUGH = 1.02
 """Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
 _HARDLY = 1.05
@@ -138,7 +140,7 @@ def storage_curve(scenario: Asked, *, progress: Watcher | None = None) -> Storag
     evaluator = evaluator_of(scenario)
     result, _ = evaluator.timed()
     tier = _tier(evaluator.scenario.machine, result)
-    with watched_by(progress), stage():
+    with watched_by(progress), stage(_MOST):
         return _Storage(evaluator, tier).curve() if tier else None
 
 

@@ -17,7 +17,7 @@ from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy, held
-from simoffload.strategies.tunables import Purpose, Tunable
+from simoffload.strategies.tunables import Purpose, Sizes, Tunable
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Evaluator:
     def largest_batch(self, *, most: int) -> int | None:
         """Return the largest batch up to ``most`` that fits, of which every part has the size of now; smaller
         parts only where not even one such part fits."""
-        unit = self.strategy.sizes(self._batch_size).unit
+        unit = self.sizes.unit
         start = self._batch_size // unit
         parts = self.largest(lambda count: self.batch(count * unit), start=start, most=most // unit)
         if parts is None and unit > 1:
@@ -258,7 +258,12 @@ class Evaluator:
 
     def batch(self, count: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of sequences per batch."""
-        return self.strategy.sizes(self._batch_size).batch(count)
+        return self.sizes.batch(count)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Edits to other sizes of the work of the unchanged scenario."""
+        return self.strategy.sizes(self._batch_size)
 
     @property
     def _batch_size(self) -> int:

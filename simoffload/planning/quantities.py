@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from simoffload.documents import (
@@ -20,7 +21,7 @@ from simoffload.documents import (
     same_name,
     suggest,
 )
-from simoffload.errors import InputError, shortened
+from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.hardware import Library, spelled
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
@@ -56,6 +57,9 @@ class Quantity:
     """Whether it counts something, so that it is a whole number."""
     edits: Callable[[Any], tuple[Edit, ...]]
     """Function that returns the edits to a value as a scenario writes it."""
+    series: Callable[[tuple[Edit, ...]], Hashable] | None = None
+    """Function that returns what edits to several values have in common, within which more is about evenly
+    more: the number of parts of a batch; None where that is so for all values."""
     step: int = 1
     """Number by which a count grows from one value to the next."""
 
@@ -68,14 +72,14 @@ class Quantity:
 
     def text(self, index: int) -> str:
         """Return a value for people."""
-        return f"{index * self.step:,}" if self.is_count else str(self.written(index))
+        return f"{self.written(index):,}" if self.is_count else f"{_number(index):,f} {self.unit}".rstrip()
 
     @property
     def now_text(self) -> str:
         """Return the present value for people; empty where there is none."""
         if self.now is None:
             return ""
-        return f"{int(self.now):,}" if self.is_count else f"{self.now:.6g} {self.unit}".rstrip()
+        return f"{int(self.now):,}" if self.is_count else f"{self.now:,.6g} {self.unit}".rstrip()
 
     def index(self, value: float) -> int:
         """Return the number of the largest value up to the given one [unit]."""
@@ -162,8 +166,14 @@ def quantity_at(evaluator: Evaluator, path: str, *, within: str | None = None) -
         raise _refusal(path, f"is an option of the simulator, which changes no answer; {_EXAMPLE}")
     value = _value_at(evaluator, location)
     now, unit, counts = _read(value, location, within)
+    divided = location == ("workload", "batch_size") and evaluator.sizes.divided is not None
     return Quantity(
-        path=key_path(location), now=now, unit=unit, is_count=counts, edits=_edits(evaluator, location, now)
+        path=key_path(location),
+        now=now,
+        unit=unit,
+        is_count=counts,
+        edits=_edits(evaluator, location, now),
+        series=(lambda edits: repr(edits[1:])) if divided else None,
     )
 
 
@@ -194,7 +204,7 @@ def _edits(evaluator: Evaluator, location: Location, now: float | None) -> Calla
             each = machine.ranks_per_node(strategy.gpus)
             return lambda value: evaluator.spread(value, per_node=each)
         case ("workload", "batch_size"):
-            return evaluator.batch
+            return partial(_batch, evaluator)
         case ("workload", "gradient_accumulation_steps" as key):
             return lambda value: (Edit(location, value), *strategy.sizes().along(key))
         case ("model", str(key)):
@@ -202,6 +212,15 @@ def _edits(evaluator: Evaluator, location: Location, now: float | None) -> Calla
         case ("strategy", str(key)) if key in {"ranks", *strategy.traits.gpu_keys} and now:
             return lambda value: _spread(strategy, location, value, int(now))
     return lambda value: (Edit(location, value),)
+
+
+def _batch(evaluator: Evaluator, count: int) -> tuple[Edit, ...]:
+    """Return the edits to a batch in the fewest equal parts that fit."""
+    divided = evaluator.sizes.divided
+    *more, last = (evaluator.batch(count),) if divided is None else divided(count)
+    with suppress(WorkLimitError):  # which whoever asks about the edits is told
+        return next((one for one in more if evaluator.fits(*one)), last)
+    return last
 
 
 def _spread(strategy: Strategy, location: Location, value: int, now: int) -> tuple[Edit, ...]:

@@ -168,13 +168,15 @@ class BestBatch(NamedTuple):
     """Batch with the highest throughput; None if none fits and keeps the service levels."""
     nearest: Trial | None
     """Batch that misses the service levels least, where none keeps them; None if none fits."""
+    stopped: str = ""
+    """Limit that a batch reached, or that ended the search; empty if there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
             **by_name(self, "name model platform target batch_size=batch"),
             "slo": [one.text for one in self.service],
-            **by_name(self, "best nearest"),
+            **by_name(self, "best nearest stopped"),
         }
 
 
@@ -205,7 +207,9 @@ def reach(
     quantity = quantity_at(evaluator, by, within=within)
     low, high = quantity.ends(within)
     search = _Search(evaluator, quantity, service)
-    with watched_by(progress), stage():
+    # Two ends of the range that keeps them are between values that were tried.
+    most = len(quantity.coarse(low, high)) + 2 * (high - low).bit_length()
+    with watched_by(progress), stage(most):
         return search.from_to(low, high)
 
 
@@ -223,23 +227,26 @@ def best_batch(
     if isinstance(workload, Checkpointing):
         raise InputError([scenario.document.problem(("workload", "kind"), "checkpoints have no batch")])
     service = parse_services(slo, type(fit(scenario)))
-    limit, unit = batch_limit(evaluator, workload), evaluator.strategy.sizes(workload.batch_size).unit
-    best = nearest = None
+    limit, target = batch_limit(evaluator, workload), evaluator.target
+    best, nearest, stopped = None, None, ""
     if limit.most is not None:
-        unit = unit if limit.most >= unit else 1
+        unit = evaluator.sizes.unit if limit.most >= evaluator.sizes.unit else 1
         quantity = replace(quantity_at(evaluator, "workload.batch_size"), step=unit)
-        with watched_by(progress), stage():
-            search = _Search(evaluator, quantity, service)
-            best, nearest = search.fastest(limit.most // unit, limit.now // unit)
+        search, last = _Search(evaluator, quantity, service), limit.most // unit
+        # Counts that double, and those between them.
+        with watched_by(progress), stage(2 * last.bit_length() + 2 * _HALVINGS_OF_BEST):
+            best, nearest = search.fastest(last, limit.now // unit)
+        stopped = search.stopped
     return BestBatch(
         name=scenario.name,
         model=scenario.model.name,
         platform=scenario.machine.platform,
-        target=evaluator.target,
+        target=target,
         service=service,
         batch=limit,
         best=best,
         nearest=nearest,
+        stopped=stopped,
     )
 
 
@@ -323,12 +330,18 @@ class _Search:
 
     def that_fit(self, coarse: Sequence[int]) -> list[int]:
         """Return those of some values that fit, and the outermost values that fit between them and those that
-        do not."""
+        do not, or that are of another series."""
+
+        def in_series(inner: int) -> Callable[[int], bool]:
+            series = self.quantity.series
+            own = series and series(self._edits(inner))
+            return lambda at: self.fits(at) and (series is None or series(self._edits(at)) == own)
+
         edges = [
-            self.edge(inner, outer, self.fits)[0]
+            self.edge(inner, outer, in_series(inner))[0]
             for pair in pairwise(coarse)
             for inner, outer in (pair, pair[::-1])
-            if self.fits(inner) and not self.fits(outer)
+            if self.fits(inner) and not in_series(inner)(outer)
         ]
         return sorted({*filter(self.fits, coarse), *edges})
 
@@ -381,16 +394,28 @@ class _Search:
         coarse = self.up_to_refusal(self.quantity.coarse(low, high))
         fitting, now = self.that_fit(coarse), self._now
         near = {min(fitting, key=lambda index: abs(index - now))} if fitting else set()
-        for index in sorted({*coarse} - {*fitting} | _spread(fitting, _TIMED) | near):
+        edges = {*fitting} - {*coarse}
+        for index in sorted({*coarse} - {*fitting} | _spread(fitting, _TIMED) | near | edges):
             self.at(index)
         kept = self._kept() or self._in_the_middle()
         if kept:
-            start = min(kept, key=lambda index: abs(index - now))
-            return self._found(start, self._keeps, ends=(low, high))
-        least = min(self.at(index).missed for index in self._timed or [low])
-        nearest = [index for index in self._timed or [low] if self.at(index).missed <= _FLAT * least]
+            found = self._found(kept[0], self._keeps, ends=(low, high))
+            if found.rises or not found.others:
+                return found
+            return self._found(self._kept()[-1], self._keeps, ends=(low, high))
+        if not self._timed:
+            return self._found(max(self._tried, key=self._room), self.fits, ends=(low, high))
+        least = min(self.at(index).missed for index in self._timed)
+        nearest = [index for index in self._timed if self.at(index).missed <= _FLAT * least]
         start = min(nearest, key=lambda index: abs(index - now))
         return self._found(start, self.fits, ends=(low, high))
+
+    def _room(self, index: int) -> float:
+        """Return the share that the fullest tier has free, negative where it does not fit; as little as
+        possible for a value that is refused."""
+        one = self._tried[index]
+        room = self._evaluator.room(*one.edits) if one.status in {"does not fit", "missed"} else None
+        return min(room.values()) if room else -inf
 
     @property
     def _now(self) -> int:
@@ -440,9 +465,15 @@ class _Search:
 
     def _found(self, start: int, holds: Callable[[int], bool], ends: tuple[int, int]) -> Reach:
         """Return the answer: the values around ``start`` for which a condition holds."""
-        least, below = self.end(start, -1, holds)
-        most, above = self.end(start, 1, holds)
-        shown = {*self._timed, *ends, *(one for one in (below, above) if one is not None)}
+        if holds(start):
+            least, below = self.end(start, -1, holds)
+            most, above = self.end(start, 1, holds)
+        else:  # nothing fits: what may be in the way is a refusal
+            least = most = start
+            below, above = (
+                at if ends[0] <= at <= ends[1] and self.refused(at) else None for at in (start - 1, start + 1)
+            )
+        shown = {start, *self._timed, *ends, *(one for one in (below, above) if one is not None)}
         reached = self.at(start).kept
         return Reach(
             scenario=self._evaluator.scenario,

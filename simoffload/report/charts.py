@@ -330,7 +330,7 @@ def speed_axis(search: Search) -> str:
 
 def front(search: Search) -> Figure:
     """Draw all simulated purchases, and the Pareto front as a line."""
-    rest = [point for point in search.points if isfinite(point.purchase)]
+    rest = [point for point in search.points if isfinite(point.price)]
     best = [search.best] if search.best in rest else []
     same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
     data = [
@@ -343,7 +343,9 @@ def front(search: Search) -> Figure:
         data,
         _HEIGHT,
         showlegend=True,
-        xaxis=draw.axis(f"purchase [{draw.plain(search.currency)}]"),
+        xaxis=draw.axis(
+            f"{'purchase' if search.extra is None else 'bought'} [{draw.plain(search.currency)}]"
+        ),
         yaxis=draw.axis(speed_axis(search), rangemode="tozero"),
     )
 
@@ -359,7 +361,7 @@ def _marks(
 ) -> Scatter:
     return draw.points(
         name,
-        x=[point.purchase for point in found],
+        x=[point.price for point in found],
         y=[point.speed for point in found],
         hover=[draw.plain(", ".join(point.description) or "no change") for point in found],
         mode=mode,

@@ -35,7 +35,7 @@ from simoffload.report.document import (
 )
 from simoffload.report.formatting import NameFirst, counted, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
-from simoffload.report.presentation import presentation
+from simoffload.report.presentation import BOUND, presentation
 from simoffload.report.sections.background import (
     COMMAND,
     commands,
@@ -101,13 +101,12 @@ def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[Repo
         sentences = [*_missing(mine), *_limits(mine), *_reservations(mine)]
         if number == 0:
             sentences = [*notes, *sentences]
+        table = _table(mine, costs=len(mine) > 1)
         yield ReportSection(
             "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
             tuple(dict.fromkeys(sentences)),
-            tuple(
-                table for table in (_table(mine, costs=len(mine) > 1), _interval_table(mine)) if table.rows
-            ),
-            tuple(_legend(mine)),
+            tuple(one for one in (table, _interval_table(mine)) if one.rows),
+            tuple(_legend(mine, table)),
             notes_on_terminal=True,
         )
 
@@ -187,14 +186,18 @@ def _joined(labels: Sequence[str]) -> str:
     return ("; " if any(", " in one for one in labels) else ", ").join(labels)
 
 
-def _legend(found: Sequence[Group]) -> Iterator[str]:
-    """Explain the columns of the tables."""
+def _legend(found: Sequence[Group], table: ReportTable) -> Iterator[str]:
+    """Explain the columns of the tables, as far as every reader sees them."""
+    shown = [head for at, head in enumerate(table.head) if at not in table.page_columns]
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
         wording = presentation(timed[0])
         formulas = definitions(timed[0])
         yield from (f"{name} = {formulas[name]}" for name in wording.formulas)
-        yield wording.legend
+        columns = {"", BOUND} & {"", *shown}
+        columns |= {"ratio"} if any(head.startswith(f"{wording.ratio} ") for head in shown) else set()
+        texts = [text for column, text in wording.legend.items() if text and column in columns]
+        yield from ["; ".join(texts)] if texts else []
     if any(group.throughput_apart for group in found):
         yield "throughput: ratio of tokens/s"
     if any(row.published for group in found for row in group.rows):
@@ -231,7 +234,7 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
     against = baselines.pop() if len(baselines) == 1 else ""
     ratio = f"{first.ratio} vs {against}" if against else f"{first.ratio} ratio"
     answer = "bottleneck" if any(row.result.step for _, row, _ in named) else "answer"
-    head = (*heads, *first.cells, ratio, "throughput", "published", "cost/1M", answer, "share of the bound")
+    head = (*heads, *first.cells, ratio, "throughput", "published", "cost/1M", answer, BOUND)
     rows = tuple(
         (*name, *_row(group, row, several=len(found) > 1, costs=costs)) for name, row, group in named
     )

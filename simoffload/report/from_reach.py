@@ -70,11 +70,12 @@ def _verdict(found: Reach) -> str:
         return f"{_unreached(found, levels)}; {BRACKETS}."
     now = f"; now {found.now.value}" if found.now.value else ""
     now += ", which keeps it" if now and found.now.kept else ""
+    others = "keeps it" if len(found.others) == 1 else "and other values keep it"
     parts = [
         f"{levels} with {found.path} {_range(found)}{now}",
         f"with {found.value.value}: {_given(found.value, found.service)}",
         *([f"with {found.beyond.value}: {_given(found.beyond, found.service)}"] if found.beyond else []),
-        *(f"{one.value} keeps it, too" for one in found.others[:1]),
+        *(f"{one.value} {others}, too" for one in found.others[:1]),
         BRACKETS,
     ]
     return f"{'; '.join(parts)}."
@@ -119,11 +120,11 @@ def _unreached(found: Reach, levels: str) -> str:
     """Return why no value keeps the service levels, and what comes nearest."""
     low, high = found.trials[0].value, found.trials[-1].value
     text = f"no value of {found.path} from {low} to {high} gives {levels}"
-    if found.best.result is None:
+    if found.best.status not in {"", "does not fit"}:
         reasons = dict.fromkeys(one.why for one in (found.best, *found.trials, found.now) if one.why)
         return f"{text}: {'; '.join(list(reasons)[:3])}"
     given = _given(found.best, found.service)
-    if not found.matters:
+    if found.best.result is not None and not found.matters:
         return f"{text}, as it changes nothing: {given}"
     beside = (f"with {one.value}: {_given(one, found.service)}" for one in (found.below, found.above) if one)
     return "; ".join((f"{text}; nearest, with {found.best.value}: {given}", *beside))

@@ -67,8 +67,9 @@ class Presentation(NamedTuple):
     """Headings and cells of a row of a comparison, with the same headings for all results of a kind."""
     cell_metrics: tuple[str, ...]
     """Names of the metrics in these cells, in the same order."""
-    legend: str
-    """Explanation of the other columns of a comparison."""
+    legend: Mapping[str, str]
+    """Explanations of other columns of a comparison, by what they are about: "ratio", "share of the bound";
+    "" for what does not depend on a column."""
     formulas: tuple[str, ...]
     """Metrics that are explained under a comparison."""
     shown: PassResult | None
@@ -152,9 +153,8 @@ def _metrics(
 
 # -- inference -----------------------------------------------------------------------------------
 
-_BOUND_LEGEND = (
-    "share of the bound: time of the step if its busiest link, GPU or host thread never waited, over its time"
-)
+BOUND = "share of the bound"
+_BOUND_LEGEND = "time of the step if its busiest link, GPU or host thread never waited, over its time"
 _GATHERED = "{}: every GPU gathers every layer for every token"
 _INFERENCE: Shown = {
     "ttft_s": ("time to first token", format_seconds),
@@ -176,7 +176,6 @@ def _inference(result: InferenceResult) -> Presentation:
     weights, several = result.placement_name or result.target, result.output_length > 1
     places = (TierAssignment("weights", weights),)
     ratio = "TPOT (time per output token of a sequence)" if several else "TTFT (time to first token)"
-    one_token = "" if several else "only one token is generated, so there is no time per output token; "
     decode_cells = {"TPOT": seconds(result.tpot_s or None)} if several else {}
     note = ""
     if result.decode_estimated:
@@ -203,7 +202,11 @@ def _inference(result: InferenceResult) -> Presentation:
         metrics=_metrics(result, _INFERENCE),
         cells={"TTFT": seconds(result.ttft_s), **decode_cells, "tokens/s": rate(result.tokens_per_s)},
         cell_metrics=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
-        legend=f"{one_token}ratio: {ratio} over that of the baseline; {_BOUND_LEGEND}",
+        legend={
+            "": "" if several else "only one token is generated, so there is no time per output token",
+            "ratio": f"ratio: {ratio} over that of the baseline",
+            BOUND: f"{BOUND}: {_BOUND_LEGEND}",
+        },
         formulas=("ttft_s", *(("tpot_s",) if several else ()), "tokens_per_s"),
         shown=result.step,
         unit_name="pass",
@@ -268,7 +271,7 @@ def _training(result: TrainingResult) -> Presentation:
             "tokens/s": rate(result.tokens_per_s),
         },
         cell_metrics=("step_s", *_PARTS, "tokens_per_s"),
-        legend="ratio: time per token over that of the baseline",
+        legend={"ratio": "ratio: time per token over that of the baseline"},
         formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
         shown=longest.result if longest else None,
         unit_name="step",
@@ -358,7 +361,7 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
             "restored": seconds(metrics["restore_s"]),
         },
         cell_metrics=("save_s", "bytes_per_s", "stall_s", "restore_s"),
-        legend="ratio: time to save over that of the baseline",
+        legend={"ratio": "ratio: time to save over that of the baseline"},
         formulas=("save_s", "stall_s", "restore_s", "bytes_per_s"),
         shown=longest.result if longest else None,
         unit_name="checkpoint",

@@ -313,7 +313,25 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
-    return document
+    return _in_precision(document)
+
+
+_CASTS = {"fp16": "float16", "bf16": "bfloat16"}
+"""Data types of a model by the section of ds_config that enables them."""
+
+
+def _in_precision(document: Document) -> Document:
+    """Return the document with the data type that its ds_config enables, if the model states none: DeepSpeed
+    casts the model to it (``DeepSpeedEngine._configure_distributed_model``)."""
+    config, model = document.data["strategy"].get("ds_config"), document.data.get("model")
+    model = {"name": model} if isinstance(model, str) else model
+    if not isinstance(config, dict) or not isinstance(model, dict) or model.get("dtype") is not None:
+        return document
+    sections = ((config.get(key), dtype) for key, dtype in _CASTS.items())
+    enabled = [dtype for one, dtype in sections if isinstance(one, dict) and one.get("enabled") is True]
+    if len(enabled) != 1:
+        return document
+    return edited(document, [Edit(("model",), {**model, "dtype": enabled[0]})], in_place=True)
 
 
 def _with_kind(document: Document, section: str, kind: str) -> Document:

@@ -166,6 +166,9 @@ class Sizes(NamedTuple):
     change: they remove settings that repeat it."""
     unit: int = 1
     """Number of sequences by which a batch grows, which is more than 1 if its parts keep their size."""
+    divided: Callable[[int], tuple[tuple[Edit, ...], ...]] | None = None
+    """Function that returns the edits to any number of sequences for each number of equal parts, the fewest
+    first; None where ``batch`` has all."""
 
     @classmethod
     def of(cls, strategy: Strategy, along: Callable[..., tuple[Edit, ...]] = _nothing) -> Sizes:

@@ -53,6 +53,9 @@ def test_interruption(program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr("simoffload.simulation.simulate", interrupt)
     assert program("run", "small.yaml", "--output-dir", "out") == (130, "", "interrupted\n")
     assert [entry.name for entry in tmp_path.iterdir()] == ["small.yaml"]
+    answer = program("run", "small.yaml", "--json")
+    assert (answer.status, answer.err) == (130, "interrupted\n")
+    assert json.loads(answer.out)["problems"][0]["message"] == "interrupted"
 
 
 @pytest.mark.usefixtures("interruptible")

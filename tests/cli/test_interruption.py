@@ -193,6 +193,26 @@ def test_machines_are_counted_for_the_scenarios_that_were_looked_at(
     assert found["stopped"] == {"second": "stopped by Ctrl-C"}
 
 
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("fit", ("--best-batch",)),
+        ("reach", ("--slo", "tpot=1ms", "--by", "workload.batch_size")),
+    ],
+)
+def test_a_search_over_one_number_has_the_best_value_so_far(
+    program: Program, interrupt: Interrupt, command: str, options: tuple[str, ...]
+) -> None:
+    interrupt(step=4)
+    answer = program(command, "small.yaml", *options, "--json")
+    assert answer.status == 130
+    assert re.match(r"not complete: stopped by Ctrl-C at 4 of \d+: workload.batch_size = \d+", answer.err)
+    found = json.loads(answer.out)
+    found = found["best_batch"][0] if command == "fit" else found
+    assert found["best"]["metrics"]["tokens_per_s"] > 0
+    assert found["stopped"] == "stopped by Ctrl-C"
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_on_a_terminal_the_line_of_progress_gives_way_to_the_answer(
     program: Program, tmp_path: Path, repository: Path

@@ -122,6 +122,20 @@ def test_drives_are_as_many_as_hold_the_weights() -> None:
     assert number(found) == ceil(use.needed / (use.capacity / 4))
 
 
+@pytest.mark.parametrize("rate", [7, 8.4])
+def test_the_least_batch_of_flexgen_may_be_in_fewer_parts(rate: float) -> None:
+    """Batches count that are no multiple of the GPU batch, and those of one part far from the present one."""
+    scenario = so.load_scenario("flexgen/opt-30b")
+    evaluator = Evaluator(scenario)
+    quantity = quantity_at(evaluator, "workload.batch_size")
+    assert quantity.edits(59)[1].value == 2  # refused, and not in one part that is too large
+    found = reach(scenario, slo=f"tokens_per_s={rate}", by="workload.batch_size")
+    for count in range(int(number(found)) // 2, int(number(found)) + 1):
+        edits = quantity.edits(count)
+        kept = evaluator.fits(*edits) and evaluator.answer(*edits)[1].metrics()["tokens_per_s"] >= rate
+        assert kept == (count == number(found)), count
+
+
 @pytest.mark.parametrize("name", ["ddn/bloom-7b1", "zero-inference-2022/opt-30b"])
 def test_the_largest_batch_and_context_are_those_that_fit(name: str) -> None:
     scenario = so.load_scenario(name)
@@ -315,3 +329,29 @@ def test_plain_values() -> None:
     assert found["value"]["set"] == ["workload.batch_size=661"]
     assert found["beyond"]["status"] == "does not fit"
     assert found["trials"][0]["value"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "within", "overrides", "nearest", "beyond"),
+    [
+        ("profiles.dgx-a100-1tib.memory_capacity", "10 GiB..640 GiB", "strategy.weights=dram", "0.625", ""),
+        ("strategy.ranks", None, "strategy.weights=hbm", "8", "with 9: refused, 9 ranks, but the platform"),
+    ],
+)
+def test_where_nothing_fits_the_limit_of_the_nearest_value_is_told(
+    path: str, within: str | None, overrides: str, nearest: str, beyond: str
+) -> None:
+    scenario = so.load_scenario("ddn/bloom-mod-2", overrides=[overrides])
+    found = reach(scenario, slo="tpot=1s", by=path, within=within)
+    (verdict,) = reach_document(found).verdicts
+    assert found.best.value.startswith(nearest)
+    assert f"; nearest, with {found.best.value}: {found.best.why}" in verdict
+    assert beyond in verdict
+    assert verdict.count(" needs ") == 1
+
+
+def test_large_rates_are_written_with_separators() -> None:
+    quantity = quantity_at(Evaluator(so.load_scenario(SERVED)), "profiles.samsung-980-pro-2tb.read")
+    _, high = quantity.ends(None)
+    assert (quantity.text(high), quantity.written(high)) == ("7,000,000 MB/s", "7000000 MB/s")
+    assert quantity.now_text == "7,000 MB/s"

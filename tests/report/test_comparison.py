@@ -9,7 +9,7 @@ import pytest
 from simoffload.report.comparison import Published, group_verdict, groups, warnings
 from simoffload.report.comparison_charts import causes_compared
 from simoffload.results.result import SimulationResult
-from tests.report.conftest import checked
+from tests.report.conftest import checked, compare_text
 
 Make = Callable[..., SimulationResult]
 
@@ -92,3 +92,11 @@ def test_causes_are_told_by_more_than_a_colour(make_result: Make) -> None:
         ("host to GPU", ["host to GPU"] * 2),
     ]
     assert figure["layout"]["uniformtext"]["mode"] == "hide"
+
+
+def test_only_columns_that_are_shown_are_explained(make_result: Make) -> None:
+    alone = compare_text([make_result(target="dram"), make_result(target="raid")])
+    several = compare_text([make_result(model="a"), make_result(model="b")])
+    for text in ("ratio: ", "share of the bound"):
+        assert text in alone
+        assert text not in several

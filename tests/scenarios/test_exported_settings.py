@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import simoffload
+from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
 from simoffload.planning.advise.files import recommended
@@ -305,3 +306,24 @@ def test_results_and_reports_carry_the_complete_file(tmp_path: Path) -> None:
     text = (tmp_path / "report.md").read_text()
     assert json.dumps(config, indent=2) in text
     assert "DeepSpeed 0.19.8, 8 ranks" in text
+
+
+CAST = """\
+name: cast
+model: opt-1.3b
+platform: dgx-a100
+workload: {kind: training, batch_size: 1, sequence_length: 64}
+strategy: {ranks: 1, ds_config: {zero_optimization: {stage: 2}, bf16: {enabled: true}}}
+"""
+
+
+def test_the_model_is_cast_to_the_data_type_that_ds_config_enables() -> None:
+    """Unless the scenario states another one, which is what is simulated and exported, with a warning."""
+    for stated, simulated in ((None, "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16")):
+        given = () if stated is None else (f"model.dtype={stated}",)
+        result = simulate(resolve(parse_yaml(CAST, name="s.yaml"), overrides=given))
+        config = result.provenance.exports[FILE]
+        enabled = [key for key in ("fp16", "bf16") if config.get(key, {}).get("enabled")]
+        assert result.dtype == simulated
+        assert enabled == [{"bfloat16": "bf16", "float16": "fp16"}[simulated]]
+        assert any("to which DeepSpeed casts" in one for one in result.warnings) == (simulated == "float16")

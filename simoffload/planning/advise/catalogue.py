@@ -94,8 +94,7 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     placed = Change(_KIND, platform.profile.name if name else "", (*there, *gpus))
-    memory = (_UNCHANGED, *more_memory(platform.host, *_MEMORY))
-    batches = tuple(batches_of(evaluator, *_BATCH)) or ((1, _UNCHANGED),)
+    memory, batches = _sizes(evaluator, platform)
     offers = tuple(_storage(scenario, platform, costs, own=name is None))
     for series in offers:
         of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
@@ -107,6 +106,20 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
             kept = (one._replace(description=""),)
             yield from (Family(placed, kept, memory, batches, other) for other in found)
             return
+
+
+def families_of(evaluator: Evaluator, changes: Iterable[Change]) -> Iterator[Family]:
+    """Yield what can be chosen together with each of some changes, on the scenario's own platform."""
+    memory, batches = _sizes(evaluator, evaluator.scenario.platform())
+    yield from (Family(_UNCHANGED, (change,), memory, batches) for change in changes)
+
+
+def _sizes(
+    evaluator: Evaluator, platform: Platform
+) -> tuple[tuple[Change, ...], tuple[tuple[int, Change], ...]]:
+    """Return the sizes of host memory and of the batch that are combined with all else."""
+    batches = tuple(batches_of(evaluator, *_BATCH)) or ((1, _UNCHANGED),)
+    return (_UNCHANGED, *more_memory(platform.host, *_MEMORY)), batches
 
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from simoffload.planning.advise.objective import (
 from simoffload.planning.advise.options import memory, options_of
 from simoffload.planning.alternatives import only_with
 from simoffload.planning.confidence import confidence, margin
-from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.costs import CostList, Economics, economics, load_costs, present
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, SimulationResult, by_name
@@ -233,6 +233,7 @@ class _Trial:
         self.scenario, self.objective = evaluator.scenario, objective
         _, self.result = evaluator.answer()
         self.now = economics(self.scenario, self.result, costs)
+        self._present = present(self.scenario, self.result, costs)
         self.tried: list[Tried] = []
         self.impossible: list[Change] = []
         self.untried: list[Change] = []
@@ -305,7 +306,7 @@ class _Trial:
             result=result,
             economics=cost,
             gain=gain,
-            extra=cost.bill.beyond(self.now.bill) if change.priced else None,
+            extra=cost.bill.beyond(self._present) if change.priced else None,
             margin=self._margin(result) if gain else 0.0,
             throughput=before / after if before and after else None,
         )

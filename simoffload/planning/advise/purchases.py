@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,15 @@ from typing import Any, Literal, NamedTuple, get_args
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, sharing, time_left
-from simoffload.planning.advise.catalogue import Family, families, joined_edits, limits_of
-from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
-from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.advise.catalogue import Family, families, families_of, joined_edits, limits_of
+from simoffload.planning.advise.evaluate import Advice, Tried
+from simoffload.planning.advise.objective import Objective, objective_of, ranking_time, sequences_at_once
+from simoffload.planning.costs import Bill, CostList, Economics, economics, load_costs, present
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
+from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 
 SCHEMA = "simoffload/search/2"
@@ -51,6 +53,8 @@ class SimulatedPurchase(Evaluated):
     """Whether the purchase keeps the budget and the service level."""
     objective: Objective = "throughput"
     """The objective in whose unit ``speed`` is."""
+    bought: float | None = None
+    """Price of what is bought beyond the present machine; None where the search is for whole machines."""
 
     @property
     def description(self) -> tuple[str, ...]:
@@ -78,6 +82,11 @@ class SimulatedPurchase(Evaluated):
         return _purchase(self.economics)
 
     @property
+    def price(self) -> float:
+        """Price that the search compares: of what is bought, or of the whole machine."""
+        return self.purchase if self.bought is None else self.bought
+
+    @property
     def rate(self) -> float:
         """[1/s] tokens, or checkpoints."""
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
@@ -96,7 +105,7 @@ class SimulatedPurchase(Evaluated):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **by_name(self, "description changes=edits meets units_per_s=rate quality"),
+            **by_name(self, "description changes=edits meets units_per_s=rate quality bought"),
             **by_name(self.economics, "purchase missing_prices=missing"),
             "metrics": self.result.metrics(),
             "economics": self.economics.metrics(),
@@ -188,9 +197,9 @@ class Search:
         Those with the same answers come first, then those that are better with other answers.
         """
         frontier, found = Frontier(), list[SimulatedPurchase]()
-        priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
-        for one in sorted(priced, key=lambda one: (one.rank, one.purchase, -one.speed)):
-            if frontier.add(one.rank, price=one.purchase, speed=one.speed):
+        priced = (one for one in self.points if one.meets and math.isfinite(one.price))
+        for one in sorted(priced, key=lambda one: (one.rank, one.price, -one.speed)):
+            if frontier.add(one.rank, price=one.price, speed=one.speed):
                 found.append(one)
         return tuple(found)
 
@@ -209,6 +218,7 @@ def search_catalogue(
     objective: Objective | None = None,
     platforms: Sequence[str] = (),
     costs: CostList | None = None,
+    advice: Advice | None = None,
     progress: Watcher | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
@@ -217,26 +227,24 @@ def search_catalogue(
     programs, on the scenario's platform and on ``platforms``. A machine that costs more than ``budget`` is
     not simulated, nor one for which more than ``extra`` is spent beyond the present machine, nor what a
     shorter time than its own shows to be beaten by something that is no dearer and keeps the answers as
-    well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
+    well. The changes that ``advice`` on the scenario tried are candidates, too, so that none of them is
+    better than the best; those that help are combined with memory and batches. The ``objective`` is by
+    default that of ``advise``. The scenario itself is simulated first. Its
     limits hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError.
     Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
     objective = objective_of(evaluator.scenario, objective)
-    owned = None if extra is None else economics(evaluator.scenario, fit(evaluator.scenario), known).bill
-
-    def affordable(cost: Economics) -> bool:
-        spent = math.inf if owned is None else cost.bill.beyond(owned)
-        within = extra is None or (spent is not None and spent <= extra)
-        return within and (budget is None or _purchase(cost) <= budget)
-
-    run = _PurchaseSearch(evaluator, known, affordable, tuple(service), objective)
+    owned = None if extra is None else present(evaluator.scenario, fit(evaluator.scenario), known)
+    run = _PurchaseSearch(evaluator, known, _Budget(budget, extra, owned), tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
         _, unchanged = evaluator.answer()
-    stopped = ""
+    stopped, tried = "", () if advice is None else tuple(one for one in advice.tried if one.change.priced)
+    run.add(tried)
+    found += tuple(families_of(evaluator, _combined(evaluator.scenario, tried)))
     try:
         with sharing(time_left() / 2), watched_by(progress):  # the other half is for what follows
             run.all_of(found)
@@ -248,7 +256,7 @@ def search_catalogue(
     best = min(fitting, key=lambda one: (one.rank, _rank(one)), default=None)
     other = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
-    combinations = sum(one.size for one in found)
+    combinations = sum(one.size for one in found) + len(tried)
     return Search(
         run.points,
         best,
@@ -267,9 +275,42 @@ def search_catalogue(
     )
 
 
+def _combined(scenario: LoadedScenario, tried: Iterable[Tried]) -> Iterator[Change]:
+    """Yield the changes that help and are neither bought nor a batch, which are combined anyway."""
+    now = sequences_at_once(scenario)
+    for one in tried:
+        if one.helps and one.change.kind != "hardware" and sequences_at_once(one.scenario) == now:
+            yield one.change
+
+
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:
     """Return the order of purchases by their objective; equal ones by price."""
-    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
+    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.price
+
+
+class _Budget(NamedTuple):
+    """A _Budget is what may be spent: on a whole machine, or beyond the present one."""
+
+    machine: float | None
+    extra: float | None
+    owned: Bill | None
+    """Present machine, where there is a limit for what is bought beyond it."""
+
+    def bought(self, cost: Economics) -> float | None:
+        """Return the price of what is bought beyond the present machine, infinite where it is unknown; None
+        where that is not asked for."""
+        spent = None if self.owned is None else cost.bill.beyond(self.owned)
+        return math.inf if spent is None and self.owned is not None else spent
+
+    def price(self, cost: Economics) -> float:
+        """Return the price by which answers are compared."""
+        spent = self.bought(cost)
+        return _purchase(cost) if spent is None else spent
+
+    def pays(self, cost: Economics) -> bool:
+        """Return whether an answer is within the budget."""
+        within = self.extra is None or (self.bought(cost) or 0.0) <= self.extra
+        return within and (self.machine is None or _purchase(cost) <= self.machine)
 
 
 class _Candidate(NamedTuple):
@@ -309,12 +350,12 @@ class _PurchaseSearch:
         self,
         evaluator: Evaluator,
         costs: CostList,
-        affordable: Callable[[Economics], bool],
+        budget: _Budget,
         service: tuple[ServiceLevel, ...],
         objective: Objective,
     ) -> None:
         self._evaluator, self._costs, self._objective = evaluator, costs, objective
-        self._affordable, self.service = affordable, service
+        self._budget, self.service = budget, service
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
@@ -425,12 +466,14 @@ class _PurchaseSearch:
         capacity = fit(scenario)
         if not capacity.fits:
             raise _LeftOutError("do not fit")
-        cost = economics(scenario, capacity, self._costs)
+        return candidate._replace(price=self._price(economics(scenario, capacity, self._costs)))
+
+    def _price(self, cost: Economics) -> float:
+        """Return the price that the search compares; raises _LeftOutError for what exceeds the budget."""
         self.missing |= dict.fromkeys(cost.bill.missing)
-        price = _purchase(cost)
-        if not self._affordable(cost):
+        if not self._budget.pays(cost):
             raise _LeftOutError(_UNPRICED if cost.bill.missing else "exceed the budget")
-        return candidate._replace(price=price)
+        return self._budget.price(cost)
 
     def _speed(self, result: SimulationResult) -> float:
         return _speed(result, self._objective)
@@ -449,14 +492,28 @@ class _PurchaseSearch:
     def _simulate(self, candidate: _Candidate) -> None:
         working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")
         scenario, result = self._evaluator.answer(*candidate.edits)
+        self._add(candidate.changes, scenario, result, economics(scenario, result, self._costs))
+
+    def add(self, tried: Iterable[Tried]) -> None:
+        """Add single changes that were simulated and are within the budget."""
+        for one in tried:
+            self._seen.add(self._evaluator.same(*one.change.edits))
+            with self._counting():
+                self._price(one.economics)
+                self._add((one.change,), one.scenario, one.result, one.economics)
+
+    def _add(
+        self, changes: tuple[Change, ...], scenario: LoadedScenario, result: SimulationResult, cost: Economics
+    ) -> None:
         point = SimulatedPurchase(
-            changes=candidate.changes,
+            changes=changes,
             scenario=scenario,
             result=result,
-            economics=economics(scenario, result, self._costs),
+            economics=cost,
             meets=most_missed(self.service, result) <= 1,
             objective=self._objective,
+            bought=self._budget.bought(cost),
         )
         self._points.append(point)
         if point.meets:
-            self._frontier.add(point.rank, price=point.purchase, speed=point.speed)
+            self._frontier.add(point.rank, price=point.price, speed=point.speed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.costs.bill import Bill, Draw, Energy, Item, bill, energy
+from simoffload.planning.costs.bill import Bill, Draw, Energy, Item, bill, energy, present
 from simoffload.planning.costs.economics import (
     FORMULAS,
     BreakEven,
@@ -31,5 +31,6 @@ __all__ = [
     "economics",
     "energy",
     "load_costs",
+    "present",
     "verdicts",
 ]

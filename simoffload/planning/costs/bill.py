@@ -90,9 +90,9 @@ class Bill(NamedTuple):
         """Return the price of what has to be bought where ``now`` is there: the sum of what each line exceeds
         the other bill's by.
 
-        What has no price does not matter where both bills have as much of it; else the price is None.
+        What has no price does not matter where the other bill has as much of it; else the price is None.
         """
-        if self._unpriced != now._unpriced:
+        if not self._unpriced <= now._unpriced:
             return None
         before = now.by_key
         return sum(max(0.0, total - before.get(key, 0.0)) for key, total in self.by_key.items())
@@ -146,7 +146,25 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     host, GPUs, memory, adapters and local drives as the platform's file has them, and what the scenario
     adds is paid for on top.
     """
-    wanted = used_parts(scenario, result)
+    return _bill(scenario, used_parts(scenario, result), costs)
+
+
+def present(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:
+    """Return what need not be bought for a change: what is in use, and all drives of the machine.
+
+    Drives for which the host has not enough slots are alternatives, of which those in use are there.
+    """
+    machine = scenario.machine
+    drives = {tier for tier, target in machine.targets.items() if target.kind == "nvme"}
+    slots = machine.host.drive_slots
+    number = sum(part.number for part in machine.parts if part.tier in drives) / machine.nodes
+    if slots is not None and number > sum(one.value for one in slots.values()):
+        drives = set()
+    used = {"", *drives, *(use.tier for use in result.capacity)}
+    return _bill(scenario, tuple(part for part in machine.parts if part.tier in used), costs)
+
+
+def _bill(scenario: LoadedScenario, wanted: tuple[DeviceGroup, ...], costs: CostList) -> Bill:
     all_cores = costs.machine_price(scenario.machine.platform)
     if all_cores is None:
         return Bill(tuple(_item(part, costs, part.number) for part in wanted if part.number))

@@ -355,9 +355,10 @@ def _front(search: Search) -> Iterator[ReportTable]:
         found = [one for one in search.front if one.rank == rank]
         rows = tuple((*_point(one, search), *([one.quality] * rank)) for one in found)
         step = presentation(search.points[0].result).step if found else ""
-        head = ("purchase", "units/s", step, "cost/1M tokens", "configuration", *(["quality"] * rank))
+        prices = ("purchase",) if search.extra is None else ("bought", "whole machine")
+        head = (*prices, "units/s", step, "cost/1M tokens", "configuration", *(["quality"] * rank))
         if rows:
-            yield ReportTable(caption, head, rows, (0, 1, 2, 3), keys=1)
+            yield ReportTable(caption, head, rows, tuple(range(len(prices) + 3)), keys=1)
 
 
 def _money(search: Search, budget: float | None) -> str:
@@ -412,14 +413,17 @@ def _bought(one: SimulatedPurchase, search: Search) -> str:
     low, high = confidence(one.result).interval(one.result.unit_by)
     rate = per_second(one.rate, unit)
     rate += f" [{span(per_second(1 / high, unit), per_second(1 / low, unit), value=rate)}]"
-    price = f"{one.purchase:,.0f} {search.currency}" if math.isfinite(one.purchase) else "an unknown price"
+    price = f"for {one.price:,.0f} {search.currency}" if math.isfinite(one.price) else "for an unknown price"
+    price = "without a purchase" if one.bought == 0 else price
     step = presentation(one.result).step
     time = f"{step} {ranged(one.result, one.result.step_by)}, " if search.objective == "latency" else ""
-    return f"{', '.join(one.description) or 'no change'}; {time}{rate} for {price}"
+    return f"{', '.join(one.description) or 'no change'}; {time}{rate} {price}"
 
 
 def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
+    bought = () if point.bought is None else (money(point.bought, search.currency),)
     return (
+        *bought,
         money(point.economics.purchase, search.currency),
         Datum(per_second(point.rate, ""), point.rate, "1/s"),
         _step(point.result),

@@ -32,7 +32,8 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 """Keys that repeat the batch and the number of ranks of the scenario."""
 _MAX_GRAD_NORM = 1.0
 """Norm that "auto" clips gradients to: default of ``max_grad_norm`` (transformers, training_args.py)."""
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+"""Sections of ds_config that enable a data type."""
 _AUTO_STAYS = ("zenflow", "optimizer", "scheduler")
 """Sections in which "auto" stays: it is a value of DeepSpeed's own, or no simulated time depends on it."""
 _OFFLOADED = {
@@ -129,8 +130,8 @@ def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collecti
 def _batch_and_type(written_: Tree, work: Work) -> Tree:
     """Return batch size and data type, without which DeepSpeed does not start, even for inference."""
     sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
-    mine = _PRECISIONS.get(work.dtype)
-    types = {key: {"enabled": key == mine} for key in _PRECISIONS.values()}
+    mine = PRECISIONS.get(work.dtype)
+    types = {key: {"enabled": key == mine} for key in PRECISIONS.values()}
     return {
         **_kept(dict(zip(BATCH, sizes, strict=True)), written_, (BATCH[1],)),
         **_kept(types, written_, () if mine is None else (mine,)),

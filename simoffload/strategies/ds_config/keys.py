@@ -326,8 +326,8 @@ class CheckpointSection(ConfigSection):
 
 
 class PrecisionSection(ConfigSection):
-    """``fp16`` or ``bf16``; the model's dtype decides what is simulated, except for the search for
-    overflow."""
+    """``fp16`` or ``bf16``: the data type of a model that states none; else it decides only about the search
+    for overflow."""
 
     enabled: bool | Literal["auto"] = False
     """Whether DeepSpeed computes in this data type."""

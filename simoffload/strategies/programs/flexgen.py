@@ -1179,7 +1179,15 @@ class FlexGen(Strategy):
             divided = () if batches == self.gpu_batches else (Edit.at("strategy.gpu_batches", batches),)
             return (Edit.at("workload.batch_size", count), *divided)
 
-        return super().sizes(batch_size)._replace(batch=batch, unit=unit)
+        def divided(count: int) -> tuple[tuple[Edit, ...], ...]:
+            if self.gpu_batches == 1 or count <= unit or not count % unit:
+                return (batch(count),)
+            most = -(-count // unit)  # refused by the plan where it leaves a rest
+            parts = (one for one in range(1, most + 1) if not count % one or one == most)
+            size = Edit.at("workload.batch_size", count)
+            return tuple((size, Edit.at("strategy.gpu_batches", one)) for one in parts)
+
+        return super().sizes(batch_size)._replace(batch=batch, divided=divided, unit=unit)
 
     # -- the plan -------------------------------------------------------------------------------
 

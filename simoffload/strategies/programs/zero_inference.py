@@ -135,7 +135,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         if not plan.order_lasts:
             refuse_ranks(self.ranks)
         check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
-        direct = self.direct_warnings(settings, machine)
+        direct = (*self.precision_warnings(model), *self.direct_warnings(settings, machine))
         return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:

@@ -21,7 +21,13 @@ from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
-from simoffload.strategies.ds_config.export import allowing, faster_settings, larger_buffers, released
+from simoffload.strategies.ds_config.export import (
+    PRECISIONS,
+    allowing,
+    faster_settings,
+    larger_buffers,
+    released,
+)
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.held import optimizer_target, target
@@ -129,6 +135,15 @@ class ZeroStrategy(Strategy):
         if written is not None and written.nvme_path and path:
             edits.append(Edit((*section, "nvme_path"), path))
         return tuple(edits)
+
+    def precision_warnings(self, model: ModelShape) -> tuple[str, ...]:
+        """Return a warning if ds_config enables another data type than that of the model, to which DeepSpeed
+        would cast it."""
+        enabled = self.ds_config.precision
+        if enabled in (None, PRECISIONS.get(model.dtype)):
+            return ()
+        text = f"ds_config enables {enabled}, to which DeepSpeed casts the model; simulated and exported is"
+        return (f"{text} {model.dtype}, as model.dtype states",)
 
     def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
         """Return warnings if the GPU reads weights directly from storage; InputError for a GPU that

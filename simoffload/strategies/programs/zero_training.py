@@ -345,6 +345,7 @@ class ZeroTraining(ZeroStrategy):
                 *warnings,
                 *more,
                 *others,
+                *self.precision_warnings(model),
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
                 *([_QUANTIZED] if weight_bits is not None else []),

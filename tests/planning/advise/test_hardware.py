@@ -20,6 +20,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
+from tests.planning.advise.conftest import loaded
 
 GB = 10**9
 NFS = """\
@@ -253,3 +254,18 @@ def test_a_card_that_does_not_say_is_warned_of_and_gets_no_advice(tmp_path: Path
     key = "strategy.ds_config.aio.use_gds"
     assert f"{key}: {text}; it is taken to have it" in mine.plan().warnings
     assert "use_gds" not in options(scenario(tmp_path, DESKTOP, "equipment.accelerator=mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("platform", "tier", "free"),
+    [("rtx-4090-desktop", "nvme", True), ("h100-storage-choices", "raid10", False)],
+)
+def test_drives_of_the_machine_cost_nothing(platform: str, tier: str, free: bool) -> None:
+    """Unless they are more than its host has slots for: these are alternatives to each other."""
+    one = next(
+        one
+        for one in advise(loaded(DESKTOP, "strategy.weights=dram", f"platform={platform}")).tried
+        if one.change.key == f"on-{tier}"
+    )
+    assert one.extra is not None
+    assert (one.extra == 0) == free

@@ -13,8 +13,9 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
-from simoffload.planning.advise import purchases, search_catalogue
+from simoffload.planning.advise import advise, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import families, joined_edits, limits_of
+from simoffload.planning.advise.objective import ranking_time
 from simoffload.planning.advise.options import drives, options_of
 from simoffload.planning.advise.purchases import Frontier, SimulatedPurchase
 from simoffload.planning.compare import compare
@@ -360,3 +361,44 @@ def test_a_limit_holds_for_the_whole_search_which_answers_with_what_it_has(
     assert found.outcomes["were not looked at"] > 0
     assert found.best is not None
     assert found.to_dict()["stopped"].startswith("stopped by engine.timeout (--timeout) after 2 s while ")
+
+
+TUNED = """\
+name: tuned
+model: llama-3.1-8b
+platform: rtx-4090-desktop
+workload: {kind: training, batch_size: 1, sequence_length: 1024}
+strategy:
+  kind: zero_training
+  ranks: 1
+  ds_config: {zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}
+"""
+SHORT = ["workload.output_length=2"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        load_scenario("ddn/bloom-mod-2", overrides=SHORT),
+        load_scenario("serving/llama-3.1-70b", overrides=SHORT),
+        loaded(STORAGE_BOUND),
+        loaded(TUNED),
+    ],
+    ids=lambda one: one.name,
+)
+def test_no_single_change_that_the_budget_pays_is_better(changed: LoadedScenario) -> None:
+    known = Evaluator(changed)
+    advice = advise(known)
+    for extra in (0.0, 500.0, 50_000.0):
+        found = search_catalogue(known, extra=extra, advice=advice)
+        assert sum(found.outcomes.values()) == found.combinations
+        paid = [one for one in advice.tried if one.extra is not None and one.extra <= extra]
+        assert paid
+        for rank, best in enumerate((found.best, found.other or found.best)):
+            singles = [one.result for one in paid if one.change.rank <= rank]
+            fastest = min((ranking_time(one, found.objective) or math.inf for one in singles), default=0.0)
+            if fastest:
+                assert best is not None
+                assert best.bought is not None
+                assert best.bought <= extra
+                assert 1 / best.speed <= fastest
