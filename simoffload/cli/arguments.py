@@ -16,7 +16,9 @@ from simoffload.cli.option_types import (
     SubParsers,
     add_json,
     add_limits,
+    add_model,
     add_overrides,
+    add_parts,
     budget,
     listed,
     size,
@@ -101,8 +103,6 @@ def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> 
         if option in {"--set", "--axis"} and "=" not in key and not value.startswith("-"):
             assignment = shlex.quote(f"{key}={value}")
             text += f"; {option} takes one word, the key and its value: {option} {shortened(assignment)}"
-    if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
-        text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
     return InputError.at("", f"{text}; see {name} --help", path=name)
 
 
@@ -147,7 +147,12 @@ def _add_costs(parser: _Parser) -> None:
 def _add_run(parser: _Parser) -> None:
     from simoffload.cli import running
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …"
+    )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -188,6 +193,7 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -198,7 +204,7 @@ def _add_compare(parser: _Parser) -> None:
 def _add_advise(parser: _Parser) -> None:
     from simoffload.cli import advising
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
     parser.add_argument(
         "--search",
@@ -222,6 +228,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
     )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -232,7 +240,7 @@ def _add_advise(parser: _Parser) -> None:
 def _add_reach(parser: _Parser) -> None:
     from simoffload.cli import reaching
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     _add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
@@ -246,6 +254,8 @@ def _add_reach(parser: _Parser) -> None:
         help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
         "value to a thousand times that)",
     )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_output(parser, _WRITTEN)
@@ -272,7 +282,7 @@ def _add_sweep(parser: _Parser) -> None:
 def _add_fit(parser: _Parser) -> None:
     from simoffload.cli import fitting
 
-    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
@@ -287,6 +297,8 @@ def _add_fit(parser: _Parser) -> None:
         help="the batch with the highest throughput of those that fit (simulated)",
     )
     _add_service(parser, "with --best-batch: service level that the batch must keep")
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import Answer, OutputFolder, report_files
-from simoffload.cli.sources import load
+from simoffload.cli.sources import Changes, load
 from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
@@ -20,7 +20,7 @@ def find_values(arguments: Namespace, console: Console) -> ExitCode:
     """Find the values of one number with which a scenario keeps service levels."""
     folder = OutputFolder.of(arguments)
     _refuse_both(arguments)
-    scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
+    scenario = load(arguments.scenario, Changes.of(arguments, model=arguments.model), console=console)
     from simoffload.planning.reach import reach
 
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
