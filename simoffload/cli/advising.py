@@ -17,7 +17,7 @@ from simoffload.cli.output import (
     digest,
     report_files,
 )
-from simoffload.cli.sources import Changes, load
+from simoffload.cli.sources import CommandChanges, load
 from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing, sharing
 
@@ -41,7 +41,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     folder = OutputFolder.of(arguments)
     scenario = load(
         arguments.scenario,
-        Changes.of(arguments, model=arguments.model),
+        CommandChanges.of(arguments, model=arguments.model),
         targets=arguments.on,
         console=console,
     )

@@ -90,9 +90,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
+    if "overrides" in arguments and "model" in arguments:
+        _need_scenario(arguments, f"simoffload {argv[0]}")
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
+
+
+def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
+    """Raise InputError where neither a scenario nor a model is named."""
+    named = vars(arguments)
+    if not (named.get("scenario") or named.get("scenarios") or arguments.model):
+        text = f"the following arguments are required: SCENARIO, or --model NAME; see {command} --help"
+        raise InputError.at("", text, path=command)
 
 
 def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> InputError:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.sources import Changes, refusal, scenario_set
+from simoffload.cli.sources import CommandChanges, refusal, scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing, sharing
 from simoffload.progress import steps
@@ -43,7 +43,7 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
     found = scenario_set(
         arguments.scenarios or [arguments.model],
         targets,
-        Changes.of(arguments, model=arguments.model),
+        CommandChanges.of(arguments, model=arguments.model),
         command="fit",
         console=console,
     )

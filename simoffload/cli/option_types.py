@@ -43,13 +43,13 @@ def add_overrides(parser: Options) -> None:
 
 
 def add_model(parser: Options) -> None:
-    """Add the option ``--model``."""
+    """Add the option for another model than that of the scenario."""
     text = "another model; it may take the place of SCENARIO"
     parser.add_argument("--model", metavar="NAME", help=text)
 
 
 def add_parts(parser: Options) -> None:
-    """Add the options that name parts of the machine."""
+    """Add the options that replace parts of the machine."""
     for option, metavar, about in (
         ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
         ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
-from simoffload.cli.sources import Changes, load, move, refusal, scenario_set
+from simoffload.cli.sources import CommandChanges, load, move, refusal, scenario_set
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
     """Load the scenario, on the tiers that ``--on`` names."""
     target = arguments.on
     targets = None if target is None else (target,)
-    changes = Changes.of(arguments, model=arguments.model)
+    changes = CommandChanges.of(arguments, model=arguments.model)
     scenario = load(arguments.scenario, changes, targets=targets, console=console)
     if targets is None:
         return scenario
-    ((_, moved),) = move(scenario, targets, overrides=arguments.overrides).items()
-    return moved
+    (on_target,) = move(scenario, targets, overrides=arguments.overrides).values()
+    return on_target
 
 
 class _Run(NamedTuple):
@@ -113,7 +113,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     scenarios = scenario_set(
         arguments.scenarios,
         arguments.on,
-        Changes.of(arguments),
+        CommandChanges.of(arguments),
         strategies=arguments.strategy,
         models=arguments.models,
         command="compare",

@@ -94,27 +94,37 @@ def find_profile(reference: str) -> Entry:
     raise InputError.at("", message)
 
 
-class Changes(NamedTuple):
+class CommandChanges(NamedTuple):
     """Changes that a command line makes to every scenario it names."""
 
     overrides: Sequence[str] = ()
-    """Assignments ``a.b=value``."""
+    """Assignments ``a.b=value`` of ``--set`` and of its short forms."""
     parts: MachineParts | None = None
     model: str | None = None
 
     @classmethod
-    def of(cls, arguments: Namespace, *, model: str | None = None) -> Changes:
+    def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
         """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
         from simoffload.scenario import MachineParts
 
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
         return cls(arguments.overrides, parts, model)
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that state the changes on a command line."""
+        named = {} if self.parts is None else self.parts._asdict()
+        given = {"model": self.model, **named}
+        return (
+            *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),
+            *(word for one in self.overrides for word in ("--set", one)),
+        )
+
 
 @limited
 def load(
     source: str | None,
-    changes: Changes,
+    changes: CommandChanges,
     *,
     targets: Sequence[str] | None = None,
     console: Console,
@@ -127,48 +137,44 @@ def load(
 
     overrides, parts, model = changes
     keep(given_limits(overrides))
-    source = source or model
-    if source is None:
-        raise InputError.at("", "give a SCENARIO, or a model with --model NAME --gpu ID", path="SCENARIO")
+    source = source or model or ""
     if targets:
         overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:
         found = resolve(read(source), overrides=overrides, placed=not targets)
     elif names_model(source):
-        found = _of_model(source, overrides, targets or (), parts, console)
+        return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
     else:
         found = load_scenario(source, overrides=overrides, placed=not targets)
     edits = parts.edits(found) if parts else ()
     found = found.edited(*edits) if edits else found
-    return found if model in (None, source) else with_model(found, model, placed=not targets)
+    return with_model(found, model, placed=not targets, option="--model") if model else found
 
 
 def _of_model(
-    model: str,
-    overrides: Sequence[str],
-    targets: Sequence[str],
-    parts: MachineParts | None,
-    console: Console,
+    model: str, changes: CommandChanges, targets: Sequence[str], console: Console
 ) -> LoadedScenario:
     from simoffload.documents import split_assignment
     from simoffload.scenario import default_scenario
     from simoffload.units import plural
     from simoffload.workload import Inference
 
-    platforms = (target.rpartition(":")[0] for target in targets)
-    platform = next(filter(None, platforms), None)
-    if platform is None and parts and not any(split_assignment(one)[0] == "platform" for one in overrides):
-        platform, others = parts.platform() or (None, ())
-        if others:
-            console.note(f"{parts.gpu} is also in {', '.join(others)}; choose with --set platform=ID")
+    overrides, parts, _ = changes
+    platforms = [name for target in targets if (name := target.rpartition(":")[0])]
+    if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
+        platforms = parts.platforms()
+    platform, others = (platforms[0] if platforms else None), platforms[1:]
     scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
+    edits = parts.edits(scenario) if parts else ()
+    scenario = scenario.edited(*edits) if edits else scenario
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     text = str(work.kind)
     if isinstance(work, Inference):
         each = " per GPU" if strategy.replicas == strategy.gpus else ""
         text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
     where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"
-    console.note(f"{model} is a model; simulated with {text}, on {where}; change this with --set")
+    also = f" (also with this GPU: {', '.join(others)})" if others and not targets else ""
+    console.note(f"{model} is a model; simulated with {text}, on {where}{also}; change this with --set")
     return scenario
 
 
@@ -210,7 +216,9 @@ _OF_ANY_MODEL = ("dtype", "attention", "quantization")
 """Keys of the section ``model`` that hold for any model."""
 
 
-def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> LoadedScenario:
+def with_model(
+    scenario: LoadedScenario, model: str, *, placed: bool = True, option: str = "--models"
+) -> LoadedScenario:
     """Return the scenario with another named model. Raises InputError for a name that no model has."""
     from simoffload.documents import Edit, edited
     from simoffload.scenario import resolve
@@ -223,7 +231,7 @@ def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> 
         found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
     except InputError as error:
         raise InputError(
-            one._replace(path="--model", line=None, column=None) for one in error.problems
+            one._replace(path=option, line=None, column=None) for one in error.problems
         ) from None
     return replace(found, remarks=scenario.remarks)
 
@@ -234,7 +242,7 @@ def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> 
 def scenario_set(
     sources: Sequence[str],
     targets: Sequence[str] | None,
-    changes: Changes,
+    changes: CommandChanges,
     *,
     strategies: Sequence[str] = (),
     models: Sequence[str] = (),

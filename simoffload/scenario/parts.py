@@ -8,14 +8,20 @@ from typing import NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Library, Platform, Profile
-from simoffload.hardware.storage import Raid
-from simoffload.hardware.wiring import CPU, PlatformProfile
+from simoffload.hardware import (
+    CPU,
+    LOCAL_KINDS,
+    STORAGE_KINDS,
+    Entry,
+    Library,
+    Platform,
+    PlatformProfile,
+    Profile,
+    Raid,
+)
 from simoffload.scenario.loaded import LoadedScenario
-from simoffload.units import plural
+from simoffload.units import parse_bytes, plural
 
-_LOCAL, _SHARED = ("drive", "raid"), ("nfs", "pfs", "nvmeof", "remote")
-"""Kinds of profiles that a storage tier can have: drives in the machine, and servers behind its network."""
 _NEW = {"at": "nvme", "through": "server"}
 """Names of tiers that are added, by how they are attached."""
 
@@ -24,7 +30,7 @@ class MachineParts(NamedTuple):
     """Parts that replace those of a platform, or that choose one; None stands for what is not named."""
 
     gpu: str | None = None
-    """Id of an accelerator."""
+    """Id of the accelerator in every slot that has a GPU."""
     gpus: int | None = None
     """Number of GPUs that are used."""
     memory: str | None = None
@@ -32,15 +38,15 @@ class MachineParts(NamedTuple):
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
 
-    def platform(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return the shipped platform with the fewest GPUs that suffice, and the others with that GPU.
+    def platforms(self) -> list[str]:
+        """Return the shipped platforms with enough of the GPU, the smallest first; none if no GPU is named.
 
-        None if no GPU is named. Raises InputError for an unknown one and for one that no platform has.
+        Raises InputError for an unknown GPU and for one that no platform has.
         """
         if self.gpu is None:
-            return None
-        gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+            return []
         library = Library()
+        gpu = _find(library, self.gpu, ("accelerator",), "--gpu").profile.id
         sizes = {
             profile.id: len(profile.gpus)
             for one in library.summaries("platform")
@@ -55,8 +61,7 @@ class MachineParts(NamedTuple):
                 "--set platform=ID, which then gets this GPU"
             )
             raise InputError.at("", text, path="--gpu")
-        chosen = min(fit, key=lambda name: (sizes[name], name))
-        return chosen, tuple(name for name in sizes if name != chosen)
+        return sorted(fit, key=lambda name: (sizes[name], name))
 
     def edits(self, scenario: LoadedScenario) -> tuple[Edit, ...]:
         """Return the edits that give a scenario's machine these parts. Raises InputError."""
@@ -64,7 +69,7 @@ class MachineParts(NamedTuple):
 
     def _edits(self, scenario: LoadedScenario, platform: Platform) -> Iterator[Edit]:
         if self.gpu is not None:
-            gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+            gpu = _find(Library(), self.gpu, ("accelerator",), "--gpu").profile.id
             if gpu != platform.profile.accelerator:
                 yield Edit(("equipment", "accelerator"), gpu)
         if self.memory is not None:
@@ -81,7 +86,7 @@ class MachineParts(NamedTuple):
     def _storage(self, platform: Platform, drive: str) -> tuple[Edit, ...]:
         """Return the edits that put storage in the place of the first tier of its kind, or add a tier."""
         number, kind, profile = _drives(drive)
-        way = "at" if kind in _LOCAL else "through"
+        way = "at" if kind in LOCAL_KINDS else "through"
         tiers = platform.profile.tiers
         name = next((one for one, tier in tiers.items() if getattr(tier, way)), None)
         where = getattr(tiers[name], way) if name else ((CPU,) if way == "at" else platform.profile.nics)
@@ -89,14 +94,31 @@ class MachineParts(NamedTuple):
             here, server = platform.profile.id, profile.id
             text = f"{here} has no network adapter, over which {server} is reached; name a drive"
             raise InputError.at("", text, path="--drive")
+        if kind == "drive" or number > 1:
+            where = tuple(where)[:number]
         tier = Edit(("equipment", "tiers", name or _NEW[way]), {"profile": profile.id, way: list(where)})
         count = Edit(("profiles", f"raid/{profile.id}", "count"), number)
         return (tier, count) if kind == "raid" and number > 1 else (tier,)
 
 
 def _modules(size: str) -> str:
-    """Return the size of memory modules that are sold in GB or TB, which have as many GiB or TiB."""
-    return re.sub(r"(?<=[0-9GTgt ])([GTgt])[Bb]$", r"\1iB", size.strip())
+    """Return the size of memory modules that are sold in GB or TB, which have as many GiB or TiB.
+
+    Raises InputError for what is no size.
+    """
+    try:
+        parse_bytes(size)
+    except ValueError as error:
+        raise InputError.at("", str(error), path="--memory") from None
+    return re.sub(r"([GTgt])[Bb]$", r"\1iB", size.strip())
+
+
+def _find(library: Library, name: str, kinds: tuple[str, ...], option: str) -> Entry:
+    """Return the shipped profile that an option names. Raises InputError."""
+    try:
+        return library.find(name, kinds)
+    except InputError as error:
+        raise InputError(one if one.path else one._replace(path=option) for one in error.problems) from None
 
 
 def _drives(text: str) -> tuple[int, str, Profile]:
@@ -104,7 +126,7 @@ def _drives(text: str) -> tuple[int, str, Profile]:
     times = re.fullmatch(r"([0-9]{1,4}) ?x ?(.+)", text)
     number, name = (int(times[1]), times[2]) if times else (1, text)
     library = Library()
-    entry = library.find(name, (*_LOCAL, *_SHARED))
+    entry = _find(library, name, STORAGE_KINDS, "--drive")
     if number == 1:
         return number, entry.use.kind, entry.profile
     for one in library.summaries("raid"):
