@@ -404,6 +404,13 @@ def _add_schema(parser: _Parser) -> None:
     _finish((parser, schemas.print_schema))
 
 
+def _add_completion(parser: _Parser) -> None:
+    from simoffload.cli import completion
+
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    _finish((parser, completion.print_script))
+
+
 def _add_calibrate(parser: _Parser) -> None:
     from simoffload.cli import calibrating
 
@@ -431,6 +438,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     "models": ("list models or show the modules of one", _add_models),
     "schema": ("print a JSON schema, which editors use to complete and check files", _add_schema),
     "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
+    "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
     "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),
 }
 """Description of each command, and the function that adds its options."""
