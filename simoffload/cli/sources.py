@@ -157,7 +157,7 @@ def _of_model(
     from simoffload.documents import split_assignment
     from simoffload.scenario import default_scenario
     from simoffload.units import plural
-    from simoffload.workload import Inference
+    from simoffload.workload import Inference, Training
 
     overrides, parts, _ = changes
     platforms = [name for target in targets if (name := target.rpartition(":")[0])]
@@ -168,10 +168,12 @@ def _of_model(
     edits = parts.edits(scenario) if parts else ()
     scenario = scenario.edited(*edits) if edits else scenario
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+    each = " per GPU" if strategy.replicas == strategy.gpus else ""
     text = str(work.kind)
     if isinstance(work, Inference):
-        each = " per GPU" if strategy.replicas == strategy.gpus else ""
         text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
+    elif isinstance(work, Training):
+        text += f", batch {work.batch_size}{each}, {work.sequence_length} tokens"
     where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"
     also = f" (also with this GPU: {', '.join(others)})" if others and not targets else ""
     console.note(f"{model} is a model; simulated with {text}, on {where}{also}; change this with --set")

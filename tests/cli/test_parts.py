@@ -65,3 +65,15 @@ def test_compare_and_fit_take_parts(program: Program) -> None:
     fits = program("fit", "--model", "llama-3.3-70b", "--gpu", "rtx-4090", "--memory", "64GB")
     assert fits.status == 3
     assert "does not fit" in fits.out
+
+
+def test_a_model_is_trained_with_what_is_usual(program: Program) -> None:
+    words = ("--gpu", "rtx-4090", "--memory", "192GB", "--set", "workload.kind=training", "--on", "hbm+dram")
+    answer = program("run", "llama-3.1-8b", *words, "--json")
+    assert answer.status == 0, answer.err
+    data = json.loads(answer.out)
+    assert data["workload"]["sequence_length"] == 2048
+    assert "checkpoints" in {term["name"] for one in data["capacity"] for term in one["terms"]}
+    assert "simulated with training, batch 1 per GPU, 2048 tokens, on 1 GPU" in answer.err
+    longer = program("run", "llama-3.1-8b", *words, "--set", "workload.sequence_length=4096", "--json")
+    assert json.loads(longer.out)["workload"]["sequence_length"] == 4096
