@@ -363,7 +363,7 @@ def default_scenario(
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
-    work = _WORKLOADS.get(kinds[-1] if kinds else "inference", _WORKLOADS["inference"])
+    work = _WORKLOADS.get(str(kinds[-1]) if kinds else "", _WORKLOADS["inference"])
     data: dict[str, Any] = {"name": model, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
