@@ -47,7 +47,7 @@ def files() -> dict[str, str]:
     return {
         _ERRORS: _csv(CalibrationError._fields, rows),
         _PAGE: page,
-        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n\n{inside}\n"),
+        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
         _GUIDE: inserted(guide, "coverage", f"{inside}\n"),
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),
         **{f"docs/images/{one.name}": one.svg() for one in drawn},

@@ -23,6 +23,10 @@ def main(argv: "Sequence[str] | None" = None) -> int:
     _stop_at_once()
     _open_streams()
     _start_lightly()
+    if "_ARGCOMPLETE" in os.environ:
+        from simoffload.cli.completion import complete
+
+        complete()
     from simoffload.cli.program import run
 
     status = run(sys.argv[1:], own_process=True)

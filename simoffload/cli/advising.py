@@ -17,7 +17,7 @@ from simoffload.cli.output import (
     digest,
     report_files,
 )
-from simoffload.cli.sources import load
+from simoffload.cli.sources import CommandChanges, load
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing, sharing, time_left
@@ -40,7 +40,12 @@ _BEFORE_REPORT = 0.9
 def advise(arguments: Namespace, console: Console) -> ExitCode:
     """List changes that help with their costs, and what to buy within a budget and a service level."""
     folder = OutputFolder.of(arguments)
-    scenario = load(arguments.scenario, overrides=arguments.overrides, targets=arguments.on, console=console)
+    scenario = load(
+        arguments.scenario,
+        CommandChanges.of(arguments, model=arguments.model),
+        targets=arguments.on,
+        console=console,
+    )
     if arguments.on:
         scenario = _retargeted(scenario, arguments.on, arguments.overrides)
     from simoffload.planning.advise import advise, search_catalogue

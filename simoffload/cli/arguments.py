@@ -16,7 +16,9 @@ from simoffload.cli.option_types import (
     SubParsers,
     add_json,
     add_limits,
+    add_model,
     add_overrides,
+    add_parts,
     budget,
     listed,
     size,
@@ -99,9 +101,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
+    if "overrides" in arguments and "model" in arguments:
+        _need_scenario(arguments, f"simoffload {argv[0]}")
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
+
+
+def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
+    """Raise InputError where neither a scenario nor a model is named."""
+    named = vars(arguments)
+    if not (named.get("scenario") or named.get("scenarios") or arguments.model):
+        text = f"the following arguments are required: SCENARIO, or --model NAME; see {command} --help"
+        raise InputError.at("", text, path=command)
 
 
 def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> InputError:
@@ -112,8 +124,6 @@ def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> 
         if option in {"--set", "--axis"} and "=" not in key and not value.startswith("-"):
             assignment = shlex.quote(f"{key}={value}")
             text += f"; {option} takes one word, the key and its value: {option} {shortened(assignment)}"
-    if command == "run" and any(one.partition("=")[0] == "--on" for one in unknown):
-        text += "; choose the tier with --set strategy.weights=TIER, or compare tiers with compare --on"
     return InputError.at("", f"{text}; see {name} --help", path=name)
 
 
@@ -158,7 +168,12 @@ def _add_costs(parser: _Parser) -> None:
 def _add_run(parser: _Parser) -> None:
     from simoffload.cli import running
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …"
+    )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -199,6 +214,7 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -209,7 +225,7 @@ def _add_compare(parser: _Parser) -> None:
 def _add_advise(parser: _Parser) -> None:
     from simoffload.cli import advising
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
     parser.add_argument(
         "--search",
@@ -233,6 +249,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
     )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -243,7 +261,7 @@ def _add_advise(parser: _Parser) -> None:
 def _add_reach(parser: _Parser) -> None:
     from simoffload.cli import reaching
 
-    parser.add_argument("scenario", metavar="SCENARIO")
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     _add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
@@ -259,6 +277,8 @@ def _add_reach(parser: _Parser) -> None:
         help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
         "value to a thousand times that)",
     )
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     _add_output(parser, _WRITTEN)
@@ -285,7 +305,7 @@ def _add_sweep(parser: _Parser) -> None:
 def _add_fit(parser: _Parser) -> None:
     from simoffload.cli import fitting
 
-    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
@@ -300,6 +320,8 @@ def _add_fit(parser: _Parser) -> None:
         help="the batch with the highest throughput of those that fit (simulated)",
     )
     _add_service(parser, "with --best-batch: service level that the batch must keep")
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
@@ -395,6 +417,13 @@ def _add_schema(parser: _Parser) -> None:
     _finish((parser, schemas.print_schema))
 
 
+def _add_completion(parser: _Parser) -> None:
+    from simoffload.cli import completion
+
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
+    _finish((parser, completion.print_script))
+
+
 def _add_calibrate(parser: _Parser) -> None:
     from simoffload.cli import calibrating
 
@@ -422,6 +451,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     "models": ("list models or show the modules of one", _add_models),
     "schema": ("print a JSON schema, which editors use to complete and check files", _add_schema),
     "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
+    "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
     "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),
 }
 """Description of each command, and the function that adds its options."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
-from simoffload.errors import InputError
+from simoffload.errors import InputError, printable
 
 if TYPE_CHECKING:
     from simoffload.exchange.measured_profiles import MeasuredProfile
@@ -20,10 +22,30 @@ if TYPE_CHECKING:
 Command = Callable[[Namespace, Console], ExitCode]
 
 
-def _table(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    from simoffload.report.formatting import columns
+_WIDTH = 80
+"""[characters] of a line of a list, at most: our choice."""
 
-    return "\n".join(line.rstrip() for line in columns(rows, right=right))
+
+def _table(
+    console: Console,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Iterable[int] = (),
+    below: Sequence[str] = (),
+    keys: int = 1,
+) -> str:
+    from simoffload.report.document import ReportTable
+    from simoffload.report.terminal import table_text
+
+    table = ReportTable("", tuple(head), tuple(map(tuple, rows)), tuple(right), keys)
+    return table_text(table, below=below, color=console.color, width=min(_WIDTH, console.width))
+
+
+def _wrapped(lines: Iterable[str], console: Console) -> list[str]:
+    """Return lines, each wrapped where it is longer than a line of a list."""
+    width = min(_WIDTH, console.width)
+    return [piece for line in lines for piece in wrap(printable(line), width, subsequent_indent="  ") or [""]]
 
 
 def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
@@ -35,8 +57,9 @@ def list_profiles(arguments: Namespace, console: Console) -> ExitCode:
     for one in found(arguments.kind):
         parts = profile_evidence(one.kind, one.id)
         listed.append({"kind": one.kind, "id": one.id, "name": one.name, "numbers_from": parts})
-    rows = [(one["kind"], one["id"], one["name"], evidence_sentence(one["numbers_from"])) for one in listed]
-    text = _table([("KIND", "ID", "NAME", "NUMBERS FROM"), *rows])
+    rows = [(one["kind"], one["id"], one["name"]) for one in listed]
+    numbers = [evidence_sentence(one["numbers_from"]) for one in listed]
+    text = _table(console, ("KIND", "ID", "NAME"), rows, keys=2, below=numbers)
     console.answer(text, {"schema": "simoffload/profiles/1", "profiles": listed})
     return ExitCode.OK
 
@@ -45,11 +68,13 @@ def show_profile(arguments: Namespace, console: Console) -> ExitCode:
     """Print every number of a profile with its spread, origin and source."""
     entry = find_profile(arguments.profile)
     numbers = _numbers(entry)
-    rows = [(one.profile, one.key, one.text, one.spread, one.origin, one.date, one.source) for one in numbers]
     title = f"{entry.use.kind} {entry.profile.id}: {entry.profile.name}"
-    notes = [[line] for line in entry.profile.notes.strip().splitlines()]
-    head = _table([[title], [f"{entry.use.path}, sha256 {entry.use.sha256}"], *notes])
-    table = _table([("PROFILE", "KEY", "VALUE", "SPREAD", "ORIGIN", "DATE", "SOURCE"), *rows])
+    lines = [title, f"{entry.use.path}, sha256 {entry.use.sha256}", *entry.profile.notes.strip().splitlines()]
+    text = "\n".join(_wrapped(lines, console))
+    for profile, mine in groupby(numbers, key=lambda one: one.profile):
+        if profile != entry.profile.id:
+            text += f"\n\n{printable(profile)}"
+        text += f"\n{_numbers_table(tuple(mine), console)}"
     data: dict[str, Any] = {
         "schema": "simoffload/profile/1",
         "kind": entry.use.kind,
@@ -60,8 +85,14 @@ def show_profile(arguments: Namespace, console: Console) -> ExitCode:
         "notes": entry.profile.notes,
         "numbers": [one._asdict() for one in numbers],
     }
-    console.answer(f"{head}\n\n{table}", data)
+    console.answer(text, data)
     return ExitCode.OK
+
+
+def _numbers_table(numbers: Sequence[ProfileInput], console: Console) -> str:
+    rows = [(one.key, one.text, one.spread, one.origin, one.date) for one in numbers]
+    head = ("KEY", "VALUE", "SPREAD", "ORIGIN", "DATE")
+    return _table(console, head, rows, below=[one.source for one in numbers])
 
 
 def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
@@ -79,7 +110,8 @@ def list_scenarios(_arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.scenario import load_scenario
 
     listed = [{"name": name, "description": _sentence(load_scenario(name))} for name in names()]
-    table = _table([("NAME", "DESCRIPTION"), *((one["name"], one["description"]) for one in listed)])
+    descriptions = [one["description"] for one in listed]
+    table = _table(console, ("NAME",), [(one["name"],) for one in listed], below=descriptions)
     console.answer(table, {"schema": "simoffload/scenarios/1", "scenarios": listed})
     return ExitCode.OK
 
@@ -90,15 +122,36 @@ def _sentence(scenario: LoadedScenario) -> str:
     return text.split(". ")[0].rstrip(".")
 
 
+def _billions(number: int) -> str:
+    """Return a number of parameters in billions: "70.6B"."""
+    from simoffload.units import format_number
+
+    return f"{format_number(number / 1e9)}B"
+
+
 def list_models(_arguments: Namespace, console: Console) -> ExitCode:
     """List the models that have a name."""
     from simoffload.models import list_models as names
     from simoffload.models import load_model
+    from simoffload.units import format_bytes
 
     listed = [_size(load_model(name)) for name in names()]
-    rows = [[str(value) for value in list(one.values())[:8]] for one in listed]
-    head = ["NAME", "FAMILY", "LAYERS", "HIDDEN", "PARAMETERS", "ACTIVE", "BYTES", "CACHE"]
-    table = _table([head, *rows], right=frozenset(range(2, 8)))
+    head = ("NAME", "FAMILY", "LAYERS", "SIZE", "ACTIVE", "WEIGHTS", "CACHE")
+    rows = [
+        (
+            one["name"],
+            one["family"],
+            str(one["num_hidden_layers"]),
+            _billions(one["num_parameters"]),
+            _billions(one["active_parameters"]),
+            format_bytes(one["weight_bytes"]),
+            format_bytes(one["cache_bytes_per_token"]),
+        )
+        for one in listed
+    ]
+    table = _table(console, head, rows, right=range(2, 7))
+    unit = "cache: of a token; parameters in billions (B), those of a mixture also as active for a token"
+    table = "\n".join([table.rstrip("\n"), *_wrapped([unit], console)])
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
     return ExitCode.OK
 
@@ -127,8 +180,8 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]
     stored = f"{model.quantization} and {model.dtype}" if model.quantization else model.dtype
-    counts = f"{model.num_parameters:,} parameters, {model.weight_bytes:,} bytes as {stored}"
-    counts += f"\n{_per_token(model)}"
+    size, weights = f"{model.num_parameters:,} parameters", f"{model.weight_bytes:,} bytes as {stored}"
+    counts = f"{_billions(model.num_parameters)}: {size}, {weights}"
     rows = [
         (
             one["part"],
@@ -139,10 +192,11 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
         )
         for one in modules
     ]
-    table = _table([("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), *rows], right=frozenset({3, 4}))
+    table = _table(console, ("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), rows, right=(3, 4))
     data = {"schema": "simoffload/model/1", **_size(model), "notes": list(model.notes), "modules": modules}
-    notes = "".join(f"\nnote: {one}" for one in model.notes)
-    console.answer(f"{model.name} ({model.family}): {counts}{notes}\n\n{table}", data)
+    lines = [f"{model.name} ({model.family}), {counts}", _per_token(model)]
+    text = "\n".join(_wrapped([*lines, *(f"note: {one}" for one in model.notes)], console))
+    console.answer(f"{text}\n\n{table}", data)
     return ExitCode.OK
 
 

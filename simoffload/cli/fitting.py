@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.sources import refusal, scenario_set
+from simoffload.cli.sources import CommandChanges, refusal, scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing, sharing
 from simoffload.progress import steps
@@ -41,7 +41,11 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
     if arguments.slo and not arguments.best_batch:
         raise refusal("fit", "--slo needs --best-batch; reach finds other numbers that keep service levels")
     found = scenario_set(
-        arguments.scenarios, targets, overrides=arguments.overrides, command="fit", console=console
+        arguments.scenarios or [arguments.model],
+        targets,
+        CommandChanges.of(arguments, model=arguments.model),
+        command="fit",
+        console=console,
     )
     if arguments.machines:
         return _machines(found, arguments.on, console)

@@ -42,6 +42,23 @@ def add_overrides(parser: Options) -> None:
     _add_limits(parser, "max_events", *LIMITS)
 
 
+def add_model(parser: Options) -> None:
+    """Add the option for another model than that of the scenario."""
+    text = "another model; it may take the place of SCENARIO"
+    parser.add_argument("--model", metavar="NAME", help=text)
+
+
+def add_parts(parser: Options) -> None:
+    """Add the options that replace parts of the machine."""
+    for option, metavar, about in (
+        ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
+        ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),
+        ("--drive", "ID", "a drive, several (4xID), an array or a server as storage (profiles list)"),
+    ):
+        parser.add_argument(option, metavar=metavar, help=about)
+    parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs to use")
+
+
 LIMITS = ("timeout", "memory")
 """Keys of ``engine`` that limit any command that reads files."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import Answer, OutputFolder, report_files
-from simoffload.cli.sources import load
+from simoffload.cli.sources import CommandChanges, load
 from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
@@ -20,7 +20,7 @@ def find_values(arguments: Namespace, console: Console) -> ExitCode:
     """Find the values of one number with which a scenario keeps service levels."""
     folder = OutputFolder.of(arguments)
     _refuse_both(arguments)
-    scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
+    scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
     from simoffload.planning.reach import reach
 
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
@@ -68,6 +68,7 @@ def _answer(found: Reach, folder: OutputFolder | None, arguments: Namespace, con
 
 def _run_line(found: Reach, arguments: Namespace) -> str:
     """Return the command that simulates the scenario with the value that was found."""
-    options = (*arguments.overrides, *(found.value.options if found.value else ()))
-    given = (part for one in options for part in ("--set", one))
-    return shlex.join(["simoffload", "run", arguments.scenario, *given])
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    value = (word for one in (found.value.options if found.value else ()) for word in ("--set", one))
+    scenario = [arguments.scenario] if arguments.scenario else []
+    return shlex.join(["simoffload", "run", *scenario, *changes.options, *value])

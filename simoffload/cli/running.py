@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
-from simoffload.cli.sources import load, refusal, scenario_set
+from simoffload.cli.sources import CommandChanges, load, move, refusal, scenario_set
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -34,6 +34,18 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
     return ExitCode.OK if answered.fits else ExitCode.DOES_NOT_FIT
 
 
+def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
+    """Load the scenario, on the tiers that ``--on`` names."""
+    target = arguments.on
+    targets = None if target is None else (target,)
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    scenario = load(arguments.scenario, changes, targets=targets, console=console)
+    if targets is None:
+        return scenario
+    (on_target,) = move(scenario, targets, overrides=arguments.overrides).values()
+    return on_target
+
+
 class _Run(NamedTuple):
     answer: Answer
     fits: bool
@@ -43,7 +55,7 @@ class _Run(NamedTuple):
 
 
 def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Run:
-    scenario = load(arguments.scenario, overrides=arguments.overrides, console=console)
+    scenario = _placed(arguments, console)
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
 
@@ -101,7 +113,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     scenarios = scenario_set(
         arguments.scenarios,
         arguments.on,
-        overrides=arguments.overrides,
+        CommandChanges.of(arguments),
         strategies=arguments.strategy,
         models=arguments.models,
         command="compare",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.option_types import given_limits
 from simoffload.errors import InputError, Problem, shortened
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from simoffload.cli.console import Console
     from simoffload.documents import Document
     from simoffload.hardware import Entry
-    from simoffload.scenario import LoadedScenario
+    from simoffload.scenario import LoadedScenario, MachineParts
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
@@ -93,43 +94,89 @@ def find_profile(reference: str) -> Entry:
     raise InputError.at("", message)
 
 
+class CommandChanges(NamedTuple):
+    """Changes that a command line makes to every scenario it names."""
+
+    overrides: Sequence[str] = ()
+    """Assignments ``a.b=value`` of ``--set`` and of its short forms."""
+    parts: MachineParts | None = None
+    model: str | None = None
+
+    @classmethod
+    def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
+        """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
+        from simoffload.scenario import MachineParts
+
+        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
+        return cls(arguments.overrides, parts, model)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options that state the changes on a command line."""
+        named = {} if self.parts is None else self.parts._asdict()
+        given = {"model": self.model, **named}
+        return (
+            *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),
+            *(word for one in self.overrides for word in ("--set", one)),
+        )
+
+
 @limited
 def load(
-    source: str, *, overrides: Sequence[str] = (), targets: Sequence[str] | None = None, console: Console
+    source: str | None,
+    changes: CommandChanges,
+    *,
+    targets: Sequence[str] | None = None,
+    console: Console,
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
-    name of a model, on the platform that the first of ``targets`` names, if any does.
+    name of a model, on the platform that the first of ``targets`` or the GPU of the changes names.
 
     For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
+    overrides, parts, model = changes
     keep(given_limits(overrides))
+    source = source or model or ""
     if targets:
         overrides = [one for one in overrides if not of_platform(one)]
     if source == STDIN:
-        return resolve(read(source), overrides=overrides, placed=not targets)
-    if names_model(source):
-        return _of_model(source, overrides, targets or (), console)
-    return load_scenario(source, overrides=overrides, placed=not targets)
+        found = resolve(read(source), overrides=overrides, placed=not targets)
+    elif names_model(source):
+        return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
+    else:
+        found = load_scenario(source, overrides=overrides, placed=not targets)
+    edits = parts.edits(found) if parts else ()
+    found = found.edited(*edits) if edits else found
+    return with_model(found, model, placed=not targets, option="--model") if model else found
 
 
 def _of_model(
-    model: str, overrides: Sequence[str], targets: Sequence[str], console: Console
+    model: str, changes: CommandChanges, targets: Sequence[str], console: Console
 ) -> LoadedScenario:
+    from simoffload.documents import split_assignment
     from simoffload.scenario import default_scenario
     from simoffload.units import plural
-    from simoffload.workload import Inference
+    from simoffload.workload import Inference, Training
 
-    platforms = (target.rpartition(":")[0] for target in targets)
-    platform = next(filter(None, platforms), None)
+    overrides, parts, _ = changes
+    platforms = [name for target in targets if (name := target.rpartition(":")[0])]
+    if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
+        platforms = parts.platforms()
+    platform, others = (platforms[0] if platforms else None), platforms[1:]
     scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
+    edits = parts.edits(scenario) if parts else ()
+    scenario = scenario.edited(*edits) if edits else scenario
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+    each = " per GPU" if strategy.replicas == strategy.gpus else ""
     text = str(work.kind)
     if isinstance(work, Inference):
-        each = " per GPU" if strategy.replicas == strategy.gpus else ""
         text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
+    elif isinstance(work, Training):
+        text += f", batch {work.batch_size}{each}, {work.sequence_length} tokens"
     where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"
-    console.note(f"{model} is a model; simulated with {text}, on {where}; change this with --set")
+    also = f" (also with this GPU: {', '.join(others)})" if others and not targets else ""
+    console.note(f"{model} is a model; simulated with {text}, on {where}{also}; change this with --set")
     return scenario
 
 
@@ -171,7 +218,9 @@ _OF_ANY_MODEL = ("dtype", "attention", "quantization")
 """Keys of the section ``model`` that hold for any model."""
 
 
-def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> LoadedScenario:
+def with_model(
+    scenario: LoadedScenario, model: str, *, placed: bool = True, option: str = "--models"
+) -> LoadedScenario:
     """Return the scenario with another named model. Raises InputError for a name that no model has."""
     from simoffload.documents import Edit, edited
     from simoffload.scenario import resolve
@@ -184,7 +233,7 @@ def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> 
         found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
     except InputError as error:
         raise InputError(
-            one._replace(path="--models", line=None, column=None) for one in error.problems
+            one._replace(path=option, line=None, column=None) for one in error.problems
         ) from None
     return replace(found, remarks=scenario.remarks)
 
@@ -195,8 +244,8 @@ def with_model(scenario: LoadedScenario, model: str, *, placed: bool = True) -> 
 def scenario_set(
     sources: Sequence[str],
     targets: Sequence[str] | None,
+    changes: CommandChanges,
     *,
-    overrides: Sequence[str],
     strategies: Sequence[str] = (),
     models: Sequence[str] = (),
     command: str,
@@ -204,9 +253,9 @@ def scenario_set(
 ) -> dict[str, LoadedScenario]:
     """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
     ``strategies`` (files), on every target. Raises InputError with all problems."""
-    scenario_of = partial(load, overrides=overrides, targets=targets, console=console)
+    scenario_of = partial(load, changes=changes, targets=targets, console=console)
     if len(sources) == 1 and not strategies and not models and targets:
-        return _once(move(scenario_of(sources[0]), targets, overrides=overrides), console)
+        return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
     named: dict[str, LoadedScenario] = {}
     for name, scenario in _by_name(sources, scenario_of, command).items():
         named[name] = scenario
@@ -224,7 +273,7 @@ def scenario_set(
         return named
     found: dict[str, LoadedScenario] = {}
     for name, scenario in named.items():
-        on_them = move(scenario, targets, overrides=overrides)
+        on_them = move(scenario, targets, overrides=changes.overrides)
         found |= _once(on_them, console, before=f"{name} ")
     return found
 

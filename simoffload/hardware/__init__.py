@@ -33,7 +33,7 @@ from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
 from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
-from simoffload.hardware.wiring import CPU, SWITCHES, Setting
+from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 
 __all__ = [
     "CPU",
@@ -68,6 +68,7 @@ __all__ = [
     "Pcie",
     "PcieLink",
     "Platform",
+    "PlatformProfile",
     "Ports",
     "Power",
     "Profile",

@@ -49,11 +49,21 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     return str(terminal)
 
 
+def table_text(table: ReportTable, *, below: Sequence[str] = (), color: bool = False, width: int = 80) -> str:
+    """Return a table as lines of ``width`` [characters]; ``below`` has a text under each row.
+
+    The cells that identify a row are names to be copied, which are never cut.
+    """
+    terminal = _Terminal(color=color, width=width, indent=0)
+    terminal.table(table, below, uncut=True)
+    return str(terminal)
+
+
 class _Terminal:
     """A _Terminal collects the lines of a document, with or without colours."""
 
-    def __init__(self, *, color: bool, width: int) -> None:
-        self._color, self._width = color, width
+    def __init__(self, *, color: bool, width: int, indent: int = _INDENT) -> None:
+        self._color, self._width, self._indent = color, width, indent
         self._lines: list[str] = []
 
     def paragraph(self, text: str, *, style: str = "", indent: int = 0, hanging: int = _INDENT) -> None:
@@ -75,7 +85,7 @@ class _Terminal:
         for text in section.sentences:
             self.paragraph(text, indent=_INDENT, hanging=_HANGING)
         for table in tables:
-            self._table(table)
+            self.table(table)
         for text in section.notes if section.notes_on_terminal else ():
             self.paragraph(text, style="dim", indent=_INDENT)
         for listing in section.listings:
@@ -83,7 +93,9 @@ class _Terminal:
             for line in listing.text.rstrip("\n").split("\n"):
                 self._lines.append(self._styled(" " * _HANGING + printable(line), "dim"))
 
-    def _table(self, table: ReportTable) -> None:
+    def table(self, table: ReportTable, below: Sequence[str] = (), *, uncut: bool = False) -> None:
+        """Add a table, in parts if it is too wide, with a text below each row of the first part; names of
+        rows are never broken if they are ``uncut``."""
         self.paragraph(table.caption, style="italic", indent=_INDENT)
         kept = [at for at in range(len(table.head)) if at not in table.page_columns]
         rows = [[_unbreakable(row[at]) for at in kept] for row in table.texts[: table.most]]
@@ -97,12 +109,15 @@ class _Terminal:
             for at, column in zip(kept, cells, strict=True)
             if any(column)
         ]
-        for part in _parts(columns, keys=table.keys, room=self._width - _INDENT):
-            self._draw(part, table.refused)
+        for column in columns[: table.keys] if uncut else ():
+            column.least = column.word
+        for part in _parts(columns, keys=table.keys, room=self._width - self._indent):
+            self._draw(part, table.refused, below)
+            below = ()
         if table.most is not None and len(table.rows) > table.most:
             self.paragraph(f"and {len(table.rows) - table.most} more", indent=_INDENT)
 
-    def _draw(self, part: Sequence[_Sized], refused: Sequence[int]) -> None:
+    def _draw(self, part: Sequence[_Sized], refused: Sequence[int], below: Sequence[str]) -> None:
         """Add the rows of a part of a table, the heading first."""
         for number, row in enumerate(zip(*(column.cells for column, _ in part), strict=True)):
             style = "dim" if number == 0 else "red" if number - 1 in refused else ""
@@ -111,13 +126,16 @@ class _Terminal:
                 height = max(map(len, cells))
                 cells = [[""] * (height - len(cell)) + cell for cell in cells]
             for pieces in zip_longest(*cells, fillvalue=""):
-                self._lines.append("".join(map(self._padded, pieces, part, repeat(style))))
+                line = (" " * _GAP).join(map(self._padded, pieces, part, repeat(style)))
+                self._lines.append(" " * self._indent + line)
+            if below and number and below[number - 1]:
+                self.paragraph(below[number - 1], style="dim", indent=_HANGING, hanging=_HANGING)
 
     def _padded(self, text: str, place: _Sized, style: str) -> str:
-        """Return a piece of a cell with the space around it."""
+        """Return a piece of a cell with the space beside it."""
         space = " " * (place.width - _places(text))
         text = self._styled(text, style)
-        return " " * _GAP + (f"{space}{text}" if place.column.number else f"{text}{space}")
+        return f"{space}{text}" if place.column.number else f"{text}{space}"
 
     def __str__(self) -> str:
         return "".join(f"{line.replace(_GLUE, ' ').rstrip()}\n" for line in self._lines)

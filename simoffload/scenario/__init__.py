@@ -18,6 +18,7 @@ from simoffload.scenario.loading import (
     resolve,
 )
 from simoffload.scenario.overrides import Changed, changed_platform, of_platform, opened, overridden
+from simoffload.scenario.parts import MachineParts
 from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Changed",
     "EngineOptions",
     "LoadedScenario",
+    "MachineParts",
     "Scenario",
     "ScenarioCache",
     "ScenarioSource",

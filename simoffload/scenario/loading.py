@@ -21,6 +21,7 @@ from simoffload.documents import (
     named,
     read_document,
     rename_keys,
+    split_assignment,
     validate,
     without,
 )
@@ -358,8 +359,17 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
         return None
 
 
-_WORKLOAD = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
-"""The workload of a default scenario: one short conversation on each GPU (our choice)."""
+_WORKLOADS: Mapping[str, dict[str, Any]] = {
+    "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
+    "training": {
+        "kind": "training",
+        "batch_size": 1,
+        "sequence_length": 2048,
+        "gradient_checkpointing": True,
+    },
+}
+"""The workload of a default scenario by its kind: one short conversation, or one sequence that is trained, on
+each GPU (our choice)."""
 
 
 @limited
@@ -369,11 +379,14 @@ def default_scenario(
     """Return a scenario of a model under ZeRO-Inference on all GPUs of a platform.
 
     It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
-    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter.
+    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
+    ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
-    data: dict[str, Any] = {"name": model, "model": model, "workload": _WORKLOAD}
+    kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
+    work = _WORKLOADS.get(str(kinds[-1]) if kinds else "", _WORKLOADS["inference"])
+    data: dict[str, Any] = {"name": model, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())

@@ -115,11 +115,55 @@ CASES: tuple[Case, ...] = (
         ("simoffload run:", "unrecognized arguments: --fast; see simoffload run --help"),
     ),
     command(
-        "run-has-no-on",
-        "run s.yaml --on raid",
-        ("simoffload run:", "unrecognized arguments: --on raid; choose the tier with --set"),
+        "run-on-no-tier",
+        "run s.yaml --on tape",
+        ("--on:", 'no tier "tape" on platform'),
     ),
-    command("no-scenario", "run", ("simoffload run:", "the following arguments are required: SCENARIO")),
+    command(
+        "gpu-unknown",
+        "run opt-30b --gpu rtx-409",
+        ("--gpu:", 'there is no accelerator "rtx-409"', 'did you mean "rtx-4090"'),
+    ),
+    command(
+        "gpu-in-no-platform",
+        "run opt-30b --gpu rtx-4090 --gpus 3",
+        ("--gpu:", "no shipped platform has 3 GPUs rtx-4090; the largest has 2; name a platform with"),
+    ),
+    command(
+        "gpus-not-possible",
+        "run s.yaml --gpus 99",
+        ("s.yaml:10:3:", "strategy.ranks: 99 ranks, but the platform has 8 GPUs"),
+    ),
+    command(
+        "memory-without-unit",
+        "run opt-30b --gpu rtx-4090 --memory 64",
+        ("--memory:", '"64" has no unit; write e.g. "64 GB"'),
+    ),
+    command(
+        "drive-unknown",
+        "run opt-30b --gpu rtx-4090 --drive tape",
+        ("--drive:", 'there is no drive, raid, nfs, pfs, nvmeof or remote "tape"'),
+    ),
+    command(
+        "drives-without-array",
+        "run opt-30b --gpu rtx-4090 --drive 2xsamsung-980-pro-2tb",
+        ("--drive:", "there is no RAID0 of samsung-980-pro-2tb among the shipped profiles"),
+    ),
+    command(
+        "server-without-network",
+        "run opt-30b --gpu t4 --drive ddn-ai400x2",
+        ("--drive:", "gcp-t4 has no network adapter, over which ddn-ai400x2 is reached"),
+    ),
+    command(
+        "model-unknown",
+        "run s.yaml --model opt-31b",
+        ("--model:", "opt-31b"),
+    ),
+    command(
+        "no-scenario",
+        "run",
+        ("simoffload run:", "the following arguments are required: SCENARIO, or --model"),
+    ),
     command(
         "set-no-value",
         "run s.yaml --set workload.batch_size",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,19 +39,29 @@ def test_profiles_list(program) -> None:
 def test_profiles_list_says_what_was_measured_on_a_machine_of_the_kind(program, name: str, said: str) -> None:
     """No DGX was measured, but virtual machines with one of its GPUs were."""
     kind, identifier = name.split()
-    lines = program("profiles", "list", kind).out.splitlines()
-    line = next(line for line in lines if line.split()[:2] == [kind, identifier])
-    numbers, whole, _ = said.partition("…")
-    found = line[lines[0].index("NUMBERS FROM") :]
-    assert found.startswith(numbers) if whole else found == said
+    text = program("profiles", "list", kind).out
+    (below,) = re.findall(rf"^{kind} +{re.escape(identifier)} .*\n((?:    .*\n)+)", text, re.MULTILINE)
+    numbers, more, _ = said.partition("…")
+    found = " ".join(below.split())
+    assert found.startswith(numbers) if more else found == said
     listed = json.loads(program("profiles", "list", kind, "--json").out)["profiles"]
     (row,) = (one for one in listed if one["id"] == identifier)
     assert row["numbers_from"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["profiles list", "profiles show dgx-h100", "scenarios list", "models list", "models show deepseek-v3"],
+)
+def test_lists_are_80_columns_wide_and_cut_no_name(program, command: str) -> None:
+    answer = program(*command.split())
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert "…" not in answer.out
+
+
 def test_profiles_of_one_kind(program) -> None:
-    kinds = {line.split()[0] for line in program("profiles", "list", "nfs").out.splitlines()}
-    assert kinds == {"KIND", "nfs"}
+    lines = program("profiles", "list", "nfs").out.splitlines()
+    assert {line.split()[0] for line in lines if not line.startswith(" ")} == {"KIND", "nfs"}
 
 
 def test_profiles_show_every_number_with_its_origin(program) -> None:
@@ -66,8 +77,8 @@ def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
     spreads = {number["key"]: number["spread"] for number in numbers}
     assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.23", "")
     lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
-    head = next(line for line in lines if line.startswith("PROFILE"))
-    factor = next(line for line in lines if " host_factor " in line)
+    head = next(line for line in lines if line.startswith("KEY"))
+    factor = next(line for line in lines if line.startswith("host_factor "))
     assert factor[head.index("SPREAD") :].startswith("0.23 ")
 
 
@@ -105,7 +116,9 @@ def test_models_show_the_windows_of_layers(program) -> None:
     modules = json.loads(program("models", "show", "gemma-3-12b", "--json").out)["modules"]
     attend = [(one["repeat"], one.get("window")) for one in modules if one["kind"] == "attention"]
     assert attend == [(40, 1024), (8, None)]
-    assert "attention, window 1,024" in program("models", "show", "gemma-3-12b").out
+    shown = program("models", "show", "gemma-3-12b").out
+    assert {"attention, window", "1,024"} <= {cell.strip() for cell in re.split("  +|\n", shown)}
+    assert shown.startswith("gemma-3-12b (gemma3_text), 11.8B: 11,766,034,176 parameters")
 
 
 def test_a_model_by_its_config(program, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ OTHERS = {
     },
 }
 """What a run of a scenario does not need."""
-NEVER = {"numpy", "pandas", "plotly", "rich", "simoffload.planning.sweep"}
+NEVER = {"argcomplete", "numpy", "pandas", "plotly", "rich", "simoffload.planning.sweep"}
 
 
 @pytest.mark.parametrize("scenario", OTHERS)

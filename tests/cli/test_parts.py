@@ -1,0 +1,79 @@
+"""A machine by its parts: --gpu, --gpus, --memory, --drive and --model, without a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Program
+
+STORY = (
+    *("--gpu", "rtx-4090", "--memory", "64GB", "--drive", "samsung-980-pro-2tb", "--on", "nvme"),
+    "--json",
+)
+
+
+def test_a_model_runs_on_a_machine_that_is_named_by_its_parts(program: Program) -> None:
+    answer = program("run", "llama-3.3-70b", *STORY)
+    assert answer.status == 0, answer.err
+    data = json.loads(answer.out)
+    assert data["platform"] == "rtx-4090-desktop"
+    assert data["target"] == "nvme"
+    memory = next(one for one in data["capacity"] if one["tier"] == "dram")
+    assert memory["capacity_bytes"] == 64 * 2**30  # as modules are sold
+    assert "powers of ten" not in answer.err
+
+
+def test_the_model_may_stand_in_place_of_the_scenario(program: Program) -> None:
+    answers = [program("run", *model, *STORY) for model in (("llama-3.3-70b",), ("--model", "llama-3.3-70b"))]
+    first, second = (json.loads(answer.out)["metrics"] for answer in answers)
+    assert first == second
+
+
+def test_parts_replace_those_of_a_scenario(program: Program) -> None:
+    by_parts = program("run", "small.yaml", "--gpu", "a100-80g-sxm", "--memory", "2 TiB", "--json")
+    by_keys = program(
+        *("run", "small.yaml", "--set", "equipment.accelerator=a100-80g-sxm"),
+        *("--set", "profiles.host/dgx-a100-1tib.memory_capacity=2 TiB", "--json"),
+    )
+    assert by_parts.status == 0, by_parts.err
+    assert json.loads(by_parts.out)["metrics"] == json.loads(by_keys.out)["metrics"]
+
+
+@pytest.mark.parametrize(("drive", "drives"), [("samsung-pm1733-7.68tb", 1), ("3xsolidigm-ps1010-7.68tb", 3)])
+def test_drives_take_the_place_of_those_of_the_machine(program: Program, drive: str, drives: int) -> None:
+    answer = program("run", "small.yaml", "--drive", drive, "--json")
+    assert answer.status == 0, answer.err
+    storage = next(one for one in json.loads(answer.out)["capacity"] if one["tier"] == "raid")
+    assert storage["capacity_bytes"] == drives * 7_680_000_000_000
+
+
+def test_what_to_type_has_the_parts(program: Program) -> None:
+    words = ("--model", "opt-30b", "--gpu", "rtx-4090", "--slo", "tpot=100s", "--by", "workload.batch_size")
+    answer = program("reach", *words)
+    assert answer.status == 0, answer.err
+    assert "simoffload run --model opt-30b --gpu rtx-4090 --set workload.batch_size=" in answer.out
+
+
+def test_compare_and_fit_take_parts(program: Program) -> None:
+    compared = program("compare", "opt-30b", "--gpu", "rtx-4090", "--memory", "96GB", "--on", "dram,nvme")
+    assert compared.status == 0, compared.err
+    assert "dram 2.41 s" in compared.out
+    refused = program("compare", "opt-30b", "--gpu", "rtx-4090", "--memory", "32GB", "--on", "dram,nvme")
+    assert "does not fit: dram" in " ".join(refused.out.split())
+    fits = program("fit", "--model", "llama-3.3-70b", "--gpu", "rtx-4090", "--memory", "64GB")
+    assert fits.status == 3
+    assert "does not fit" in fits.out
+
+
+def test_a_model_is_trained_with_what_is_usual(program: Program) -> None:
+    words = ("--gpu", "rtx-4090", "--memory", "192GB", "--set", "workload.kind=training", "--on", "hbm+dram")
+    answer = program("run", "llama-3.1-8b", *words, "--json")
+    assert answer.status == 0, answer.err
+    data = json.loads(answer.out)
+    assert data["workload"]["sequence_length"] == 2048
+    assert "checkpoints" in {term["name"] for one in data["capacity"] for term in one["terms"]}
+    assert "simulated with training, batch 1 per GPU, 2048 tokens, on 1 GPU" in answer.err
+    longer = program("run", "llama-3.1-8b", *words, "--set", "workload.sequence_length=4096", "--json")
+    assert json.loads(longer.out)["workload"]["sequence_length"] == 4096
