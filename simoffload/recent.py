@@ -1,4 +1,4 @@
-"""Values that are slow to find and follow from objects that are immutable, but slow to hash."""
+"""A cache of the values that were asked for last, such as what follows from objects that are slow to hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Recent(threading.local, Generic[K, T]):
     """A Recent has the values of the last ``most`` keys that a thread asked for.
 
-    Keys name objects by ``id()``. A value must keep these objects, so that no other gets the same identity.
+    A value must keep the objects that its key names by ``id()``, so that no other gets the same identity.
     """
 
     def __init__(self, most: int = 32) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -28,7 +27,6 @@ from simoffload.recent import Recent
 from simoffload.strategies import strategy_of
 from simoffload.strategies.tunables import tier_paths
 
-T = TypeVar("T")
 _PLATFORMS, _CHANGES = 256, 65_536
 _MODELS = Recent[str, ModelShape]()
 """Models that no file of the user describes: one object each, by which what follows from it is known."""
@@ -43,23 +41,6 @@ def canonical(data: Any) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-class _Recent(Generic[T]):
-    """A cache of the most recently used values."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._values: OrderedDict[Hashable, T] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key]
-        value = self._values[key] = make()
-        if len(self._values) > self._size:
-            self._values.popitem(last=False)
-        return value
-
-
 class ScenarioCache:
     """A cache of files, platforms, machines and models for all scenarios that use the same ones.
 
@@ -71,18 +52,18 @@ class ScenarioCache:
         self._apart: dict[str, tuple[Path, str]] = {}
         self._contents: dict[tuple[str, str], Any] = {}
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
-        self._platforms: _Recent[Platform] = _Recent(_PLATFORMS)
-        self._possible: _Recent[bool] = _Recent(_CHANGES)
-        self._machines: _Recent[tuple[Platform, Machine]] = _Recent(_PLATFORMS)
+        self._platforms = Recent[Hashable, Platform](_PLATFORMS)
+        self._possible = Recent[Hashable, bool](_CHANGES)
+        self._machines = Recent[tuple[int, int], tuple[Platform, Machine]](_PLATFORMS)
 
     def model(self, spec: ModelSpec, *, root: Path | None) -> ModelShape:
         """Return the shape of a model; raises what ``load_model`` raises."""
         if spec.config is not None:
             return self._from_config(spec, root)[0]
-        return _MODELS.get(canonical(spec.model_dump()), lambda: load_model(spec, root=root))
+        return _MODELS.get(_in_order(spec), lambda: load_model(spec, root=root))
 
     def _from_config(self, spec: ModelSpec, root: Path | None) -> tuple[ModelShape, str]:
-        key = (str(root), canonical(spec.model_dump()))
+        key = (str(root), _in_order(spec))
         if key not in self._shapes:
             shape = load_model(spec, root=root)
             self._shapes[key] = (shape, _digest(canonical([shape.name, spec.hf_config(root=root)])))
@@ -216,6 +197,11 @@ class ScenarioCache:
         cache._apart = dict(snapshot["apart"])
         cache._contents, cache._shapes = dict(snapshot["contents"]), dict(snapshot["shapes"])
         return cache
+
+
+def _in_order(spec: ModelSpec) -> str:
+    """Write a model as JSON, with its keys in the order in which its name lists those that are changed."""
+    return json.dumps(spec.model_dump())
 
 
 def _digest(text: str) -> str:

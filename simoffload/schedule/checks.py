@@ -31,7 +31,7 @@ def check_schedule(schedule: Schedule) -> None:
     """Return if ``schedule`` is valid; otherwise raise SimulationError with its first problem."""
     known = any(
         one.links is schedule.links and one.routes is schedule.routes and _frame(one) == _frame(schedule)
-        for one in _FRAMES
+        for one in tuple(_FRAMES)  # another thread may add one meanwhile
     )
     if known and _all_sound(schedule):
         return

@@ -53,6 +53,20 @@ def test_a_valid_schedule_passes() -> None:
     check_schedule(TWO)
 
 
+def test_another_thread_may_check_a_schedule_meanwhile() -> None:
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            check_schedule(GOOD._replace(links=(Link("c", 100), Link("d", 100))))  # as if in that thread
+            return str.__eq__(self, other)
+
+    own = GOOD._replace(streams=(Name("host"), "copy"), links=(Link("e", 100), Link("f", 100)))
+    check_schedule(own)
+    check_schedule(own._replace(streams=(Name("host"), "io")))
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

@@ -64,3 +64,16 @@ def test_an_edit_is_refused_as_its_document_is(scenario: LoadedScenario, path: s
     with pytest.raises(InputError) as expected:
         resolve(edited(scenario.document, [edit]))
     assert refused.value.problems == expected.value.problems
+
+
+def test_a_model_is_named_by_its_own_keys(scenario: LoadedScenario) -> None:
+    # A model whose keys are in another order is equal, but its name lists them as they are written.
+    keys = {"num_hidden_layers": 3, "vocab_size": 1000}
+    named = [
+        scenario.edited(Edit.at("model", {"name": "bloom-7b1", **own})).model.name
+        for own in (keys, dict(reversed(keys.items())))
+    ]
+    assert named == [
+        "bloom-7b1 (num_hidden_layers=3, vocab_size=1000)",
+        "bloom-7b1 (vocab_size=1000, num_hidden_layers=3)",
+    ]

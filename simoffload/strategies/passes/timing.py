@@ -390,7 +390,8 @@ class PassTimings:
         found = self._times.all.get(batch)
         if found is None:
             if len(self._times.all) >= _MOST_PASSES:
-                self._times.all.clear()
+                for times in self._times:
+                    times.clear()
             found = self._times.all[batch] = self._durations(batch)
         return found
 
