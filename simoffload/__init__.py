@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.smallest_changes import smallest_changes
+    from simoffload.planning.sweep.answer import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -44,6 +45,7 @@ __all__ = [
     "SimoffloadError",
     "SimulationError",
     "SimulationResult",
+    "SweepResult",
     "TrainingResult",
     "advise",
     "best_batch",
@@ -75,6 +77,7 @@ __all__ = [
     "simulate",
     "smallest_changes",
     "storage_curve",
+    "sweep",
     "write_comparison",
     "write_report",
     "write_trace",
@@ -92,6 +95,7 @@ _HOME = {
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
+    "SweepResult": "simoffload.planning.sweep.answer",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
     "best_batch": "simoffload.planning.best_batch",
@@ -123,6 +127,7 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.smallest_changes",
     "storage_curve": "simoffload.planning.bandwidth",
+    "sweep": "simoffload.planning.sweep.answer",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

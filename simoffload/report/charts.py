@@ -73,6 +73,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
                 hover=[f"{draw.plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
                 color=draw.CYCLE[by_size.index(name) % len(draw.CYCLE)],
                 marker={"pattern": {"shape": "." if pinned else "", "solidity": 0.15}},
+                **draw.labelled(name, len(parts)),
             )
         )
     data += _excess(uses)
@@ -81,6 +82,8 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
         data,
         draw.height(len(uses), legends=-(-len(terms) // _TERMS_A_LINE), row=_TALL_ROW),
         barmode="stack",
+        showlegend=True,
+        uniformtext=draw.ROOM_FOR_NAMES,
         bargap=1 - _BAR,
         xaxis=draw.axis("needed, as a fraction of the tier's capacity", tickformat=".0%", range=[0, widest]),
         yaxis=draw.names_axis(names or [use.tier for use in uses]),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
+from simoffload.report.charts import capacity
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
 from simoffload.report.presentation import presentation, ranged
@@ -125,6 +126,16 @@ def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[Scatte
     return [draw.points(name, x=x, y=y, hover=hover, marker=marker)]
 
 
+def capacity_compared(groups: Sequence[Group]) -> Figure:
+    """Draw the fullest tier of each result."""
+    rows = [(group, row) for group in groups for row in group.rows if row.result.capacity]
+    fullest = [max(row.result.capacity, key=lambda use: use.needed / use.capacity) for _, row in rows]
+    names = [
+        f"{_named(groups, group, row)}: {use.tier}" for (group, row), use in zip(rows, fullest, strict=True)
+    ]
+    return capacity(fullest, names=names)
+
+
 def causes_compared(groups: Sequence[Group]) -> Figure:
     """Draw the share of each cause in the step; reading from any target counts as one cause."""
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
@@ -188,9 +199,12 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
 
 def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRow]]) -> draw.Properties:
     """Return the axis with the names of results, with their models where there are several."""
-    return draw.names_axis(
-        [row.label if len(groups) == 1 else f"{group.model}, {row.label}" for group, row in rows]
-    )
+    return draw.names_axis([_named(groups, group, row) for group, row in rows])
+
+
+def _named(groups: Sequence[Group], group: Group, row: ComparisonRow) -> str:
+    """Return the name of a result, with its model where there are several."""
+    return row.label if len(groups) == 1 else f"{group.model}, {row.label}"
 
 
 def _general(share: Share, result: SimulationResult) -> str:

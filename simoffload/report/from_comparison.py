@@ -46,8 +46,8 @@ from simoffload.report.sections.background import (
 )
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
-from simoffload.report.summary import common_name, facts, group_summary
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
+from simoffload.report.summary import common_name, facts, group_summary
 from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
@@ -74,10 +74,11 @@ def comparison_document(
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)
+    answers = tuple(group_summary(group, titled=len(found) > 1) for group in found)
     return ReportDocument(
         in_common(results) or ("comparison",),
         None,
-        (),
+        answers,
         tuple(warnings(found)),
         (*_side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
@@ -85,7 +86,7 @@ def comparison_document(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
         ),
         common_name([result.name for result in results]),
-        tuple(group_summary(group, titled=len(found) > 1) for group in found),
+        answers,
         facts(results),
     )
 
@@ -330,6 +331,7 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
     """Return the memory of every tier; a terminal shows it only if a result has no times."""
     result = "result" if any(group.narrow for group in found) else "weights"
     head = (result, "tier", "needed", "capacity", "filled", "scope", "")
+    untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
     tables = []
     for group in found:
         uses = [(row.label, use) for row in group.rows for use in row.result.capacity]
@@ -347,9 +349,20 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
         )
         refused = tuple(number for number, (_, use) in enumerate(uses) if not use.fits)
         caption = group.title if len(found) > 1 else ""
-        tables.append(ReportTable(caption, head, rows, (2, 3, 4), keys=2, refused=refused, grouped=True))
-    untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
-    return ReportSection(CAPACITY, tables=tuple(tables), page_only=not untimed)
+        folded = "" if untimed else "Memory of every tier"
+        tables.append(
+            ReportTable(caption, head, rows, (2, 3, 4), 2, refused=refused, grouped=True, folded=folded)
+        )
+    return ReportSection(CAPACITY, tables=tuple(tables), charts=_memory(found), page_only=not untimed)
+
+
+def _memory(found: Sequence[Group]) -> tuple[Chart, ...]:
+    """Return the chart of the fullest tier of each result, if any result has tiers."""
+    if not any(row.result.capacity for group in found for row in group.rows):
+        return ()
+    label = "what the fullest tier of each must hold"
+    drawn = partial(comparison_charts.capacity_compared, found)
+    return (Chart(label, drawn, "The fullest tier of each"),)
 
 
 def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.service_levels import ServiceLevel
 
-MOST_BARS = 12_000
-"""Number of operations drawn on a page, about 2 MB."""
+MOST_BARS = 2_000
+"""Number of operations drawn on a page, about 500 kB."""
 
 
 def result_document(result: SimulationResult, *, command: str = "", bars: int = MOST_BARS) -> ReportDocument:

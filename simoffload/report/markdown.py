@@ -35,7 +35,7 @@ def markdown(document: ReportDocument) -> str:
 def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
     yield from (f"**{_text(answer)}**" for answer in document.summary)
     yield _text(" · ".join((*document.title, *document.facts)))
-    yield from (_text(verdict) for verdict in document.verdicts)
+    yield from (_text(verdict) for verdict in document.verdicts if verdict not in document.summary)
     yield from (f"> **Warning:** {_text(warning)}" for warning in document.warnings)
     yield from _sections(document.sections, level + 1)
     if document.each:

@@ -28,7 +28,7 @@ _ALIKE = 0.05
 
 def result_summary(result: SimulationResult) -> str:
     """Return the answer of one result: how fast it is and how sure that is, what takes the time, the cost."""
-    wording, name = presentation(result), printable(result.model)
+    wording, name = presentation(result), printable(result.model.partition(" (")[0])
     where = f"on {printable(result.platform)}"
     if result.refused:
         return _joined(f"{name} is refused {where}: {printable(result.refused[0])}")
@@ -40,8 +40,12 @@ def result_summary(result: SimulationResult) -> str:
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
         return _joined(f"{name} fits {where} with {wording.placed}: {free}")
     value = _value(result, MEASURES[result.step_by])
-    share = f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return _joined(f"{name} {wording.verb} {where} with {wording.placed}: {value}", f"; {share}", *_cost(result))
+    share = (
+        f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
+    )
+    return _joined(
+        f"{name} {wording.verb} {where} with {wording.placed}: {value}", f"; {share}", *_cost(result)
+    )
 
 
 def group_summary(group: Group, *, titled: bool = False) -> str:
@@ -65,7 +69,9 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
         return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result))
     others = [row for row in group.rows if row is not best]
     only = f"only {best.label} fits" if others else f"{best.label} takes"
-    return _joined(f"{title}{only}: {value}" if others else f"{title}{best.label}: {value}", *_cost(best.result))
+    return _joined(
+        f"{title}{only}: {value}" if others else f"{title}{best.label}: {value}", *_cost(best.result)
+    )
 
 
 def _joined(first: str, *more: str) -> str:
@@ -131,7 +137,9 @@ def _untimed(group: Group) -> str:
         return f"{_listed(group.rows)} {'fits' if len(fitting) == 1 else 'fit'}"
     if fitting:
         others = [row for row in group.rows if row not in fitting]
-        return f"{_listed(fitting)} {'fits' if len(fitting) == 1 else 'fit'}, {_listed(others)} {_not(others)}"
+        return (
+            f"{_listed(fitting)} {'fits' if len(fitting) == 1 else 'fit'}, {_listed(others)} {_not(others)}"
+        )
     if all(row.result.refused for row in group.rows):
         return f"every answer is refused: {printable(group.rows[0].result.refused[0])}"
     return "; ".join(f"{row.label} {_why(row.result)}" for row in group.rows)
@@ -139,7 +147,8 @@ def _untimed(group: Group) -> str:
 
 def _listed(rows: Sequence[ComparisonRow]) -> str:
     if len(rows) <= _NAMED + 1:
-        return " and ".join(row.label for row in rows)
+        *first, last = (row.label for row in rows)
+        return f"{', '.join(first)} and {last}" if first else last
     return f"{rows[0].label} and {len(rows) - 1} others"
 
 
@@ -175,7 +184,9 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
         found.append("± and brackets: 80 % interval")
     prices = [costs for result in results if (costs := result.costs) is not None and costs.prices]
     if prices:
-        names = dict.fromkeys(printable(name.rpartition("/")[2]) for one in prices for name, _ in one.costs.sources)
+        names = dict.fromkeys(
+            printable(name.rpartition("/")[2]) for one in prices for name, _ in one.costs.sources
+        )
         latest = max(price.date for one in prices for price in one.prices)
         found.append(f"prices: {', '.join(names)}, of {latest}")
     return tuple(found)

@@ -8,7 +8,7 @@ which follow the colour scheme of the reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ _PLOT = 260
 
 
 def drawn(figure: Mapping[str, Any], label: str) -> Markup:
-    """Return a figure (``to_plotly_json``) as a ``div``; ``label`` describes it to those who cannot see it."""
+    """Return a figure (``to_plotly_json``) as a ``div``; ``label`` describes it for screen readers."""
     traces: list[Trace] = [dict(trace) for trace in figure["data"]]
     layout = figure["layout"]
     kinds = {trace["type"] for trace in traces}
@@ -58,7 +58,7 @@ class _Body(NamedTuple):
     height: float
     """[px]"""
     left: int = 0
-    """[tenths of an em] of the names at the left, in steps of ten."""
+    """[px] of the names at the left, in steps of ten."""
     named: Mapping[str, int] = {}
     """Traces whose names are in the chart from a width [px] on."""
 
@@ -112,12 +112,18 @@ def _of(value: Any, index: int, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def _shown_from(room: float) -> int | None:
+def _shown_from(room: float, left: float = 0) -> int | None:
     """Return the width [px] of a chart from which a text is shown that needs ``room`` [px] of its width.
 
-    0 is for any width, None for a text that is never shown.
+    ``left`` [px] are taken by the names. 0 is for any width, None for a text that is never shown.
     """
+    room += left
     return 0 if room <= _NARROW else next((width for width in _WIDTHS if room <= width), None)
+
+
+def _room(names: Iterable[str]) -> int:
+    """Return the width [px] of names at the left, in steps of ten."""
+    return min(150, 10 * (2 + int(max(map(len, names), default=0) * _LETTER) // 10))
 
 
 def _from(width: int) -> str:
@@ -130,7 +136,8 @@ def stylesheet() -> Markup:
     dark = "".join(f"--{one.name}:{one.dark};--on-{one.name}:{one.on_dark};" for one in PALETTE.values())
     names = [one.name for one in PALETTE.values()]
     fills = "".join(
-        f".f-{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name})}}.chart .on-{name}{{fill:var(--on-{name})}}"
+        f".f-{name}{{fill:var(--{name})}}.s-{name}{{stroke:var(--{name})}}"
+        f".chart .on-{name}{{fill:var(--on-{name})}}"
         for name in names
     )
     widths = "".join(
@@ -233,7 +240,7 @@ class _Rows:
         self._axis = Axis.of(layout["xaxis"], self._ends())
         longest = max(map(len, self._names), default=0)
         self._beside = not notes and longest <= _BESIDE
-        self._left = min(150, 10 * (1 + round(longest * _LETTER) // 10)) if self._beside else 0
+        self._left = _room(self._names) if self._beside else 0
         self._tops, self._bottom = self._placed()
 
     def _ends(self) -> list[float]:
@@ -279,7 +286,7 @@ class _Rows:
         """Return all elements: the grid first, and the texts last."""
         named: dict[str, int] = {}
         bars = [one for trace in self._traces for one in self._drawn(trace, named)]
-        parts = [*_grid_x(self._axis, self._bottom), *bars, *self._rules(), *self._texts()]
+        parts = [*_grid_x(self._axis, self._bottom, self._left), *bars, *self._rules(), *self._texts()]
         return _Body(parts, self._bottom + 2 * _SMALL + 8, self._left, named)
 
     def _drawn(self, trace: Trace, named: dict[str, int]) -> Iterator[Markup]:
@@ -293,7 +300,11 @@ class _Rows:
                 continue
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
             text = _of(trace.get("text"), at, "")
-            width = _shown_from((len(text) + 1) * _LETTER / (high - low)) if text and high > low else None
+            width = (
+                _shown_from((len(text) + 1) * _LETTER / (high - low), self._left)
+                if text and high > low
+                else None
+            )
             if width is not None:
                 narrowest.append(width)
                 name = colour(_of(trace["marker"]["color"], at))
@@ -345,17 +356,18 @@ def _spread(trace: Trace, at: int, along: str) -> tuple[float | None, float | No
     return value - error["arrayminus"][at], value + error["array"][at]
 
 
-def _grid_x(axis: Axis, bottom: float) -> Iterator[Markup]:
+def _grid_x(axis: Axis, bottom: float, left: float, *, lines: bool = True) -> Iterator[Markup]:
     """Yield vertical lines of the grid, the ticks below them and the title of the axis."""
     marks = [(axis.at(value), text) for value, text in axis.ticks]
     need = max((len(text) + 2 for _, text in marks), default=0) * _LETTER
     gap = min((b - a for (a, _), (b, _) in pairwise(marks)), default=1.0)
-    every = max(1, -int(-need // (gap * _NARROW)))
-    full = _shown_from(need / gap)
+    every = max(1, -int(-need // (gap * (_NARROW - left))))
+    full = _shown_from(need / gap, left)
     for number, (at, text) in enumerate(marks):
         hidden = "" if number % every == 0 else "never" if full is None else _from(full)
         x = _percent(at)
-        yield _line(x, 0, x, bottom, "grid")
+        if lines:
+            yield _line(x, 0, x, bottom, "grid")
         anchor = "end" if at > 0.97 else "start" if at < 0.03 else "middle"
         yield _text(text, x, bottom + 14, class_=f"tick {hidden}".strip(), text_anchor=anchor)
     yield _text(axis.title, "0", bottom + _SMALL + 16, class_="tick")
@@ -387,13 +399,14 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
     def height(value: float) -> float:
         return top + _PLOT * (1 - up.at(value))
 
-    parts = list(_grid_x(along, top + _PLOT))
+    left = _room(text for _, text in up.ticks)
+    parts = list(_grid_x(along, top + _PLOT, left))
     for value, text in up.ticks:
         parts.append(_line("0", height(value), "100%", height(value), "grid"))
         parts.append(_text(text, "0", height(value) + 4, dx=-8, class_="tick", text_anchor="end"))
     for shape in layout.get("shapes", ()):
-        x, line = _percent(along.at(shape["x0"])), shape["line"]
-        parts.append(_line(x, top, x, top + _PLOT, f"rule s-{colour(line['color'])}", **_dash(line)))
+        place, line = _percent(along.at(shape["x0"])), shape["line"]
+        parts.append(_line(place, top, place, top + _PLOT, f"rule s-{colour(line['color'])}", **_dash(line)))
     for trace in traces:
         places = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
         parts += _connected(trace, places)
@@ -407,8 +420,6 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
                 end = {"dx": -9, "text_anchor": "end"} if x > 0.5 else {"dx": 9}
                 parts.append(_text(text, _percent(x), y + 16, class_="name", **end))
     parts.append(_text(up.title, "0", 12, class_="tick"))
-    longest = max((len(text) for _, text in up.ticks), default=0)
-    left = min(150, 10 * (2 + round(longest * _LETTER) // 10))
     return _Body(parts, top + _PLOT + 2 * _SMALL + 8, left)
 
 
@@ -426,7 +437,7 @@ def _heat_map(trace: Trace, layout: Mapping[str, Any]) -> _Body:
     columns, rows = [_plain(str(one)) for one in trace["x"]], [_plain(str(one)) for one in trace["y"]]
     known = [value for row in trace["z"] for value in row if value is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
-    width, height = 1 / len(columns), 30
+    width, height, left = 1 / len(columns), 30, _room(rows)
     parts = []
     for row, values in enumerate(trace["z"]):
         for column, value in enumerate(values):
@@ -435,14 +446,13 @@ def _heat_map(trace: Trace, layout: Mapping[str, Any]) -> _Body:
             share = 0.0 if value is None else 0.12 + 0.5 * ((value - low) / (high - low) if high > low else 1)
             cell = element("rect", **box, class_="cell f-blue", fill_opacity=_number(share))
             parts.append(_titled(cell, _of(_of(trace.get("hovertext"), row, ""), column, "")))
-            if (shown := _shown_from((len(text) + 1) * _LETTER / width)) is not None:
+            if (shown := _shown_from((len(text) + 1) * _LETTER / width, left)) is not None:
                 middle = _percent(x + width / 2)
-                parts.append(_text(text, middle, y + 19, class_=_from(shown), text_anchor="middle"))
+                parts.append(_text(text, middle, y + 19, class_=f"in {_from(shown)}", text_anchor="middle"))
     bottom = len(rows) * height
     for row, name in enumerate(rows):
         parts.append(_text(name, "0", row * height + 19, dx=-8, class_="tick", text_anchor="end"))
     ticks = tuple(((column + 0.5) * width, name) for column, name in enumerate(columns))
     title = f"{layout['xaxis']['title']['text']}; rows: {layout['yaxis']['title']['text']}"
-    parts += _grid_x(Axis(0, 1, title, ticks), bottom)
-    longest = max(map(len, rows), default=0)
-    return _Body(parts, bottom + 2 * _SMALL + 8, min(150, 10 * (2 + round(longest * _LETTER) // 10)))
+    parts += _grid_x(Axis(0, 1, title, ticks), bottom, left, lines=False)
+    return _Body(parts, bottom + 2 * _SMALL + 8, left)

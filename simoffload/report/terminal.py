@@ -38,7 +38,7 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     terminal = _Terminal(color=color, width=max(_NARROWEST, width))
     terminal.paragraph(" · ".join(document.title), style="bold")
     fits = {True: "green", False: "red", None: "bold"}[document.fits]
-    for verdict in document.verdicts or document.summary:
+    for verdict in document.verdicts:
         label = "" if verdict.startswith("Verdict on ") else "Verdict: "
         terminal.paragraph(f"{label}{verdict}", style=fits)
     for warning in document.warnings:
