@@ -166,8 +166,13 @@ class ReportDocument(NamedTuple):
     """What the sentence assumes, in a few words each."""
 
     @property
+    def small_print(self) -> tuple[str, ...]:
+        """What stands in small type below the sentence: the title, unless it is the heading, and facts."""
+        return (*(self.title if self.name else ()), *self.facts)
+
+    @property
     def heading(self) -> str:
-        """Heading of the report."""
+        """Heading of the report and title of its page."""
         return self.name or ", ".join(self.title)
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _BEST = (
 )
 
 
-_TOLD = 3
+_MOST_SENTENCES = 3
 """Number of scenarios that have a sentence at the beginning; all have a row."""
 
 
@@ -41,7 +41,7 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     warnings = (*_warnings(found), *stopped)
     answers = tuple(f"{one.model} ({one.work}) {_fewest(one)}." for one in found)
     return ReportDocument(
-        ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_TOLD]
+        ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_MOST_SENTENCES]
     )
 
 
@@ -117,7 +117,7 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
         for one in found
     )
     title = ("Largest batch, context and model that fit",)
-    return ReportDocument(title, None, (), warnings, (section,), summary=answers[:_TOLD])
+    return ReportDocument(title, None, (), warnings, (section,), summary=answers[:_MOST_SENTENCES])
 
 
 def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = ()) -> ReportDocument:
@@ -145,7 +145,9 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
         for one in found
         if one.best is not None and one.best.result is not None
     )
-    return ReportDocument(("Best batch",), None, (), tuple(stopped), (section,), summary=answers[:_TOLD])
+    return ReportDocument(
+        ("Best batch",), None, (), tuple(stopped), (section,), summary=answers[:_MOST_SENTENCES]
+    )
 
 
 def _best(one: BestBatch, heads: Sequence[str]) -> Iterator[Entry]:

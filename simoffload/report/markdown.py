@@ -34,7 +34,8 @@ def markdown(document: ReportDocument) -> str:
 
 def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
     yield from (f"**{_text(answer)}**" for answer in document.summary)
-    yield _text(" · ".join((*document.title, *document.facts)))
+    if document.small_print:
+        yield _text(" · ".join(document.small_print))
     yield from (_text(verdict) for verdict in document.verdicts if verdict not in document.summary)
     yield from (f"> **Warning:** {_text(warning)}" for warning in document.warnings)
     yield from _sections(document.sections, level + 1)

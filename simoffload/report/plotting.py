@@ -126,8 +126,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [value for value in found if low * 0.999 <= value <= high * 1.001]
 
 
-class Axis(NamedTuple):
-    """An Axis maps values to fractions of its length, and has ticks at round numbers."""
+class ChartAxis(NamedTuple):
+    """A ChartAxis maps values to fractions of its length, and has ticks at round numbers."""
 
     low: float
     high: float

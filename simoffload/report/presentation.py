@@ -300,7 +300,7 @@ def _training(result: TrainingResult) -> Presentation:
         },
         cell_metrics=("step_s", *_PARTS, "tokens_per_s"),
         legend="ratio: time per step over that of the baseline",
-        formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
+        formulas=("step_s", "optimizer_s", "tokens_per_s"),
         shown=longest.result if longest else None,
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",

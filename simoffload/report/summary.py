@@ -22,7 +22,7 @@ _FACTOR = 1.3
 """Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
 """Number of results that a sentence names; of more it gives the number."""
-_ALIKE = 0.05
+_SIMILAR_COST = 0.05
 """Relative difference of costs up to which they are called the same."""
 
 
@@ -57,21 +57,19 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     timed = [row for row in group.ordered if group.value(row) is not None]
     if not timed:
         return _joined(f"{title}{_untimed(group)}")
-    best = timed[0]
+    best, out = timed[0], [row for row in group.rows if not row.result.fits]
     value = _value(best.result, group.measure)
+    others = f"; {_listed(out)} {_not(out)}" if out else ""
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         first = f"{title}{best.label} is fastest with {value}"
-        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result))
+        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), others)
     if len(timed) > 1:
         slower = timed[1]
         behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result))
-    others = [row for row in group.rows if row is not best]
-    only = f"only {best.label} fits" if others else f"{best.label} takes"
-    return _joined(
-        f"{title}{only}: {value}" if others else f"{title}{best.label}: {value}", *_cost(best.result)
-    )
+        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), others)
+    only = f"only {best.label} fits" if out else best.label
+    return _joined(f"{title}{only}: {value}", *_cost(best.result))
 
 
 def _joined(first: str, *more: str) -> str:
@@ -117,11 +115,11 @@ def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
     if not prices[0] or None in prices:
         return text
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]
-    if all(abs(ratio) <= _ALIKE for ratio in ratios):
+    if all(abs(ratio) <= _SIMILAR_COST for ratio in ratios):
         return f"{text} and {plural} as much"
-    if all(ratio > _ALIKE for ratio in ratios):
+    if all(ratio > _SIMILAR_COST for ratio in ratios):
         return f"{text} but {plural} more"
-    return f"{text} but {plural} less" if all(ratio < -_ALIKE for ratio in ratios) else text
+    return f"{text} but {plural} less" if all(ratio < -_SIMILAR_COST for ratio in ratios) else text
 
 
 def _names(rows: Sequence[ComparisonRow]) -> str:
@@ -157,7 +155,7 @@ def _not(rows: Sequence[ComparisonRow]) -> str:
     refused = [row for row in rows if row.result.refused]
     if len(refused) == len(rows):
         return "is refused" if len(rows) == 1 else "are refused"
-    return "does not fit" if len(rows) == 1 else "do not"
+    return "does not fit" if len(rows) == 1 else "do not fit"
 
 
 def _why(result: SimulationResult) -> str:

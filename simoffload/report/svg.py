@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from simoffload.errors import printable
-from simoffload.report.plotting import PALETTE, Axis
+from simoffload.report.plotting import PALETTE, ChartAxis
 
 Trace = Mapping[str, Any]
 _TEXT, _SMALL, _BAR, _GAP = 19, 16, 16, 12
@@ -237,7 +237,7 @@ class _Rows:
                 notes[round(one["y"])] = _plain(one["text"].strip())
         self._notes = notes
         self._stacked = layout.get("barmode") == "stack"
-        self._axis = Axis.of(layout["xaxis"], self._ends())
+        self._axis = ChartAxis.of(layout["xaxis"], self._ends())
         longest = max(map(len, self._names), default=0)
         self._beside = not notes and longest <= _BESIDE
         self._left = _room(self._names) if self._beside else 0
@@ -356,7 +356,7 @@ def _spread(trace: Trace, at: int, along: str) -> tuple[float | None, float | No
     return value - error["arrayminus"][at], value + error["array"][at]
 
 
-def _grid_x(axis: Axis, bottom: float, left: float, *, lines: bool = True) -> Iterator[Markup]:
+def _grid_x(axis: ChartAxis, bottom: float, left: float, *, lines: bool = True) -> Iterator[Markup]:
     """Yield vertical lines of the grid, the ticks below them and the title of the axis."""
     marks = [(axis.at(value), text) for value, text in axis.ticks]
     need = max((len(text) + 2 for _, text in marks), default=0) * _LETTER
@@ -390,10 +390,10 @@ def _mark(trace: Trace, x: str, y: float) -> Markup:
 
 def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
     """Draw lines and markers between two axes."""
-    along = Axis.of(layout["xaxis"], [x for trace in traces for x in trace["x"]])
+    along = ChartAxis.of(layout["xaxis"], [x for trace in traces for x in trace["x"]])
     ends = [end for trace in traces for at in range(len(trace["y"])) for end in _spread(trace, at, "y")]
     values = [y for trace in traces for y in trace["y"]] + [end for end in ends if end is not None]
-    up = Axis.of(layout["yaxis"], values)
+    up = ChartAxis.of(layout["yaxis"], values)
     top = _SMALL + 8.0
 
     def height(value: float) -> float:
@@ -454,5 +454,5 @@ def _heat_map(trace: Trace, layout: Mapping[str, Any]) -> _Body:
         parts.append(_text(name, "0", row * height + 19, dx=-8, class_="tick", text_anchor="end"))
     ticks = tuple(((column + 0.5) * width, name) for column, name in enumerate(columns))
     title = f"{layout['xaxis']['title']['text']}; rows: {layout['yaxis']['title']['text']}"
-    parts += _grid_x(Axis(0, 1, title, ticks), bottom, left, lines=False)
+    parts += _grid_x(ChartAxis(0, 1, title, ticks), bottom, left, lines=False)
     return _Body(parts, bottom + 2 * _SMALL + 8, left)

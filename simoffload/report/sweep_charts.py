@@ -187,7 +187,7 @@ class Front(NamedTuple):
 
     time: Measure
     points: tuple[Row, ...]
-    """The shortest time first."""
+    """Rows of the sweep, the shortest time first."""
 
 
 def front(found: SweepResult) -> Front | None:

@@ -24,7 +24,7 @@ class SweepResult:
     """A SweepResult has a row for each point of a sweep."""
 
     name: str
-    """Name of the scenario."""
+    """Name of the scenario that is varied."""
     axes: tuple[str, ...]
     """Names of the columns with the values that were varied, such as "workload.batch_size"."""
     rows: tuple[dict[str, Any], ...]
