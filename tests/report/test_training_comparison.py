@@ -27,11 +27,11 @@ Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
   raid write is limited by raid
   host to GPU is limited by gpu.pcie
-                                                                      step vs
-  weights  optimizer  step  forward  backward  opt. step  tokens/s   hbm+raid  bottleneck
-  hbm      raid       40 s      8 s      13 s       19 s     3,277         1×  raid write 24 %
-  dram     dram       21 s      8 s      13 s        0 s     6,242     0.525×  host to GPU 45 %
-  raid     raid                                                                does not fit
+                                                                           step vs
+  weights  optimizer  step  forward  backward  opt. step  tokens/s        hbm+raid  bottleneck
+  hbm      raid       40 s      8 s      13 s       19 s     3,277              1×  raid write 24 %
+  dram     dram       21 s      8 s      13 s        0 s     6,242          0.525×  host to GPU 45 %
+  raid     raid                                                                     does not fit
   80 % interval
   weights  optimizer            step         forward        backward       opt. step        tokens/s
   hbm      raid       33.4 to 47.9 s  6.44 to 9.93 s  10.5 to 16.1 s  15.3 to 23.6 s  2,736 to 3,925
