@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from simoffload.schedule import Cause, CauseKind
@@ -186,9 +187,9 @@ def plain(text: str) -> str:
     return text.replace("<", "‹").replace(">", "›")
 
 
-def short(name: str) -> str:
-    """Return a name cut to a length that leaves room for the chart."""
-    return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
+def wrapped(name: str) -> str:
+    """Return a name in lines that leave room for the chart, for plotly."""
+    return "<br>".join(wrap(plain(name), _LONGEST_NAME, break_on_hyphens=False)) or plain(name)
 
 
 def cause_colour(cause: Cause) -> str:
@@ -255,7 +256,7 @@ def names_axis(names: Sequence[str]) -> Properties:
         zeroline=False,
         ticklabelstandoff=6,
         tickvals=list(range(len(names))),
-        ticktext=[short(name) for name in names],
+        ticktext=[wrapped(name) for name in names],
     )
 
 

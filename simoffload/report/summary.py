@@ -18,6 +18,8 @@ from simoffload.units import format_number
 
 LONGEST = 200
 """Length of a sentence [characters] that is read at a glance: our choice."""
+_TWO_LINES = 145
+"""[characters] that two lines of 80 have room for, with a label and words that are not broken."""
 _FACTOR = 1.3
 """Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
@@ -62,23 +64,24 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     others = f"; {_listed(out)} {_not(out)}" if out else ""
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
-        first = f"{title}{best.label} is fastest with {value}"
-        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), others)
+        first = f"{title}{best.label} {'gives' if group.measure.larger else 'takes'} {value}"
+        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), last=others)
     if len(timed) > 1:
         slower = timed[1]
         behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), others)
+        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), last=others)
     only = f"only {best.label} fits" if out else best.label
     return _joined(f"{title}{only}: {value}", *_cost(best.result))
 
 
-def _joined(first: str, *more: str) -> str:
+def _joined(first: str, *more: str, last: str = "") -> str:
     """Return a sentence with as many of the further parts, the least important ones last, as it has room
-    for."""
+    for; with the ``last`` one only if it stays within two lines of a terminal."""
     text = first
     for part in more:
         if len(text) + len(part) < LONGEST:
             text += part
+    text += last if len(text) + len(last) < _TWO_LINES else ""
     return f"{shorten(text, LONGEST - 1, placeholder='…')}."
 
 

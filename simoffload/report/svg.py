@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
@@ -227,7 +228,7 @@ class _Rows:
 
     def __init__(self, traces: Sequence[Trace], layout: Mapping[str, Any]) -> None:
         self._traces, self._layout = traces, layout
-        self._names = [_plain(name) for name in layout["yaxis"]["ticktext"]]
+        self._names = [printable(name.replace("<br>", " ")) for name in layout["yaxis"]["ticktext"]]
         notes: dict[int, str] = {}
         self._above: list[Mapping[str, Any]] = []
         for one in layout.get("annotations", ()):
@@ -237,6 +238,13 @@ class _Rows:
                 notes[round(one["y"])] = _plain(one["text"].strip())
         self._notes = notes
         self._stacked = layout.get("barmode") == "stack"
+        # Where the part of a bar begins that is hatched over the others, in which no text can be read.
+        self._limits = {
+            row: trace["base"][at]
+            for trace in traces
+            if trace["type"] == "bar" and (trace["marker"].get("pattern") or {}).get("fillmode") == "replace"
+            for at, row in enumerate(trace["y"])
+        }
         self._axis = ChartAxis.of(layout["xaxis"], self._ends())
         longest = max(map(len, self._names), default=0)
         self._beside = not notes and longest <= _BESIDE
@@ -271,7 +279,8 @@ class _Rows:
         name, note = self._names[row], self._notes.get(row, "")
         if (len(name) + len(note)) * _LETTER <= _NARROW:
             return [f"{name}\n{note}"]
-        return [name, f"\n{note}"] if note else [name]
+        lines = wrap(name, int(_NARROW / _LETTER), break_on_hyphens=False)
+        return [*lines, f"\n{note}"] if note else lines
 
     def _placed(self) -> tuple[list[float], float]:
         """Return the top of each row's bar [px], and the bottom of the last one."""
@@ -300,6 +309,7 @@ class _Rows:
                 continue
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
             text = _of(trace.get("text"), at, "")
+            high = max(low, min(high, scale.at(self._limits.get(row, scale.high))))
             width = (
                 _shown_from((len(text) + 1) * _LETTER / (high - low), self._left)
                 if text and high > low

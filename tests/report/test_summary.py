@@ -36,7 +36,8 @@ def test_a_win_says_by_how_much(make_result: Make, make_refusal: Make) -> None:
 def test_a_tie_is_called_one(make_result: Make) -> None:
     near = [make_result(target=target, time_s=time) for target, time in (("a", 2.0), ("b", 2.01))]
     text = summary(*near)
-    assert text.endswith("b is as fast within the uncertainty.")
+    assert text.startswith("a takes 2.01 s per output token (")
+    assert text.endswith("); b is as fast within the uncertainty.")
 
 
 def test_the_only_one_that_fits(make_result: Make, make_refusal: Make) -> None:

@@ -111,7 +111,7 @@ def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path:
 def test_the_verdict_says_it(near: list[SimulationResult]) -> None:
     (group,) = groups(near)
     assert group_summary(group) == (
-        "raid is fastest with 2.01 s per output token (±5.3 %); dram is as fast within the uncertainty; "
+        "raid takes 2.01 s per output token (±5.3 %); dram is as fast within the uncertainty; "
         "hbm does not fit."
     )
 
