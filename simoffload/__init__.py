@@ -13,19 +13,17 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
-    from simoffload.planning.best_batch import best_batch
-    from simoffload.planning.cache_speed import cache_speed
+    from simoffload.planning.cache_speed import cache_speed, prefix_loading
     from simoffload.planning.caches import cache_limits
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
     from simoffload.planning.confidence import confidence
     from simoffload.planning.costs.economics import break_even_points, economics
     from simoffload.planning.costs.price_list import load_costs
     from simoffload.planning.explanation import sensitivity
-    from simoffload.planning.prefix import prefix_loading
-    from simoffload.planning.reach import reach
+    from simoffload.planning.reach import best_batch, reach
+    from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
-    from simoffload.planning.smallest_changes import smallest_changes
     from simoffload.planning.sweep.answer import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
@@ -98,7 +96,7 @@ _HOME = {
     "SweepResult": "simoffload.planning.sweep.answer",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
-    "best_batch": "simoffload.planning.best_batch",
+    "best_batch": "simoffload.planning.reach",
     "break_even_points": "simoffload.planning.costs.economics",
     "cache_limits": "simoffload.planning.caches",
     "cache_speed": "simoffload.planning.cache_speed",
@@ -120,12 +118,12 @@ _HOME = {
     "machines_needed": "simoffload.planning.sizing",
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
-    "prefix_loading": "simoffload.planning.prefix",
+    "prefix_loading": "simoffload.planning.cache_speed",
     "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
-    "smallest_changes": "simoffload.planning.smallest_changes",
+    "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
     "sweep": "simoffload.planning.sweep.answer",
     "write_comparison": "simoffload.report.html",

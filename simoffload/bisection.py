@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, floor, inf, isfinite, sqrt
+from math import ceil, exp, floor, inf, isfinite, log, sqrt
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 __all__ = [
@@ -25,6 +26,8 @@ _PROBES = 8
 """Number of counts between one that fits and its double that are tried, too: our choice."""
 _EXACTLY = 1.01
 """Ratio of both ends at which a search over real numbers stops: our choice."""
+_APART = 0.01
+"""Part of a range by which a trial is within it at least: our choice."""
 Room = Callable[[int], Mapping[str, float] | None]
 """Function that returns the share of each capacity that a count leaves free, negative where it does not fit;
 None if the count is refused."""
@@ -164,10 +167,37 @@ def _reciprocal(count: float) -> float:
     return 1 / count
 
 
-def least_factor(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """Return the smallest factor, to 1 %, for which a condition holds; it holds for ``high`` and for all
-    larger ones."""
-    while high / low > _EXACTLY:
-        middle = sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+def least_factor(
+    low: float,
+    high: float,
+    margin: Callable[[float], float],
+    known: Mapping[float, float] = MappingProxyType({}),
+) -> float:
+    """Return the smallest factor, to 1 %, at which a margin is not negative, as it is at ``high`` and at all
+    larger ones, and not at ``low``.
+
+    It is one of the numbers to which halves of the range lead. Margins between which a line crosses zero say
+    which of them to try; ``known`` has those that were computed before.
+    """
+
+    def half(factor: float) -> tuple[float, float]:
+        begin, end = low, high
+        while end / begin > _EXACTLY:
+            middle = sqrt(begin * end)
+            begin, end = (begin, middle) if factor <= middle else (middle, end)
+        return begin, end
+
+    margins = {low: -inf, high: inf, **known}
+    holds = min(factor for factor, one in margins.items() if one >= 0)
+    fails = max(factor for factor, one in margins.items() if factor < holds)
+    evenly = True
+    while fails < half(holds)[0]:
+        gap, guess = log(holds / fails), sqrt(fails * holds)
+        if evenly and isfinite(rise := margins[holds] - margins[fails]):
+            guess = fails * exp(gap * min(max(-margins[fails] / rise, _APART), 1 - _APART))
+        begin, end = half(guess)
+        trial = end if end < holds else begin
+        margins[trial] = margin(trial)
+        fails, holds = (fails, trial) if margins[trial] >= 0 else (trial, holds)
+        evenly = not evenly or log(holds / fails) <= gap / 2
+    return half(holds)[1]

@@ -245,7 +245,7 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     A phase takes FLOP over the data sheet's peak or bytes over bandwidth, whichever is longer. Adam's bytes
     move at the peak rate of host memory; all traffic of storage belongs to the optimizer.
     """
-    machine, settings, places, model = plan.machine, plan.settings, plan.places, plan.model
+    machine, settings, places, model, facts = plan.machine, plan.settings, plan.places, plan.model, plan.facts
     peak = (getattr(machine.accelerator.compute, model.dtype) or machine.accelerator.compute.float32).value
     numel = sum(tensor.slice_numel for tensor in plan.parameters.tensors)
     trained = sum(tensor.slice_numel for tensor in plan.state.trained)
@@ -254,8 +254,8 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
     offloaded = settings.params.device not in (None, "none")
     down = numel * model.dtype_bytes / _top(machine, machine.host_to_device(0, pinned=True))
     copies = steps * down if offloaded else 0.0
-    forward = max(plan.forward_flops / peak, copies)
-    back = (2 * plan.forward_flops + plan.recomputed_flops) / peak
+    forward = max(facts.forward_flops / peak, copies)
+    back = (2 * facts.forward_flops + facts.recomputed_flops) / peak
     if settings.optimizer_device == "none":
         adam = DEEPSPEED_ADAM * trained / machine.accelerator.hbm_rate
         up = 0.0

@@ -36,9 +36,9 @@ def main(argv: "Sequence[str] | None" = None) -> int:
 
 def _start_lightly() -> None:
     """Switch off work of the interpreter that helps only long runs and other programs."""
-    # Modules, schemas and a small simulation are one to three hundred thousand objects that stay: collecting
-    # garbage while they are created takes a tenth of a short run.
-    gc.set_threshold(300_000)
+    # Modules, schemas and some simulations are up to a million objects that stay, and little that is done
+    # makes cycles: collecting garbage while they are created takes a tenth of a run.
+    gc.set_threshold(1_000_000)
     # Pydantic would search all installed packages for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 

@@ -50,35 +50,30 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
-    from simoffload.planning.service_levels import parse_service
+    from simoffload.planning.service_levels import parse_services
     from simoffload.simulation import fit
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     capacity = fit(scenario)
-    kind, budget = type(capacity), _budget(arguments.budget, scenario, capacity, prices)
-    service = [parse_service(text, kind) for text in arguments.slo]
+    kind, (budget, extra) = type(capacity), _budgets(arguments.budget, scenario, capacity, prices)
+    service = parse_services(arguments.slo, kind)
     found = None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
         # The search comes first, so that errors in its options are reported before long work starts; it
         # begins with the scenario itself.
-        if arguments.search or arguments.slo or arguments.platforms or budget is not None:
+        if arguments.search or arguments.slo or arguments.platforms or arguments.budget:
             found = search_catalogue(
-                scenario,
+                evaluator,
                 budget=budget,
+                extra=extra,
                 service=service,
                 objective=arguments.objective,
                 platforms=[_referred(scenario, one, "--platforms") for one in arguments.platforms or ()],
                 costs=prices,
-                evaluator=evaluator,
             )
-        advice = advise(
-            scenario,
-            objective=arguments.objective,
-            costs=prices,
-            evaluator=evaluator,
-        )
+        advice = advise(evaluator, objective=arguments.objective, costs=prices)
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
     if found is not None and found.stopped:
         looked = found.combinations - found.outcomes.get("were not looked at", 0)
@@ -97,20 +92,21 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     return _status(advice, found)
 
 
-def _budget(
+def _budgets(
     given: Budget | None, scenario: LoadedScenario, capacity: SimulationResult, prices: CostList
-) -> float | None:
-    """Return the budget for a whole machine. Raises InputError for one beyond a machine of unknown price."""
+) -> tuple[float | None, float | None]:
+    """Return the budgets for a whole machine and for what is bought beyond the present one, of which at most
+    one is given. Raises InputError for the second one where a price of the machine is unknown."""
     from simoffload.planning.costs import economics
 
     if given is None or not given.is_beyond:
-        return given and given.amount
+        return given and given.amount, None
     now = economics(scenario, capacity, prices)
     if now.purchase is None:
         lacks = f"no price is known of {', '.join(now.bill.missing)}"
         text = f"{lacks}, so that nothing is known to be beyond the machine; write the amount for all of it, "
         raise InputError.at(f"+{given.amount:g}", f"{text}or give a price list (--costs)", path="--budget")
-    return now.purchase + given.amount
+    return None, given.amount
 
 
 def _status(advice: Advice, found: Search | None) -> ExitCode:
@@ -158,7 +154,7 @@ def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
     from simoffload.planning.bandwidth import storage_curve
 
     try:
-        return storage_curve(evaluator.scenario, evaluator=evaluator), ""
+        return storage_curve(evaluator), ""
     except WorkLimitError as error:
         return None, str(error)
 

@@ -69,6 +69,17 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)
 
 
+class _Once(argparse.Action):
+    """An option that is refused the second time, instead of replacing what was given before."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice; reach varies one number")
+        setattr(namespace, self.dest, values)
+
+
 def _one_line(message: str) -> str:
     """Return argparse's message; for an unknown choice with the nearest valid one."""
     unknown, found, choices = message.partition(" (choose from ")
@@ -254,12 +265,14 @@ def _add_reach(parser: _Parser) -> None:
     _add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
+        action=_Once,
         required=True,
         metavar="KEY",
         help="the number to vary, as in --set: workload.batch_size, nodes, strategy.ranks, profiles.ID.read",
     )
     parser.add_argument(
         "--within",
+        action=_Once,
         metavar="MIN..MAX",
         help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
         "value to a thousand times that)",

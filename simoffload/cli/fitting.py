@@ -184,7 +184,7 @@ def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
 
 
 def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: Console) -> _FitAnswer:
-    from simoffload.planning.best_batch import BestBatch, best_batch
+    from simoffload.planning.reach import BestBatch, best_batch
     from simoffload.report.from_fit import best_batch_document
 
     def best(scenario: LoadedScenario) -> BestBatch:

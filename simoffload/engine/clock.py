@@ -69,7 +69,6 @@ class Clock:
         self.events = 0
         """Number of SimPy events processed so far."""
         self._environment = Environment(initial_time=0)
-        self._ring_method = self._ring
         self._due: dict[int, list[tuple[Callable[[Any], object], Any]]] = {}
         self._at_end: list[Callable[[], object]] = []
         self._when_over: list[Callable[[], object]] = []
@@ -93,7 +92,7 @@ class Clock:
         if time < self.now:
             raise ValueError(f"{time} ps has passed: it is {self.now} ps")
         self._due[time] = [(action, argument)]
-        _Due(self._environment, time - self.now, self._ring_method)
+        _Due(self._environment, time - self.now, self._ring)
 
     def call_at_end_of_instant(self, action: Callable[[], object]) -> None:
         """Call ``action()`` after all other calls due at the current time."""

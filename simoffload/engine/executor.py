@@ -123,7 +123,14 @@ class Executor:
             ) from None
         if steady is not None:
             timeline.how = How(tuple(steady.skipped), not_steady=steady.misses())
+        self._part()
         return timeline
+
+    def _part(self) -> None:
+        """Let all parts go, which know each other: the interpreter need not search for them as garbage."""
+        for stream_state in self._stream_states:
+            stream_state.awaited = ()
+        vars(self).clear()
 
     def _work(self) -> None:
         """Let streams proceed until each is finished or waits for the clock, for bytes or for another

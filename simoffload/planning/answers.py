@@ -83,7 +83,7 @@ class ScenarioPlanner:
 
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
         """Search for the smallest changes, within the limits of the scenario."""
-        from simoffload.planning.smallest_changes import search_changes
+        from simoffload.planning.remedies import search_changes
 
         return search_changes(self.scenario)
 
@@ -120,7 +120,7 @@ class ScenarioPlanner:
         from simoffload.planning.explanation import explain
 
         with watched_by(self.progress):
-            return explain(self.scenario, evaluator=self._evaluator(result))
+            return explain(self._evaluator(result))
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
         """Rank changes by further simulations, each within the limits of the scenario."""
@@ -128,8 +128,7 @@ class ScenarioPlanner:
             return None
         from simoffload.planning.advise import advise
 
-        evaluator = self._evaluator(result)
-        return advise(self.scenario, costs=self.prices, progress=self.progress, evaluator=evaluator)
+        return advise(self._evaluator(result), costs=self.prices, progress=self.progress)
 
     def _evaluator(self, result: SimulationResult) -> Evaluator:
         from simoffload.planning.evaluator import Evaluator

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from simoffload.bisection import least_factor
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Cause
 from simoffload.units import format_number, format_rate
 
@@ -128,16 +128,14 @@ class StorageCurve:
         return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
 
-def storage_curve(
-    scenario: ScenarioSource, *, progress: Watcher | None = None, evaluator: Evaluator | None = None
-) -> StorageCurve | None:
+def storage_curve(scenario: Asked, *, progress: Watcher | None = None) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
     The rates of the drives, with all that their slots have, or of the server with as many ports as it takes,
     change together; cables, slots, adapters of the hosts and memory stay. Raises
     InputError where the scenario does not fit, and what ``simulate`` raises.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     result, _ = evaluator.timed()
     tier = _tier(evaluator.scenario.machine, result)
     with watched_by(progress), stage():
@@ -193,7 +191,7 @@ class _Storage:
         self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
 
     def curve(self) -> StorageCurve:
-        runs = {self.at(factor).rate: self.at(factor) for factor in (*_FACTORS, 1.0)}
+        factors = {self._rate(factor): factor for factor in (*_FACTORS, 1.0)}  # one for each rate
         own, fastest = self._point(self.at(1.0)), self.at(_FASTEST)
         assert fastest.result.step is not None
         wanted = Cause("write" if self._writes else "read", self._tier)
@@ -203,11 +201,11 @@ class _Storage:
             tier=self._tier,
             verb="writes" if self._writes else "reads",
             unit=self._result.unit,
-            points=tuple(self._point(runs[rate]) for rate in sorted(runs)),
+            points=tuple(self._point(self.at(factors[rate])) for rate in sorted(factors)),
             own=own,
             fastest=fastest.throughput,
-            hidden=self._least(self._is_hidden) if self._is_hidden(fastest) else None,
-            enough=self._least(lambda run: run.throughput * _ENOUGH >= fastest.throughput),
+            hidden=self._least(self._others) if self._others(fastest) >= 0 else None,
+            enough=self._least(lambda run: run.throughput * _ENOUGH - fastest.throughput),
             held_back=held_back,
             scope=self._scope(held_back),
         )
@@ -230,9 +228,16 @@ class _Storage:
 
     def _run(self, scenario: LoadedScenario, result: SimulationResult) -> _BandwidthRun:
         assert result.unit_s is not None
-        target = scenario.machine.targets[self._tier]
-        rate = min((target.write if self._writes else target.read).rate, self._adapters(scenario.machine))
-        return _BandwidthRun(min(rate, target.client_rate or rate), 1 / result.unit_s, result)
+        return _BandwidthRun(self._rate_of(scenario.machine), 1 / result.unit_s, result)
+
+    def _rate(self, factor: float) -> int:
+        """Return the rate [B/s] of storage that is ``factor`` times as fast."""
+        return self._rate_of(self._evaluator.edited(*self._edits(factor)).machine)
+
+    def _rate_of(self, machine: Machine) -> int:
+        target = machine.targets[self._tier]
+        rate = min((target.write if self._writes else target.read).rate, self._adapters(machine))
+        return min(rate, target.client_rate or rate)
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
         target = self._scenario.machine.targets[self._tier]
@@ -285,26 +290,31 @@ class _Storage:
     def _point(self, run: _BandwidthRun) -> BandwidthPoint:
         return BandwidthPoint(run.rate, run.throughput, _bound(run.result))
 
-    def _is_hidden(self, run: _BandwidthRun) -> bool:
+    def _others(self, run: _BandwidthRun) -> Time:
+        """Return how much longer [ps] another cause takes than the storage; negative where none does."""
         assert run.result.step is not None
-        return not _uses(run.result.step.bottleneck.cause, self._tier)
+        storage, others = (
+            max(
+                (one.exposed_ps for one in run.result.step.shares if _uses(one.cause, self._tier) == of),
+                default=0,
+            )
+            for of in (True, False)
+        )
+        is_storage = _uses(run.result.step.bottleneck.cause, self._tier)
+        return others - storage - (is_storage and others == storage)
 
-    def _least(self, holds: Callable[[_BandwidthRun], bool]) -> Needed:
-        """Find the slowest storage for which a condition holds, by bisection; what holds goes on to hold for
-        faster storage, so that storage between known ones is not always simulated."""
-
-        known = {factor: holds(run) for factor, run in self._runs.items()}
-
-        def at(factor: float) -> bool:
-            if any(held for other, held in known.items() if other <= factor):
-                return True
-            if not all(held for other, held in known.items() if other >= factor):
-                return False
-            known[factor] = holds(self.at(factor))
-            return known[factor]
-
-        low, high = (_SLOWEST, 1.0) if at(1.0) else (1.0, _FASTEST)
-        high = low if at(low) else least_factor(low, high, at)
+    def _least(self, margin: Callable[[_BandwidthRun], Time | float]) -> Needed:
+        """Find the slowest storage for which a margin is not negative, which it is not for faster storage
+        either."""
+        known = {factor: float(margin(run)) for factor, run in self._runs.items()}
+        first = min(factor for factor, one in known.items() if one >= 0)
+        low, high = (_SLOWEST, 1.0) if first <= 1 else (1.0, _FASTEST)
+        if min(known.values()) >= 0:
+            known[low] = float(margin(self.at(low)))
+        if known.get(low, -1.0) < 0:
+            high = least_factor(low, high, lambda factor: float(margin(self.at(factor))), known)
+        else:
+            high = low
         run = self.at(high)
         alone = edited(Document("", {}), self._edits(high))
         return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.serving import ANSWERS_CHANGE
+from simoffload.planning.alternatives import ANSWERS_CHANGE
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.sizing import Limit, batch_limit, context_limit
 from simoffload.results import Change, TierUse, by_name
-from simoffload.scenario import ScenarioSource, loaded
 from simoffload.workload import Inference
 
 
-class CacheLimits(NamedTuple):
-    """CacheLimits are the largest batch and the longest context with the cache in one placement."""
+@dataclass(frozen=True)
+class CachePlacement:
+    """A CachePlacement is the scenario with its key-value cache elsewhere, or as it is."""
 
     change: Change
     """Change to the placement; without edits for the present one."""
+    there: Evaluator = field(repr=False, compare=False)
+    """Evaluator of the scenario with the change."""
     uses: tuple[TierUse, ...]
     """What each tier must hold with the batch and the lengths of the scenario."""
-    batch: Limit
-    """Number of sequences, with the lengths of the scenario."""
-    full: tuple[str, ...]
-    """Tiers that a larger batch overfills."""
-    context: Limit
-    """[tokens] of prompt and output, with the batch of the scenario, up to the positions of the model."""
 
     @property
     def placement(self) -> str:
@@ -42,6 +39,29 @@ class CacheLimits(NamedTuple):
         """Whether all tiers are large enough."""
         return not self.lacking
 
+    @property
+    def outside(self) -> int:
+        """What tiers other than HBM must hold [B]."""
+        return sum(use.needed for use in self.uses if use.tier != "hbm")
+
+    @property
+    def move(self) -> str:
+        """Description of the move, which says whether answers change."""
+        text = f"key-value cache on {self.placement}"
+        return text if self.change.same_work else f"{text} {ANSWERS_CHANGE}"
+
+
+@dataclass(frozen=True)
+class CacheLimits(CachePlacement):
+    """CacheLimits are the largest batch and the longest context with the cache in one placement."""
+
+    batch: Limit
+    """Number of sequences, with the lengths of the scenario."""
+    full: tuple[str, ...]
+    """Tiers that a larger batch overfills."""
+    context: Limit
+    """[tokens] of prompt and output, with the batch of the scenario, up to the positions of the model."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; ``set`` is what ``--set`` takes, ``lacking_bytes`` what each
         tier lacks."""
@@ -55,42 +75,18 @@ class CacheLimits(NamedTuple):
         }
 
 
-def cache_limits(scenario: ScenarioSource, *, evaluator: Evaluator | None = None) -> tuple[CacheLimits, ...]:
+def cache_limits(scenario: Asked) -> tuple[CacheLimits, ...]:
     """Return what fits with each placement of the key-value cache that the program of a scenario has.
 
     The prompt grows for the longest context, up to the positions that the model was made for. Empty for other
     work than inference, and where there is no choice. Raises InputError for a scenario that its program
     refuses; placements that it refuses are left out.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     workload = evaluator.workload
     if not isinstance(workload, Inference):
         return ()
     return tuple(_limits(evaluator, one, workload) for one in placements(evaluator))
-
-
-class CachePlacement(NamedTuple):
-    """A CachePlacement is the scenario with its key-value cache elsewhere, or as it is."""
-
-    change: Change
-    there: Evaluator
-    uses: tuple[TierUse, ...]
-
-    @property
-    def outside(self) -> int:
-        """What tiers other than HBM must hold [B]."""
-        return sum(use.needed for use in self.uses if use.tier != "hbm")
-
-    @property
-    def fits(self) -> bool:
-        """Whether all tiers are large enough."""
-        return all(use.fits for use in self.uses)
-
-    @property
-    def move(self) -> str:
-        """Description of the move, which says whether answers change."""
-        text = f"key-value cache on {self.change.description}"
-        return text if self.change.same_work else f"{text} {ANSWERS_CHANGE}"
 
 
 def placements(evaluator: Evaluator) -> tuple[CachePlacement, ...]:
@@ -154,4 +150,4 @@ def _limits(evaluator: Evaluator, one: CachePlacement, workload: Inference) -> C
     more = most + (1 if most < unit else unit)
     beyond = there.needs(*there.batch(more)) or ()
     full = tuple(use.tier for use in beyond if not use.fits)
-    return CacheLimits(one.change, one.uses, batch, full, context)
+    return CacheLimits(one.change, there, one.uses, batch, full, context)

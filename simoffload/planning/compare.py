@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError, Problem, WorkLimitError
+from simoffload.planning.alternatives import without_offloading
 from simoffload.planning.answers import ScenarioPlanner
-from simoffload.planning.baselines import without_offloading
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import Costed, CostList, CostVerdict, Economics, load_costs, verdicts
 from simoffload.planning.nearer import NearerPlace, NearerSearch
@@ -79,18 +79,20 @@ class Comparison:
 
     def ratio(self, label: str) -> float | None:
         """Time (``compared_by``) on ``label`` divided by that of its baseline; None where either has none."""
-        baseline = self.baseline_of(label)
-        mine = self.results[label].compared_s
-        theirs = self.results[baseline].compared_s if baseline is not None else None
+        mine, theirs = self._times(label, "compared_s")
         return mine / theirs if mine and theirs else None
 
     def throughput_ratio(self, label: str) -> float | None:
         """Tokens (checkpoints) per second on ``label`` over those on its baseline; None where ``ratio``
         is."""
-        baseline = self.baseline_of(label)
-        mine = self.results[label].unit_s
-        theirs = self.results[baseline].unit_s if baseline is not None else None
+        mine, theirs = self._times(label, "unit_s")
         return theirs / mine if mine and theirs else None
+
+    def _times(self, label: str, name: str) -> tuple[float | None, float | None]:
+        """Return a time of a result and of its baseline [s]."""
+        baseline = self.baseline_of(label)
+        theirs = None if baseline is None else getattr(self.results[baseline], name)
+        return getattr(self.results[label], name), theirs
 
     def margin(self, label: str) -> float | None:
         """Smallest significant relative difference between ``label`` and its baseline, beyond which the 80 %

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
 from simoffload.results import Change, SimulationResult, TierUse
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Plan, Strategy
+from simoffload.strategies import Plan, Strategy, held
 from simoffload.strategies.tunables import Purpose, Tunable
 from simoffload.workload import Checkpointing, Workload
 
@@ -27,18 +27,6 @@ Counted = Callable[[int], tuple[Edit, ...]]
 """Returns the edits that make a count of something."""
 _PASSES = 16
 """Number of passes that are remembered: those of the unchanged scenario, with which many changes agree."""
-
-
-@dataclass
-class Effort:
-    """The Effort records the work of a search over a scenario and its variants."""
-
-    tried: dict[str, None] = field(default_factory=dict)
-    """Descriptions of tried changes, in the order in which they were first tried."""
-    barred: dict[str, None] = field(default_factory=dict)
-    """Sentences about changes that would help and are impossible."""
-    planned: int = 0
-    """Number of scenarios whose memory was calculated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +47,19 @@ class _Record:
     results: dict[Scope, SimulationResult] = field(default_factory=dict)
 
 
-class _Known(NamedTuple):
-    """What evaluators of a scenario and of it with changes share."""
+@dataclass
+class _Shared:
+    """What evaluators of a scenario and of it with changes share: all that was worked out, and the effort."""
 
-    records: dict[str, _Record]
+    records: dict[str, _Record] = field(default_factory=dict)
     """Records of documents, by their text."""
-    execution: Execution
+    execution: Execution = field(default_factory=lambda: remembering(_PASSES))
+    tried: dict[str, None] = field(default_factory=dict)
+    """Descriptions of tried changes, in the order in which they were first tried."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Sentences about changes that would help and are impossible."""
+    planned: int = 0
+    """Number of scenarios whose memory was calculated."""
 
 
 class Evaluator:
@@ -77,14 +72,12 @@ class Evaluator:
     def __init__(
         self,
         scenario: LoadedScenario,
-        effort: Effort | None = None,
         *,
         result: SimulationResult | None = None,
-        known: _Known | None = None,
+        shared: _Shared | None = None,
     ) -> None:
         self.scenario = scenario
-        self.effort = Effort() if effort is None else effort
-        self._known = known or _Known({}, remembering(_PASSES))
+        self.shared = shared or _Shared()
         self._by_edits: dict[str, _Record] = {}
         unchanged = self._record()
         unchanged.scenario = scenario
@@ -96,7 +89,7 @@ class Evaluator:
         key = repr(edits)
         if key not in self._by_edits:
             document = self.scenario.changed(*edits)
-            self._by_edits[key] = self._known.records.setdefault(canonical(document.data), _Record())
+            self._by_edits[key] = self.shared.records.setdefault(canonical(document.data), _Record())
         return self._by_edits[key]
 
     def same(self, *edits: Edit) -> Hashable:
@@ -125,7 +118,7 @@ class Evaluator:
         scenario, results = self.edited(*edits), self._record(*edits).results
         found = results.get("all") or results.get(scope)
         if found is None:
-            found = results[scope] = simulate(scenario, scope=scope, execution=self._known.execution)
+            found = results[scope] = simulate(scenario, scope=scope, execution=self.shared.execution)
         return scenario, found
 
     def least(self, *edits: Edit) -> SimulationResult:
@@ -163,6 +156,11 @@ class Evaluator:
         """Plan of the unchanged scenario."""
         return self.scenario.plan()
 
+    @property
+    def target(self) -> str:
+        """Tiers of the weights, and of training of the optimizer, as in "dram+nvme"."""
+        return "+".join(filter(None, (held.target(self.plan), held.optimizer_target(self.plan))))
+
     def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
         """Yield the tunables of the unchanged scenario that have a purpose."""
         for one in self.strategy.tunables(self.scenario.machine, self.plan):
@@ -175,7 +173,7 @@ class Evaluator:
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""
-        return Evaluator(self.edited(*edits), self.effort, known=self._known)
+        return Evaluator(self.edited(*edits), shared=self.shared)
 
     def needs(self, *edits: Edit) -> tuple[TierUse, ...] | None:
         """Return what each tier must hold with these edits; None if they are refused."""
@@ -193,7 +191,7 @@ class Evaluator:
             if known.uses is None:
                 timed = next(iter(known.results.values()), None)
                 known.uses = timed.capacity if timed else memory_footprint(self.edited(*edits))
-                self.effort.planned += timed is None
+                self.shared.planned += timed is None
             return known.uses
         except InputError as error:
             return error.problems[0].message
@@ -239,11 +237,11 @@ class Evaluator:
 
     def trying(self, *description: str) -> None:
         """Record the descriptions of tried changes."""
-        self.effort.tried |= dict.fromkeys(description)
+        self.shared.tried |= dict.fromkeys(description)
 
     def bar(self, sentence: str) -> None:
         """Record why a change that would help is impossible."""
-        self.effort.barred |= {sentence: None}
+        self.shared.barred |= {sentence: None}
 
     # -- edits ----------------------------------------------------------------------------------
 
@@ -270,3 +268,12 @@ class Evaluator:
     def spread(self, nodes: int, *, per_node: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of hosts and of GPUs used on each."""
         return (Edit(("nodes",), nodes), *self.strategy.sizes().gpus(nodes * per_node))
+
+
+Asked = ScenarioSource | Evaluator
+"""A scenario that is asked about, or an evaluator of it that may know some of the answer already."""
+
+
+def evaluator_of(asked: Asked) -> Evaluator:
+    """Return the evaluator of a scenario. Raises InputError for a file that is none."""
+    return asked if isinstance(asked, Evaluator) else Evaluator(loaded(asked))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.planning.cache_speed import CacheSpeed, cache_speed
-from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.prefix import PrefixLoading, prefix_loading
+from simoffload.planning.cache_speed import CacheSpeed, PrefixLoading, cache_speed, prefix_loading
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import (
     ProfileParameter,
     deciding_parameters,
@@ -23,7 +22,6 @@ from simoffload.planning.profile_parameters import (
 )
 from simoffload.progress import Watcher, stage, watched_by
 from simoffload.results import SimulationResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,11 +98,10 @@ class Sensitivity:
 
 
 def sensitivity(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     change: float = CHANGE,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Sensitivity:
     """Simulate a scenario with each number of its profiles lower and higher by ``change``.
 
@@ -113,7 +110,7 @@ def sensitivity(
     InputError where the scenario does not fit, and what ``simulate`` raises for it as it is; a limit that a
     changed one reaches ends the search.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     machine = evaluator.scenario.machine
     result, time = evaluator.timed()
     numbers = deciding_parameters(machine, result)
@@ -252,14 +249,14 @@ class Explanation:
         return by_name(self, " ".join(("sensitivity storage", *more)))
 
 
-def explain(scenario: LoadedScenario, *, evaluator: Evaluator | None = None) -> Explanation:
+def explain(scenario: Asked) -> Explanation:
     """Explain the result of a scenario. Raises InputError where it does not fit."""
-    evaluator = evaluator or Evaluator(scenario)
-    found = sensitivity(scenario, evaluator=evaluator)
+    evaluator = evaluator_of(scenario)
+    found = sensitivity(evaluator)
     try:
-        storage = storage_curve(scenario, evaluator=evaluator)
-        prefix = prefix_loading(scenario, evaluator=evaluator)
-        cache = None if prefix else cache_speed(scenario, evaluator=evaluator)
+        storage = storage_curve(evaluator)
+        prefix = prefix_loading(evaluator)
+        cache = None if prefix else cache_speed(evaluator)
     except WorkLimitError as error:
         return Explanation(found, None, stopped=str(error))
     return Explanation(found, storage, prefix, cache)

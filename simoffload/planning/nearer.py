@@ -14,12 +14,10 @@ from typing import Any
 
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing
-from simoffload.planning.baselines import in_place_of_target
+from simoffload.planning.alternatives import in_gpus, in_place_of_target
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
-from simoffload.planning.serving import together
 from simoffload.progress import steps
-from simoffload.results import Change, SimulationResult, TierUse, by_name
+from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 from simoffload.strategies.tunables import moving
@@ -40,8 +38,6 @@ class NearerPlace:
     """The edits of the offers that lead to it; ``same_work`` is false for weights with fewer bits."""
     scenario: LoadedScenario
     result: SimulationResult
-    uses: tuple[TierUse, ...]
-    """What the memory must hold, and has."""
     fastest: str
     """Label of the fastest of the offers that it makes needless."""
     gain: float
@@ -51,7 +47,7 @@ class NearerPlace:
     def text(self) -> str:
         """Return where it is, how much of that is filled, how fast it is, and whether answers change."""
         result = self.result
-        filled = (use for use in self.uses if use.tier in result.targets)
+        filled = (use for use in result.capacity if use.tier in result.targets)
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
@@ -138,7 +134,6 @@ class NearerSearch:
             change=change,
             scenario=scenario,
             result=result,
-            uses=result.capacity,
             fastest=offer,
             gain=time / result.compared_s,
         )
@@ -162,5 +157,5 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"
             yield Change("placement", described, moving(strategy, one, machine), key=str(one))
-    divided = [replaced(evaluator, one) for one in together(evaluator)]
+    divided = filter(None, (one.replacing(evaluator) for one in in_gpus(evaluator)))
     yield from sorted(divided, key=lambda one: -evaluator.edited(*one.edits).model.weight_bytes)

@@ -56,17 +56,19 @@ class Quantity:
     """Whether it counts something, so that it is a whole number."""
     edits: Callable[[Any], tuple[Edit, ...]]
     """Function that returns the edits to a value as a scenario writes it."""
+    step: int = 1
+    """Number by which a count grows from one value to the next."""
 
     def written(self, index: int) -> Any:
         """Return a value as a scenario writes it."""
         if self.is_count:
-            return index
+            return index * self.step
         number = _number(index)
         return f"{number:f} {self.unit}" if self.unit else float(number)
 
     def text(self, index: int) -> str:
         """Return a value for people."""
-        return f"{index:,}" if self.is_count else str(self.written(index))
+        return f"{index * self.step:,}" if self.is_count else str(self.written(index))
 
     @property
     def now_text(self) -> str:
@@ -280,7 +282,7 @@ def _of_profile(evaluator: Evaluator, location: Location) -> Quantity:
 
         def faster(value: float) -> tuple[Edit, ...]:
             change = scaled(number, value)
-            return (edit_of(number.profile, number.key, None if change is None else change[0]),)
+            return (edit_of(name, number.key, None if change is None else change[0]),)
 
         return Quantity(path=path, now=1.0, unit="", is_count=False, edits=faster)
     match = _QUANTITY.fullmatch(number.text)
@@ -290,7 +292,7 @@ def _of_profile(evaluator: Evaluator, location: Location) -> Quantity:
         now=float(match[1]),
         unit=match[2] or "",
         is_count=number.text.isdecimal(),
-        edits=lambda value: (edit_of(number.profile, number.key, value),),
+        edits=lambda value: (edit_of(name, number.key, value),),
     )
 
 

@@ -1,24 +1,27 @@
-"""The inverse question: which values of one number of a scenario keep its service levels."""
+"""Search over one number of a scenario: which values keep service levels, and which batch is the best."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from math import inf, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, WorkLimitError
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.planning.confidence import confidence
-from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.quantities import Quantity, quantity_at
-from simoffload.planning.service_levels import ServiceLevel, parse_service
+from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_services
+from simoffload.planning.sizing import Limit, batch_limit
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import SimulationResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
 from simoffload.simulation.metrics import refused
+from simoffload.workload import Checkpointing
 
 SCHEMA = "simoffload/reach/1"
 _TIMED = 7
@@ -27,6 +30,10 @@ _HALVINGS = 8
 """Steps of the search between values that all miss, for one in the middle: our choice."""
 _FLAT = 1.001
 """Ratio by which a service level is missed by more, from which a value counts as worse: our choice."""
+_EQUAL = 1.001
+"""Ratio of throughputs up to which the smaller batch is the better one: our choice."""
+_HALVINGS_OF_BEST = 4
+"""Steps of the search around a batch that is better than its neighbours: our choice."""
 _ASIDE = 32
 """Number of refused values beside which one is looked for that is not refused: our choice."""
 
@@ -43,7 +50,7 @@ class Trial(NamedTuple):
     missed: float
     """How many times too long a time is, or too small a rate: the largest ratio of all service levels. At
     most 1 if all are kept, infinite without a result."""
-    status: Literal["", "does not fit", "refused", "stopped"] = ""
+    status: Literal["", "does not fit", "missed", "refused", "stopped"] = ""
     """What became of a value without a result."""
     why: str = ""
     """Reason why there is no result; empty where there is one."""
@@ -134,10 +141,6 @@ class Reach:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-
-        def plain(one: Trial | None) -> dict[str, Any] | None:
-            return None if one is None else one.to_dict()
-
         return {
             "schema": SCHEMA,
             "scenario": self.scenario.name,
@@ -145,26 +148,43 @@ class Reach:
             "slo": [one.text for one in self.service],
             "reached": self.reached,
             **({"stopped": self.stopped} if self.stopped else {}),
-            "value": plain(self.value),
-            "beyond": plain(self.beyond),
-            "least": plain(self.least),
-            "most": plain(self.most),
-            "below": plain(self.below),
-            "above": plain(self.above),
-            "best": self.best.to_dict(),
-            "now": self.now.to_dict(),
-            "trials": [one.to_dict() for one in self.trials],
+            **by_name(self, "value beyond least most below above best now trials"),
+        }
+
+
+class BestBatch(NamedTuple):
+    """A BestBatch is the batch of a placement with the highest throughput, all other settings unchanged."""
+
+    name: str
+    model: str
+    platform: str
+    target: str
+    """Tiers of the weights, and of training of the optimizer."""
+    service: tuple[ServiceLevel, ...]
+    """Service levels that the batch keeps."""
+    batch: Limit
+    """Number of sequences on each GPU, and the largest one that fits."""
+    best: Trial | None
+    """Batch with the highest throughput; None if none fits and keeps the service levels."""
+    nearest: Trial | None
+    """Batch that misses the service levels least, where none keeps them; None if none fits."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            **by_name(self, "name model platform target batch_size=batch"),
+            "slo": [one.text for one in self.service],
+            **by_name(self, "best nearest"),
         }
 
 
 def reach(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     slo: str | Sequence[str],
     by: str,
     within: str | None = None,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Reach:
     """Find the values of one number of a scenario that keep service levels.
 
@@ -178,17 +198,49 @@ def reach(
 
     Raises InputError for a path that is no number, a unit that does not match and an unknown service level.
     """
-    evaluator = evaluator or Evaluator(loaded(scenario))
-    kind = _kind(evaluator.scenario)
-    texts = (slo,) if isinstance(slo, str) else tuple(slo)
-    if not texts:
+    evaluator = evaluator_of(scenario)
+    service = parse_services(slo, _kind(evaluator.scenario))
+    if not service:
         raise InputError.at("", "no service level is given; write e.g. tpot=1s", path="--slo")
-    service = tuple(parse_service(text, kind) for text in texts)
     quantity = quantity_at(evaluator, by, within=within)
     low, high = quantity.ends(within)
     search = _Search(evaluator, quantity, service)
     with watched_by(progress), stage():
         return search.from_to(low, high)
+
+
+def best_batch(
+    scenario: Asked, *, slo: str | Sequence[str] = (), progress: Watcher | None = None
+) -> BestBatch:
+    """Find the batch with the highest throughput that fits and keeps service levels such as ``tpot=1s``.
+
+    Batches that double from one to the next are simulated up to the largest one that fits, then those around
+    the best one; of equal ones the smallest counts. Raises InputError for a scenario of checkpoints, for what
+    its program refuses, and for an unknown service level.
+    """
+    evaluator = evaluator_of(scenario)
+    scenario, workload = evaluator.scenario, evaluator.workload
+    if isinstance(workload, Checkpointing):
+        raise InputError([scenario.document.problem(("workload", "kind"), "checkpoints have no batch")])
+    service = parse_services(slo, type(fit(scenario)))
+    limit, unit = batch_limit(evaluator, workload), evaluator.strategy.sizes(workload.batch_size).unit
+    best = nearest = None
+    if limit.most is not None:
+        unit = unit if limit.most >= unit else 1
+        quantity = replace(quantity_at(evaluator, "workload.batch_size"), step=unit)
+        with watched_by(progress), stage():
+            search = _Search(evaluator, quantity, service)
+            best, nearest = search.fastest(limit.most // unit, limit.now // unit)
+    return BestBatch(
+        name=scenario.name,
+        model=scenario.model.name,
+        platform=scenario.machine.platform,
+        target=evaluator.target,
+        service=service,
+        batch=limit,
+        best=best,
+        nearest=nearest,
+    )
 
 
 def _kind(scenario: LoadedScenario) -> type[SimulationResult]:
@@ -199,16 +251,11 @@ def _kind(scenario: LoadedScenario) -> type[SimulationResult]:
         return type(refused(scenario, error))
 
 
-class Trials:
-    """Trials try values of a quantity, each once: first whether it fits, then how fast it is."""
+class _Search:
+    """A _Search tries values of a quantity, each once: first whether it fits, then how fast it is."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        quantity: Quantity,
-        missed: Callable[[SimulationResult], float],
-    ) -> None:
-        self._evaluator, self._missed = evaluator, missed
+    def __init__(self, evaluator: Evaluator, quantity: Quantity, service: tuple[ServiceLevel, ...]) -> None:
+        self._evaluator, self._service = evaluator, service
         self.quantity = quantity
         self._tried: dict[int, Trial] = {}
         self.stopped = ""
@@ -255,9 +302,24 @@ class Trials:
         except WorkLimitError as error:
             self.stopped = str(error)
             return Trial(value, edits, None, inf, "stopped", self.stopped)
-        return Trial(value, edits, result, self._missed(result))
+        except SimulationError as error:
+            return Trial(value, edits, None, inf, "refused", str(error))
+        if lacking := [one.name for one in self._service if result.metrics().get(one.metric) is None]:
+            return Trial(value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}")
+        return Trial(value, edits, result, most_missed(self._service, result))
 
     # -- where something holds ------------------------------------------------------------------
+
+    def up_to_refusal(self, coarse: Sequence[int]) -> list[int]:
+        """Return some values, and beside those that are refused the outermost ones that are not: a share of
+        memory is at most 1, however wide the range is."""
+        found = set(coarse)
+        for pair in pairwise(coarse):
+            for inner, outer in (pair, pair[::-1]):
+                if self.refused(outer) and not self.refused(inner):
+                    towards = range(inner, outer, 1 if outer > inner else -1)
+                    found.add(towards[bisect_left(towards, True, key=self.refused) - 1])
+        return sorted(found)
 
     def that_fit(self, coarse: Sequence[int]) -> list[int]:
         """Return those of some values that fit, and the outermost values that fit between them and those that
@@ -274,14 +336,10 @@ class Trials:
         """Return the two values between ``inner``, for which a condition holds, and ``outer``, for which it
         does not, where that changes; refused values between them are passed over."""
         for halves in cycle((False, False, True)):  # what is no line over its numbers is halved at least
-            guess = None if halves else self.crossing(inner, outer)
-            middle = self.between(inner, outer, guess)
+            middle = self.between(inner, outer, None if halves else self.crossing(inner, outer))
             if middle is None:
                 break
-            if holds(middle):
-                inner = middle
-            else:
-                outer = middle
+            inner, outer = (middle, outer) if holds(middle) else (inner, middle)
         return inner, outer
 
     def crossing(self, inner: int, outer: int) -> int | None:
@@ -316,36 +374,14 @@ class Trials:
         inner, outer = self.edge(inner, outer, holds)
         return inner, inner + step if self.refused(outer) else outer
 
-
-def spread(indices: Sequence[int], most: int) -> set[int]:
-    """Return up to ``most`` of some values, with both ends, at equal distances."""
-    if len(indices) <= most:
-        return set(indices)
-    return {indices[(len(indices) - 1) * part // (most - 1)] for part in range(most)}
-
-
-class _Search(Trials):
-    """A _Search finds the values between two that keep all service levels."""
-
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        quantity: Quantity,
-        service: tuple[ServiceLevel, ...],
-    ) -> None:
-        super().__init__(evaluator, quantity, lambda result: self._binding(result)[0])
-        self._service = service
-
-    def _binding(self, result: SimulationResult) -> tuple[float, str]:
-        """Return by how much the service level is missed that is missed most, and its metric."""
-        return max((one.missed(result), one.metric) for one in self._service)
+    # -- values that keep service levels --------------------------------------------------------
 
     def from_to(self, low: int, high: int) -> Reach:
         """Return the values from ``low`` to ``high`` that keep the service levels."""
-        coarse = self.quantity.coarse(low, high)
+        coarse = self.up_to_refusal(self.quantity.coarse(low, high))
         fitting, now = self.that_fit(coarse), self._now
         near = {min(fitting, key=lambda index: abs(index - now))} if fitting else set()
-        for index in sorted({*coarse} - {*fitting} | spread(fitting, _TIMED) | near):
+        for index in sorted({*coarse} - {*fitting} | _spread(fitting, _TIMED) | near):
             self.at(index)
         kept = self._kept() or self._in_the_middle()
         if kept:
@@ -379,12 +415,8 @@ class _Search(Trials):
             if not timed:
                 break
             best = min(timed, key=lambda index: self.at(index).missed)
-            at = timed.index(best)
-            beside = [*timed[max(0, at - 1) : at], *timed[at + 1 : at + 2]]
-            if self._is_end(best, beside):
-                break
-            middles = (self.between(best, other) for other in beside)
-            fresh = [one for one in middles if one is not None and one not in self._tried]
+            beside = _beside(timed, best)
+            fresh = [] if self._is_end(best, beside) else self._middles(best, beside)
             if not fresh:
                 break
             for index in fresh:
@@ -393,11 +425,16 @@ class _Search(Trials):
                 return kept
         return []
 
+    def _middles(self, best: int, beside: Sequence[int]) -> list[int]:
+        """Return the middles between a value and those beside it that were not tried."""
+        middles = (self.between(best, other) for other in beside)
+        return [one for one in middles if one is not None and one not in self._tried]
+
     def _is_end(self, best: int, beside: Sequence[int]) -> bool:
         """Return whether the service levels are kept nowhere between the value that comes nearest and those
         beside it: one service level alone decides, and it gets no worse towards one side."""
         results = [one.result for one in map(self.at, (best, *beside)) if one.result is not None]
-        metrics = {self._binding(one)[1] for one in results}
+        metrics = {max((level.missed(one), level.metric) for level in self._service)[1] for one in results}
         rises = [self.at(index).missed > _FLAT * self.at(best).missed for index in beside]
         return len(metrics) == 1 and not (len(rises) > 1 and all(rises))
 
@@ -409,7 +446,7 @@ class _Search(Trials):
         reached = self.at(start).kept
         return Reach(
             scenario=self._evaluator.scenario,
-            service=self._service,
+            service=tuple(self._service),
             path=self.quantity.path,
             now=self.of(self.quantity.now_text),
             trials=tuple(self.at(index) for index in sorted(shown)),
@@ -421,3 +458,49 @@ class _Search(Trials):
             best=self.at(start),
             stopped=self.stopped,
         )
+
+    # -- the highest throughput -----------------------------------------------------------------
+
+    def fastest(self, most: int, now: int) -> tuple[Trial | None, Trial | None]:
+        """Return the count up to ``most`` with the highest throughput that keeps the service levels, or where
+        none does, the one that misses them least."""
+        counts = {*(1 << power for power in range(most.bit_length())), most, *([now] if now <= most else [])}
+        tried = sorted(counts)
+        for _ in range(_HALVINGS_OF_BEST):
+            best = self._fastest_of(tried)
+            if best in {None, tried[-1]}:
+                break
+            beside = _beside(tried, best)
+            if not self.at(beside[-1]).kept:
+                tried.append(self.edge(best, beside[-1], self._keeps)[0])
+                break
+            fresh = self._middles(best, beside)
+            if not fresh:
+                break
+            tried = sorted({*tried, *fresh})
+        best = self._fastest_of(tried)
+        if best is not None:
+            return self.at(best), None
+        answered = (one for one in map(self.at, tried) if one.status in {"", "missed"})
+        return None, min(answered, key=lambda one: one.missed, default=None)
+
+    def _fastest_of(self, counts: Sequence[int]) -> int | None:
+        """Return the smallest count whose throughput is about the highest; None if none keeps the service
+        levels."""
+        results = {count: self.at(count).result for count in counts if self.at(count).kept}
+        times = {count: (one and one.unit_s) or inf for count, one in results.items()}
+        least = min(times.values(), default=inf)
+        return min((count for count, time in times.items() if time <= _EQUAL * least), default=None)
+
+
+def _beside(values: Sequence[int], one: int) -> list[int]:
+    """Return the values next to one of some values in order."""
+    at = values.index(one)
+    return [*values[max(0, at - 1) : at], *values[at + 1 : at + 2]]
+
+
+def _spread(indices: Sequence[int], most: int) -> set[int]:
+    """Return up to ``most`` of some values, with both ends, at equal distances."""
+    if len(indices) <= most:
+        return set(indices)
+    return {indices[(len(indices) - 1) * part // (most - 1)] for part in range(most)}

@@ -1,19 +1,24 @@
-"""Changes of one kind that make a scenario fit; every one is tried on the scenario."""
+"""The smallest changes that make a scenario fit, one of each kind or several together: every one is tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import combinations, groupby, islice, product
 from operator import attrgetter
 
 from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import Target
+from simoffload.limits import keep, limited, now_doing
+from simoffload.planning.alternatives import divisions, formats, replaced
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.serving import formats
-from simoffload.planning.splits import of_other_strategies
-from simoffload.results import HALVED, Change, TierUse
+from simoffload.progress import steps
+from simoffload.results import HALVED, Change, Remedies, TierUse
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.tunables import Purpose, Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
@@ -187,8 +192,13 @@ def adapters_of(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def other_strategies(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield for each other strategy its first split that fits."""
-    yield from chain.from_iterable(enough(evaluator, one) for one in of_other_strategies(evaluator))
+    """Yield for each other strategy its first division that fits, with unchanged weights if they fit."""
+    seen = {evaluator.strategy.kind}
+    for one in divisions(evaluator):
+        change = None if one.kind in seen else one.on(evaluator)
+        if change is not None:
+            seen.add(one.kind)
+            yield from enough(evaluator, change._replace(kind="strategy"))
 
 
 # -- more hardware --------------------------------------------------------------------------------
@@ -295,7 +305,142 @@ def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Ed
     return f"drives {where}in {use.tier} {array.count} → {pair * found}", step(found)
 
 
-KINDS: tuple[Kind, ...] = (stages, tiers, settings, batch, context, precision, gpus, machines, capacity)
+# -- one of each kind, or several -----------------------------------------------------------------
+
+
+_KINDS: tuple[Kind, ...] = (stages, tiers, settings, batch, context, precision, gpus, machines, capacity)
 """Kinds of changes in the order in which they are tried, free ones first."""
-BOUGHT = {"gpus", "machines", "capacity"}
+_BOUGHT = {"gpus", "machines", "capacity"}
 """Kinds of changes that require a purchase."""
+_MOST = 4
+"""Maximum number of combined changes that are reported."""
+_PAIRS, _THREES, _LORA_PAIRS, _LORA_THREES = 100, 50, 60, 30
+"""Maximum number of plans for a search of combinations: our choice, seconds for the largest models."""
+
+
+def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
+    """Return the smallest change of each kind that makes the scenario fit, and combinations where no single
+    one does.
+
+    Every change was tried on the scenario. Empty if it fits unchanged, or if nothing that was tried helps.
+    Adapters, which train something else, come last. Raises InputError for what DeepSpeed would refuse.
+    """
+    return search_changes(loaded(scenario)).changes
+
+
+def search_changes(scenario: LoadedScenario) -> Remedies:
+    """Return the changes of ``smallest_changes`` that are found within the limits of the scenario, and a
+    record of those tried."""
+    found = _Found(Evaluator(scenario))
+    stopped = ""
+    try:
+        _search(found)
+    except WorkLimitError as error:
+        stopped = str(error)
+    changes = (*sorted(found.changes, key=_first_to_last), *sorted(found.adapters, key=_first_to_last))
+    kept = tuple(replaced(found.evaluator, one) for one in changes)
+    return Remedies(kept, tuple(found.evaluator.shared.tried), found.barred, stopped)
+
+
+def first_steps(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield what may be the first of several changes, each as far as it goes, the smaller changes first."""
+    workload = evaluator.workload
+    yield from halved(evaluator)
+    if isinstance(workload, Training) and not workload.gradient_checkpointing:
+        keys = ("workload", "gradient_checkpointing")
+        yield Change("setting", "gradient_checkpointing set", (Edit(keys, True),))
+    last = list(evaluator.changes("partition"))[-1:]
+    yield from last
+    every = evaluator.changes("tier")
+    moves = [one for one in every if one.same_work and (not last or last[0].description in one.description)]
+    yield from sorted(moves, key=lambda step: len(step.edits))
+    if not isinstance(workload, Checkpointing) and workload.batch_size > 1:
+        yield Change("batch", f"batch {workload.batch_size} → 1{each(evaluator)}", evaluator.batch(1))
+
+
+@dataclass
+class _Found:
+    """What a search has found so far."""
+
+    evaluator: Evaluator
+    changes: list[Change] = field(default_factory=list)
+    adapters: list[Change] = field(default_factory=list)
+    barred: tuple[str, ...] = ()
+    """Sentences about changes of the unchanged scenario that are impossible."""
+
+
+@limited
+def _search(found: _Found) -> None:
+    evaluator, changes = found.evaluator, found.changes
+    keep(evaluator.scenario.scenario.engine.limits)
+    now_doing("planning")
+    if all(use.fits for use in memory_footprint(evaluator.scenario)):
+        return
+    for kind in steps((*_KINDS, other_strategies), lambda kind: kind.__name__.replace("_", " ")):
+        changes += kind(evaluator)
+    found.barred = tuple(evaluator.shared.barred)
+    if all(change.kind in _BOUGHT for change in changes):  # also report what costs nothing
+        several = _of_several(evaluator)
+        changes += [one for one in several if not changes or not _is_bought(one)]
+    found.adapters += adapters(evaluator)
+    if not found.adapters and all(_parts(change) for change in changes):
+        first = list(adapters_of(evaluator))
+        found.adapters += islice(_pairs(evaluator, first, _KINDS, most=_LORA_PAIRS), len(first))
+        if not changes and not found.adapters:
+            both = product(first[-1:], first_steps(evaluator))
+            found.adapters += islice(_threes(evaluator, both, most=_LORA_THREES), _MOST)
+
+
+def _of_several(evaluator: Evaluator) -> list[Change]:
+    """Return pairs of changes, and triples where no pair suffices without a purchase."""
+    steps = list(first_steps(evaluator))
+    pairs = list(islice(_pairs(evaluator, steps, _KINDS[2:], most=_PAIRS), _MOST))
+    if not all(map(_is_bought, pairs)):
+        return pairs
+    return [*pairs, *islice(_threes(evaluator, combinations(steps, 2), most=_THREES), _MOST)]
+
+
+def _is_bought(change: Change) -> bool:
+    return change.kind.rpartition(" + ")[2] in _BOUGHT
+
+
+def _first_to_last(change: Change) -> tuple[int, int]:
+    """Return the order of report: changes that keep the answers, and single ones, before others."""
+    return change.rank, _parts(change)
+
+
+def _parts(change: Change) -> int:
+    """Return the number of kinds of changes after the first."""
+    return change.kind.count(" + ")
+
+
+def _pairs(
+    evaluator: Evaluator, steps: Iterable[Change], kinds: Sequence[Kind], *, most: int
+) -> Iterator[Change]:
+    """Yield each step with the first change that then suffices; at most ``most`` plans are made."""
+    before = evaluator.shared.planned
+    for step in steps:
+        if evaluator.shared.planned - before >= most:
+            return
+        alone = tuple(enough(evaluator, step))  # a setting that does more than the remedies say
+        if alone:
+            yield from alone
+            continue
+        try:
+            first = evaluator.changed_by(*step.edits)
+            second = next((change for kind in kinds for change in kind(first)), None)
+        except InputError:  # not a step of this scenario
+            continue
+        if second is not None:
+            yield step.followed_by(second)
+
+
+def _threes(evaluator: Evaluator, both: Iterable[tuple[Change, Change]], *, most: int) -> Iterator[Change]:
+    """Yield two steps with the first setting, length or precision that then suffices."""
+    steps = (one.with_(other) for one, other in both if not _same_keys(one, other))
+    return _pairs(evaluator, steps, (settings, context, precision), most=most)
+
+
+def _same_keys(one: Change, other: Change) -> bool:
+    mine, others = ({each.path for each in step.edits} for step in (one, other))
+    return not mine.isdisjoint(others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from simoffload.documents import quoted, suggest
@@ -79,6 +80,17 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
     return ServiceLevel(metric, limit)
+
+
+def parse_services(slo: str | Sequence[str], result: type[SimulationResult]) -> tuple[ServiceLevel, ...]:
+    """Read one or several limits for a kind of result. Raises InputError."""
+    return tuple(parse_service(text, result) for text in ((slo,) if isinstance(slo, str) else slo))
+
+
+def most_missed(service: Iterable[ServiceLevel], result: SimulationResult) -> float:
+    """Return how many times too long a time is, or too small a rate, where a service level is missed most; at
+    most 1 if all are kept, and 0 if there are none."""
+    return max((level.missed(result) for level in service), default=0.0)
 
 
 def _refusal(text: str, message: str) -> InputError:

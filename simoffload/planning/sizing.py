@@ -13,7 +13,6 @@ from simoffload.progress import steps
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
-from simoffload.strategies import held
 from simoffload.strategies.training.memory import white_paper_rule
 from simoffload.strategies.tunables import Placement, moving
 from simoffload.workload import Checkpointing, Inference, Training
@@ -79,8 +78,6 @@ def largest(scenario: ScenarioSource) -> Largest:
     if isinstance(workload, Checkpointing):
         text = "checkpoints have neither batch nor context"
         raise InputError([scenario.document.problem(("workload", "kind"), text)])
-    plan = scenario.plan()
-    target = "+".join(filter(None, (held.target(plan), held.optimizer_target(plan))))
     evaluator = Evaluator(scenario)
     layers = _limit(
         evaluator,
@@ -93,7 +90,7 @@ def largest(scenario: ScenarioSource) -> Largest:
         name=scenario.name,
         model=scenario.model.name,
         platform=scenario.machine.platform,
-        target=target,
+        target=evaluator.target,
         ranks=scenario.scenario.strategy.ranks,
         batch=batch_limit(evaluator, workload),
         context=context_limit(evaluator, workload),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from simoffload.planning.best_batch import BestBatch
+from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest, per_second
@@ -166,9 +166,10 @@ def _best(one: BestBatch, heads: Sequence[str]) -> Iterator[Entry]:
 
 def _missed(one: BestBatch) -> str:
     """Return what the batch gives that misses the service levels least."""
-    result = None if one.nearest is None else one.nearest.result
     assert one.nearest is not None
-    assert result is not None
+    result = one.nearest.result
+    if result is None:
+        return f"{one.nearest.why} with {one.nearest.value}"
     values = (f"{level.name} {ranged(result, level.metric, level.shown)}" for level in one.service)
     return f"{', '.join(values)} with {one.nearest.value}"
 

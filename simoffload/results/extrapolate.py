@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -140,16 +141,15 @@ class _Slopes:
 
     def at(self, number: int, ordinal: int) -> tuple[int, int]:
         """Return an operation's end [ps] and its k."""
-        track = self._tracks[number]
         if ordinal < self._simple[number]:
-            return track.end[ordinal], self._known[number][ordinal]
-        _, copy, _, entry = track.find(ordinal)
+            return self._ends[number][ordinal], self._known[number][ordinal]
+        track = self._tracks[number]
+        item = bisect_right(track.firsts, ordinal) - 1  # of one window, as copies only follow what they copy
+        begin, after = track.ordinals[item]
+        copy, rest = divmod(ordinal - begin, after - begin)
+        entry = track.spans[track.items[item].windows[0]][0] + rest
         end, k = track.end[entry], self._known[number][entry]
-        if not copy:
-            return end, k
-        repeat = track.repeat_of(entry)
-        assert repeat is not None
-        return end + copy * repeat.length, k + copy * self._growing(repeat.window)
+        return (end + copy * track.items[item].length, k + copy * self._growing(item)) if copy else (end, k)
 
     def _begins(self, number: int, step: CompiledOp, ordinal: int, iteration: int, start: int) -> int | None:
         """Return k at the beginning of an operation; None if another predecessor would end last in the longer

@@ -188,17 +188,19 @@ def summarize_pass(
     context: int,
     ends_with: str | None = None,
     detailed: bool = True,
+    bounded: bool = False,
 ) -> PassResult:
     """Summarize the timeline of a pass.
 
     ``ends_with`` is the label of the stream whose last operation ends the pass. Work of other streams after
-    that counts as busy time and traffic of this pass. Without ``detailed`` there are only its times.
+    that counts as busy time and traffic of this pass. Without ``detailed`` there are only its times and, if
+    ``bounded``, their bounds.
     """
     name = timeline.schedule.name
     if not detailed:
         end = end_of(timeline, ends_with)
-        left = seconds(timeline.makespan - end)
-        return PassResult(name, new_tokens, context, end, (), (), {}, unfinished_s=left)
+        left, bounds = seconds(timeline.makespan - end), _bounds(timeline, end) if bounded else {}
+        return PassResult(name, new_tokens, context, end, (), (), bounds, unfinished_s=left)
     attribution = attribute(timeline, ends_with=ends_with)
     end = attribution.end
     return PassResult(
@@ -208,7 +210,7 @@ def summarize_pass(
         time_ps=end,
         shares=_shares(timeline, attribution),
         links=_links(timeline, attribution),
-        bounds={name: min(bound, seconds(end)) for name, bound in _bounds(timeline).items()},
+        bounds=_bounds(timeline, end),
         streams=tuple(
             StreamUse(name, seconds(busy), seconds(attribution.exposed_streams.get(name, 0)))
             for name, busy in attribution.busy_streams.items()
@@ -320,9 +322,9 @@ _WORK = ("compute", "host")
 """Streams whose work is a lower bound for every schedule."""
 
 
-def _bounds(timeline: Timeline) -> dict[str, float]:
-    """Return lower bounds on the time of any schedule [s]: the bytes of each link over its bandwidth, and the
-    work of GPUs and hosts.
+def _bounds(timeline: Timeline, end: int) -> dict[str, float]:
+    """Return lower bounds on the time of any schedule [s], at most up to ``end`` [ps]: the bytes of each link
+    over its bandwidth, and the work of GPUs and hosts.
 
     Copies on a compute stream, such as those of transformers' offloaded cache, are part of its work.
     """
@@ -339,7 +341,7 @@ def _bounds(timeline: Timeline) -> dict[str, float]:
     for link, load in zip(schedule.links, timeline.link_loads, strict=True):
         if load:
             bounds[link.name] = seconds(link_time(load, link))
-    return bounds
+    return {name: min(bound, seconds(end)) for name, bound in bounds.items()}
 
 
 def aggregate(name: str, parts: Sequence[tuple[PassResult, Fraction]]) -> PassResult:
@@ -379,17 +381,19 @@ def _sum_shares(parts: Sequence[tuple[PassResult, Fraction]]) -> tuple[Share, ..
 
 
 def _sum_links(parts: Sequence[tuple[PassResult, float]]) -> tuple[LinkUse, ...]:
-    found: dict[str, LinkUse] = {}
+    found: dict[str, tuple[LinkUse, list[float]]] = {}
     for one, count in parts:
         for use in one.links:
-            known = found.get(use.link, use._replace(size=0, busy_s=0.0, saturated_s=0.0, exposed_s=0.0))
-            found[use.link] = known._replace(
-                size=known.size + round(use.size * count),
-                busy_s=known.busy_s + use.busy_s * count,
-                saturated_s=known.saturated_s + use.saturated_s * count,
-                exposed_s=known.exposed_s + use.exposed_s * count,
-            )
-    return tuple(sorted(found.values(), key=lambda use: (-use.busy_s, use.link)))
+            _, sums = found.setdefault(use.link, (use, [0, 0.0, 0.0, 0.0]))
+            sums[0] += round(use.size * count)
+            sums[1] += use.busy_s * count
+            sums[2] += use.saturated_s * count
+            sums[3] += use.exposed_s * count
+    uses = [
+        use._replace(size=int(size), busy_s=busy, saturated_s=saturated, exposed_s=exposed)
+        for use, (size, busy, saturated, exposed) in found.values()
+    ]
+    return tuple(sorted(uses, key=lambda use: (-use.busy_s, use.link)))
 
 
 def _sum_streams(parts: Sequence[tuple[PassResult, float]]) -> tuple[StreamUse, ...]:

@@ -223,13 +223,6 @@ class Track:
             before += repeat.times * repeat.size
         return before
 
-    def repeat_of(self, entry: int) -> Repeat | None:
-        """Return the repeat that contains an entry, if any."""
-        for one in self.repeats:
-            if one.first <= entry < one.first + one.size:
-                return one
-        return None
-
     def start_of(self, ordinal: int) -> int:
         """Return the start [ps] of an operation. Raises IndexError."""
         place = self.find(ordinal)

@@ -24,11 +24,14 @@ from simoffload.hardware import (
     platform_from,
 )
 from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
+from simoffload.recent import Recent
 from simoffload.strategies import strategy_of
 from simoffload.strategies.tunables import tier_paths
 
 T = TypeVar("T")
-_MODELS, _PLATFORMS, _CHANGES = 64, 256, 65_536
+_PLATFORMS, _CHANGES = 256, 65_536
+_MODELS = Recent[str, ModelShape]()
+"""Models that no file of the user describes: one object each, by which what follows from it is known."""
 _SECTIONS = ("checkpoint", "dataset")
 """Sections next to the strategy that may use tiers."""
 _SPEEDS = ("read", "write", "latency", "read_latency", "write_latency", "per_connection")
@@ -68,7 +71,6 @@ class ScenarioCache:
         self._apart: dict[str, tuple[Path, str]] = {}
         self._contents: dict[tuple[str, str], Any] = {}
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
-        self._models: _Recent[ModelShape] = _Recent(_MODELS)
         self._platforms: _Recent[Platform] = _Recent(_PLATFORMS)
         self._possible: _Recent[bool] = _Recent(_CHANGES)
         self._machines: _Recent[tuple[Platform, Machine]] = _Recent(_PLATFORMS)
@@ -77,7 +79,7 @@ class ScenarioCache:
         """Return the shape of a model; raises what ``load_model`` raises."""
         if spec.config is not None:
             return self._from_config(spec, root)[0]
-        return self._models.get(canonical(spec.model_dump()), lambda: load_model(spec, root=root))
+        return _MODELS.get(canonical(spec.model_dump()), lambda: load_model(spec, root=root))
 
     def _from_config(self, spec: ModelSpec, root: Path | None) -> tuple[ModelShape, str]:
         key = (str(root), canonical(spec.model_dump()))

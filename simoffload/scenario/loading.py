@@ -244,24 +244,28 @@ def _with_tiers(
 
     def resolved(part: M, section: str) -> M:
         for key, choice in keys[section].items():
-            part = with_name(part, key.split("."), choice, f"{section}.{key}")
-        return part
+            place = f"{section}.{key}"
 
-    def with_name(part: M, path: list[str], choice: TierChoice, place: str) -> M:
-        first, *inner = path
-        value = getattr(part, first, None)
-        if value is None:
-            return part
-        if inner:
-            if first not in part.model_fields_set:
-                return part
-            return part.model_copy(update={first: with_name(value, inner, choice, place)})
-        read = partial(READ_TIER[choice], value, machine, place)
-        return part.model_copy(update={first: _try(document, problems, place, read) or value})
+            def named(value: str, place: str = place, choice: TierChoice = choice) -> str:
+                read = partial(READ_TIER[choice], value, machine, place)
+                return _try(document, problems, place, read) or value
+
+            part = _with_value(part, key.split("."), named)
+        return part
 
     parts = {section: getattr(scenario, section) for section in keys}
     changes = {section: resolved(part, section) for section, part in parts.items() if part is not None}
     return scenario.model_copy(update=changes)
+
+
+def _with_value(part: M, path: list[str], changed: Callable[[str], str]) -> M:
+    """Return a part of a scenario with the value at a path changed, if it was given."""
+    first, *inner = path
+    value = getattr(part, first, None)
+    if value is None or (inner and first not in part.model_fields_set):
+        return part
+    found = _with_value(value, inner, changed) if inner else changed(value)
+    return part.model_copy(update={first: found})
 
 
 def locate(source: str | Path) -> Path:
@@ -372,8 +376,8 @@ def default_scenario(
     document = overridden(document, overrides, cache)
     if "platform" not in document.data:
         known = ", ".join(one.id for one in list_profiles("platform"))
-        text = f"a model needs a platform: --on PLATFORM:TIER,… or --set platform=PLATFORM, of {known}"
-        raise InputError([document.problem((), text)])
+        text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
+        raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
     return resolve(_filled(resolve(document, cache=cache, placed=placed)), cache=cache, placed=placed)
 
 

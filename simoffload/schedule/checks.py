@@ -14,7 +14,7 @@ from simoffload.errors import SimulationError
 from simoffload.schedule.ir import Block, Op, OpKind, Program, Route, Schedule
 
 _KINDS = frozenset(get_args(OpKind))
-_MOST_RANKS = 2**16 - 1
+_MOST_RANKS = 2**16
 _MOST_REPEATS = 2**32 - 1
 """Largest numbers that the columns of a timeline can hold."""
 

@@ -41,7 +41,7 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ..
     stages, saved, dataset = held.memory_stages(plan), plan.saved, scenario.scenario.dataset
     always: list[MemoryTerm] = []
     if scenario.scenario.checkpoint is not None and saved is not None:
-        always.append(saved.stored.term)
+        always += [one.term for one in saved.held if one.kind == "checkpoints"]
     if dataset is not None:
         always += _data_terms(scenario, dataset)
     if scenario.scenario.checkpoint is not None and saved is not None:

@@ -131,7 +131,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
             prefill = runner.scope != "compared" or not series.steps
             needed = {"allocation", *(["prefill"] if prefill else [])}
             passes = [one for one in passes if one.kind in needed]
-        found = dict(zip((one.kind for one in passes), runner.phases(passes), strict=True))
+        results = runner.phases(passes, detailed=not series.steps)  # answers name the first decode step
+        found = dict(zip((one.kind for one in passes), results, strict=True))
         decoding, waits = runner.series(series), found.get("allocation")
         result = replace(
             result,

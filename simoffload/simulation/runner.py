@@ -80,10 +80,11 @@ class Runner:
         self.timelines.clear()
         self.work.clear()
 
-    def phases(self, phases: Sequence[Phase]) -> tuple[PassResult, ...]:
+    def phases(self, phases: Sequence[Phase], *, detailed: bool = True) -> tuple[PassResult, ...]:
         """Execute phases in the order of their dependencies; return their results in the order given.
 
-        Raises SimulationError if the engine cannot finish one.
+        With the scope ``steps``, ``detailed`` tells whether answers name one of them. Raises SimulationError
+        if the engine cannot finish one.
         """
         done: dict[str, Earlier] = {}
         results: dict[str, PassResult] = {}
@@ -99,15 +100,16 @@ class Runner:
                 )
             open_.remove(phase)
             earlier = {name: one for name, one in done.items() if name in phase.depends_on}
-            result = results[phase.name] = self.phase(phase, earlier)
+            result = results[phase.name] = self.phase(phase, earlier, detailed=detailed)
             left = result.unfinished_s if phase.ends_with else 0.0
             done[phase.name] = Earlier(result.time_s, phase.repeat, left)
         return tuple(results[phase.name] for phase in phases)
 
-    def phase(self, phase: Phase, earlier: Mapping[str, Earlier]) -> PassResult:
+    def phase(self, phase: Phase, earlier: Mapping[str, Earlier], *, detailed: bool = True) -> PassResult:
         """Execute one phase and summarize it."""
         with _uncollected():
-            return self._summary(phase, self.execute(phase.name, phase.schedule(earlier)))
+            timeline = self.execute(phase.name, phase.schedule(earlier))
+            return self._summary(phase, timeline, detailed=detailed)
 
     def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
         detailed = self.scope == "all" or (detailed and self.scope == "steps")
@@ -117,6 +119,7 @@ class Runner:
             context=phase.context,
             ends_with=phase.ends_with,
             detailed=detailed,
+            bounded=self.scope == "steps",
         )
 
     def series(self, series: PhaseSeries) -> Decoding:

@@ -3,14 +3,7 @@
 A strategy's module is imported when a document names its kind (``registry``).
 """
 
-from simoffload.strategies.base import (
-    SERVED,
-    Earlier,
-    Phase,
-    PhaseSeries,
-    Plan,
-    Strategy,
-)
+from simoffload.strategies.base import SERVED, Earlier, Phase, PhaseSeries, Plan, Strategy
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
 from simoffload.strategies.tunables import Placement, Placements, Tunable
 

@@ -23,8 +23,7 @@ from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.base import Plan
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache, register_cache_format
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.held import Held
-from simoffload.strategies.homes import HBM, Home, Homes, held_weights
+from simoffload.strategies.held import HBM, Held, Home, Homes, held_weights
 from simoffload.strategies.hooks.staging import Prefetched, ReadInPlace
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,

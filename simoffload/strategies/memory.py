@@ -8,7 +8,6 @@ of LayerNorm are those of CUDA: one byte per element, and two single-precision n
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -97,8 +96,6 @@ def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
     return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
 
 
-ROUNDING = "rounding of pinned allocations"
-"""Name of what PyTorch's pinned allocator adds to allocations."""
 CACHE_TERM = "key-value cache"
 """Name of the memory of keys and values."""
 
@@ -109,20 +106,6 @@ def cache_term(
     """Return the memory of keys and values on a tier."""
     remedy = "lower batch_size, prompt_length or output_length"
     return Held(tier, name, size, pinned=pinned, remedy=remedy, kind=kind)
-
-
-def pinned_block(size: int) -> int:
-    """Return the size [B] of the block in which PyTorch's pinned allocator puts ``size`` [B]: a power of two.
-
-    Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.x (PowerOf2Ceil).
-    """
-    return 1 << (size - 1).bit_length() if size else 0
-
-
-def pinned_rounding(sizes: Sequence[int]) -> int:
-    """Return the bytes [B] that PyTorch's pinned allocator adds to allocations of some sizes [B]."""
-    counts = Counter(sizes).items()  # identical layers make the same allocations
-    return sum(count * (pinned_block(size) - size) for size, count in counts if size > 0)
 
 
 def working_memory(

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
 from simoffload.models import (
@@ -21,6 +22,7 @@ from simoffload.schedule import Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.cache_updates import (
     CacheUpdate,
+    MovedCache,
     Parts,
     allocation_waits,
     cache_memory,
@@ -29,16 +31,22 @@ from simoffload.strategies.cache.cache_updates import (
     streamed_traffic,
     streamed_updates,
 )
-from simoffload.strategies.cache.connector import BlockMoves, block_phases
-from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_attention_memory
+from simoffload.strategies.cache.connector import BlockMoves, PagedBlocks, block_phases
+from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention, cpu_attention_memory
 from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
 from simoffload.strategies.divided import Degrees, DividedModel, divide
 from simoffload.strategies.held import Held
-from simoffload.strategies.hooks.kv_cache import AttentionOnCpu, MovedCache, PagedBlocks
+from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.passes.timing import (
+    FusedPassTimings,
+    LaunchedPassTimings,
+    PassTimings,
+    TrainingTiming,
+    arithmetic_beyond,
+)
 from simoffload.workload import Inference, Training
 
 _ALLOCATION = "new pinned memory"
@@ -90,21 +98,29 @@ class InferencePlan(Plan):
     """Whether kernels are launched as CUDA graphs."""
     driven: int = 1
     """Number of GPUs that one process drives."""
+    fewer: ClassVar[str] = ""
+    """Remedy for too many weights on a GPU."""
 
     @property
     def basis(self) -> Basis:
         """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
-        return super().basis if self.zero3 else Basis(host_costs=(self.machine.host.eager_costs.operation,))
+        costs = super().basis.host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
+        return Basis(host_costs=costs, extrapolations=tuple(self._extrapolations()))
+
+    def _extrapolations(self) -> Iterable[str]:
+        """Return warnings about numbers used outside the range in which they were measured."""
+        return arithmetic_beyond(self.stages[-1], self.workload, self.machine)
 
     @property
     def modules(self) -> Sequence[Module]:
-        """Modules that occupy the GPU, in the order of their calls; equal layers are listed once."""
-        return self.model.distinct_modules
+        """Modules of all stages that occupy the GPU, in the order of their calls; equal layers of a stage are
+        listed once."""
+        return tuple(module for stage in self.stages for module in stage.distinct_modules)
 
     @property
     def fused(self) -> bool:
-        """Whether kernels are fused, as those of vLLM and of compiled code are."""
-        return False
+        """Whether kernels are fused, as those of vLLM and of compiled code are, whose cache is in pages."""
+        return self.compiled
 
     @cached_property
     def divided(self) -> DividedModel:
@@ -115,12 +131,23 @@ class InferencePlan(Plan):
     @property
     def stages(self) -> tuple[ModelShape, ...]:
         """Part of the model on a GPU of each stage."""
-        return (self.model,)
+        return self.divided.stages
 
-    @property
+    @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        return (self.timings,)
+        """GPU times of the modules of each stage for any pass."""
+        fused = FusedPassTimings if self.compiled else LaunchedPassTimings
+        kind, several = fused if self.fused else PassTimings, len(self.stages) > 1
+        return tuple(
+            kind(
+                machine=self.machine,
+                model=stage,
+                modules=stage.distinct_modules if several else self.modules,
+                zero3=self.zero3,
+                cache=self.cache_form,
+            )
+            for stage in self.stages
+        )
 
     @property
     def layer_gpus(self) -> Sequence[int]:
@@ -139,8 +166,15 @@ class InferencePlan(Plan):
         return ()
 
     def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Return all hooks of a pass."""
-        return (*self.weights_hooks(forward), *self.cache_hooks(forward))
+        """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
+        code = CompiledCode(self) if self.compiled else None
+        return (
+            *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
+            *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
+            *self.weights_hooks(forward),
+            *self.cache_hooks(forward),
+            *([code] if code is not None else ()),
+        )
 
     def cache_hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
         """Return the hooks that move the key-value cache in a pass."""
@@ -203,9 +237,11 @@ class InferencePlan(Plan):
         return BlockMoves(connector, self.stages, self.degrees, self.workload, self.machine, element)
 
     def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module in a pass [ps]; passes of one kind differ only in these
-        times."""
-        return self.timings.durations(self.on_gpu(forward.batch))
+        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]; passes of one
+        kind differ only in these times."""
+        batches = map(self.on_gpu, self.micro_batches(forward))
+        times = [one.durations(batch) for batch in batches for one in self.stage_timings]
+        return tuple(chain.from_iterable(times))
 
     def on_gpu(self, batch: tuple[Sequences, ...]) -> tuple[Sequences, ...]:
         """Return the sequences as the GPU computes them: without earlier tokens, if the CPU attends to
@@ -214,26 +250,15 @@ class InferencePlan(Plan):
             return batch
         return tuple(one._replace(context=one.new_tokens) for one in batch)
 
-    @cached_property
-    def timings(self) -> PassTimings:
-        """GPU times of the modules for any pass."""
-        return PassTimings(
-            machine=self.machine,
-            model=self.model,
-            modules=self.modules,
-            zero3=self.zero3,
-            cache=self.cache_form,
-        )
-
     @property
-    def paged_cache(self) -> bool:
-        """Whether the cache is in pages, as in vLLM."""
-        return False
+    def timings(self) -> PassTimings:
+        """GPU times of the modules of the first stage."""
+        return self.stage_timings[0]
 
     @cached_property
     def cache_form(self) -> CacheForm:
         """What attention pays for the way in which keys and values are kept."""
-        paged = self.paged_cache
+        paged = self.fused
         return self.cache.form(
             dtype_bytes=self.model.dtype_bytes,
             length=self.workload.max_context,
@@ -250,7 +275,7 @@ class InferencePlan(Plan):
     @property
     def facts(self) -> Facts:
         """What the plan does with its cache that no program does."""
-        return Facts(hypothetical=self.cache.hypothetical(paged=self.paged_cache, attends=self.zero3))
+        return Facts(hypothetical=self.cache.hypothetical(paged=self.fused, attends=self.zero3))
 
     # -- what tiers hold ------------------------------------------------------------------------
 
@@ -261,13 +286,13 @@ class InferencePlan(Plan):
 
     @property
     def fullest(self) -> ModelShape:
-        """Part of the model on the GPUs that need most memory."""
-        return self.model
+        """Part of the model on the GPUs that need most memory: those of the stage with most weights."""
+        return max(self.stages, key=lambda one: one.weight_bytes)
 
     @property
     def held_weights(self) -> Iterable[Held]:
-        """Weights in the homes of their tensors."""
-        return ()
+        """Weights in the homes of their tensors: all of those of the fullest GPUs, in HBM."""
+        yield Held("hbm", "weights", self.fullest.weight_bytes, remedy=self.fewer, kind="weights")
 
     @property
     def held_by_hooks(self) -> Iterator[Held]:
@@ -285,8 +310,13 @@ class InferencePlan(Plan):
         return streamed_traffic(self.cache, self.cached_parts, batches, self.machine)
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the model, one after the other: all at once."""
-        return (forward.batch,)
+        """Return the parts in which a pass goes through the stages, one after the other: several only in a
+        prefill."""
+        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
+        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
+            return [forward.batch]
+        each, more = divmod(first.number, count)
+        return [(first._replace(number=each + (part < more)),) for part in range(count)]
 
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;
@@ -301,7 +331,7 @@ class InferencePlan(Plan):
             )
         if cache.attends_on_cpu:
             return cpu_attention_memory(cache, part, work, copies=copies)
-        return cache_memory(cache, part, work, copies=copies, paged=self.paged_cache)
+        return cache_memory(cache, part, work, copies=copies, paged=self.fused)
 
     def working_memory(self, part: ModelShape, cache: tuple[Held, ...] | None = None) -> tuple[Held, ...]:
         """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
@@ -318,7 +348,7 @@ class InferencePlan(Plan):
         self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
     ) -> tuple[Held, ...]:
         """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
-        return working_memory(part, workload, self.machine, cache=cache, fused=self.paged_cache)
+        return working_memory(part, workload, self.machine, cache=cache, fused=self.fused)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None
@@ -426,6 +456,22 @@ class StepWork(Plan):
 
     model: ModelShape
     workload: Training
+    zero3: bool = False
+    """Whether DeepSpeed's ZeRO-3 runs the modules."""
+
+    @property
+    def batch(self) -> tuple[Sequences]:
+        """Sequences of a micro-step on one GPU."""
+        work = self.workload
+        return (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
+
+    @cached_property
+    def timing(self) -> TrainingTiming:
+        """Durations of modules on this machine."""
+        ((batch, length, _),) = self.batch
+        return TrainingTiming(
+            machine=self.machine, model=self.model, batch=batch, length=length, zero3=self.zero3
+        )
 
     @property
     @abstractmethod
@@ -463,32 +509,12 @@ class StepWork(Plan):
 
     @property
     def facts(self) -> Facts:
-        """FLOP of one step: forward, backward and recomputed."""
+        """FLOP of one step on one GPU: forward, backward without recomputation, and recomputed."""
+        work, times = self.workload, self.workload.gradient_accumulation_steps
+        size = {"batch": work.batch_size, "length": work.sequence_length}
+        layers, others = training_forward_flops(self.model, **size)
         return Facts(
-            forward_flops=self.forward_flops,
-            backward_flops=self.backward_flops,
-            recomputed_flops=self.recomputed_flops,
+            forward_flops=times * (layers + others),
+            backward_flops=times * training_backward_flops(self.model, **size),
+            recomputed_flops=times * layers if work.gradient_checkpointing else 0.0,
         )
-
-    @property
-    def forward_flops(self) -> float:
-        """[FLOP] of the forward passes of one step on one GPU."""
-        return self.workload.gradient_accumulation_steps * sum(self._flops)
-
-    @property
-    def backward_flops(self) -> float:
-        """[FLOP] of the backward passes of one step on one GPU, without recomputation."""
-        work = self.workload
-        once = training_backward_flops(self.model, batch=work.batch_size, length=work.sequence_length)
-        return work.gradient_accumulation_steps * once
-
-    @property
-    def recomputed_flops(self) -> float:
-        """[FLOP] that checkpointing computes again in one step on one GPU."""
-        again = self._flops[0] if self.workload.gradient_checkpointing else 0.0
-        return self.workload.gradient_accumulation_steps * again
-
-    @property
-    def _flops(self) -> tuple[float, float]:
-        work = self.workload
-        return training_forward_flops(self.model, batch=work.batch_size, length=work.sequence_length)

@@ -31,19 +31,13 @@ class Least(NamedTuple):
     """What the program does on other GPUs, if it does not refuse them."""
 
 
-PROGRAMS: Mapping[str, Least] = {
-    VLLM: Least(7.5, "docs/getting_started/installation/gpu.cuda.inc.md of vLLM 0.21 and later"),
-}
-"""Lowest capability of a program as a whole."""
-BFLOAT16: Mapping[str, Least] = {
-    VLLM: Least(8.0, "vllm/platforms/cuda.py, check_if_supports_dtype"),
-}
-FLOAT8_CACHE: Mapping[str, Least] = {
-    VLLM: Least(
-        8.0, "vllm/v1/attention/backends: flashinfer.py takes FP8 from 8.0 on, triton_attn.py from 8.9"
-    ),
-}
-"""Lowest capability for a cache in FP8: that of the first kernel of attention that takes it."""
+_VLLM = Least(7.5, "docs/getting_started/installation/gpu.cuda.inc.md of vLLM 0.21 and later")
+_BFLOAT16 = Least(8.0, "vllm/platforms/cuda.py, check_if_supports_dtype")
+_FLOAT8_CACHE = Least(
+    8.0, "vllm/v1/attention/backends: flashinfer.py takes FP8 from 8.0 on, triton_attn.py from 8.9"
+)
+"""Lowest capability of vLLM as a whole, in bfloat16, and for a cache in FP8: that of the first kernel of
+attention that takes it."""
 _BNB_4, _BNB_8 = (Least(one, "bitsandbytes 0.50, installation.md") for one in (6.0, 7.5))
 _WRITTEN_OUT = "writes all weights out in bfloat16 there"
 METHODS: Mapping[str, Mapping[Method, Least]] = {
@@ -102,27 +96,28 @@ def check_capability(
             raise InputError.at(key, f"{text}; {remedy}, or take a newer GPU")
 
 
-def lacks(program: str, machine: Machine) -> bool:
-    """Return whether a program does not run on the GPUs of a machine, whatever the model."""
-    stated, least = machine.accelerator.compute_capability, PROGRAMS.get(program)
-    return stated is not None and least is not None and stated.value < least.capability
+def lacks_vllm(machine: Machine) -> bool:
+    """Return whether vLLM does not run on the GPUs of a machine, whatever the model."""
+    stated = machine.accelerator.compute_capability
+    return stated is not None and stated.value < _VLLM.capability
 
 
 def _needs(
     program: str, model: ModelShape, cache_format: str | None, without: str
 ) -> Iterator[tuple[str, str, Least, str]]:
     """Yield what a program needs: the key of a scenario, a name, the capability, and what would do."""
-    if found := PROGRAMS.get(program):
-        yield "strategy.kind", program, found, f"set {without}"
-    if model.dtype == "bfloat16" and (found := BFLOAT16.get(program)):
+    serves = program == VLLM
+    if serves:
+        yield "strategy.kind", program, _VLLM, f"set {without}"
+    if serves and model.dtype == "bfloat16":
         other = "float16" if model.traits.float16 else "float32"
-        yield "model.dtype", f"bfloat16 in {program}", found, f"set model.dtype to {other}"
+        yield "model.dtype", f"bfloat16 in {program}", _BFLOAT16, f"set model.dtype to {other}"
     for method in sorted(methods_of(model)):
         if found := METHODS.get(program, {}).get(method):
             named = f"{model.quantization} in {program}"
             yield "model.quantization", named, found, "set model.quantization to another format, such as none"
-    if cache_format == "fp8" and (found := FLOAT8_CACHE.get(program)):
-        yield "strategy.kv_cache.format", f"a cache in fp8 in {program}", found, "remove the format"
+    if serves and cache_format == "fp8":
+        yield "strategy.kv_cache.format", f"a cache in fp8 in {program}", _FLOAT8_CACHE, "remove the format"
 
 
 def methods_of(model: ModelShape) -> frozenset[Method]:

@@ -48,7 +48,7 @@ def test_without_a_platform(program) -> None:
     answer = program("fit", "bloom-560m", "--on", "dram,raid")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith(
-        "error: bloom-560m: a model needs a platform: --on PLATFORM:TIER,… or --set platform"
+        "error: bloom-560m: a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of"
     )
 
 

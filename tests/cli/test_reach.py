@@ -115,6 +115,14 @@ def test_both_options_are_needed(option: str, missing: tuple[str, ...], program:
     assert f"the following arguments are required: {option}" in answer.err
 
 
+@pytest.mark.parametrize("again", [("--by", "nodes"), ("--within", "1..4", "--within", "2..8")])
+def test_one_number_is_varied(again: tuple[str, ...], program: Program) -> None:
+    """The first of two is not forgotten in silence."""
+    answer = program("reach", "small.yaml", "--slo", "tpot=1s", *BATCH, *again)
+    assert (answer.status, answer.out) == (2, "")
+    assert f"{again[0]} is given twice; reach varies one number" in answer.err
+
+
 def test_an_unset_number_starts_from_the_range(program: Program) -> None:
     command = ("reach", "vllm/llama-3-70b", "--slo", "ttft=1s", "--by", "strategy.max_num_batched_tokens")
     answer = program(*command)

@@ -57,7 +57,7 @@ def test_a_valid_schedule_passes() -> None:
     ("broken", "message"),
     [
         (GOOD._replace(ranks=0), "ranks is 0; it must be at least 1"),
-        (GOOD._replace(ranks=2**16), "ranks is 65536; it must be at most 65535"),
+        (GOOD._replace(ranks=2**16 + 1), "ranks is 65537; it must be at most 65536"),
         (GOOD._replace(ranks=True), "ranks is True (bool); it must be an int"),
         (GOOD._replace(ranks=3), "route 'h2d': it has hops for 2 ranks; the schedule has 3"),
         (GOOD._replace(streams=("host", "host")), "two streams are called 'host'"),

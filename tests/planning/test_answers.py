@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
-from simoffload.planning import smallest_changes as changes
+from simoffload.planning import remedies as changes
 from simoffload.report.sections.capacity import remedies_section
 from tests.cli.conftest import SCENARIO
 

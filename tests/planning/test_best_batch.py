@@ -6,8 +6,8 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError
-from simoffload.planning.best_batch import best_batch
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.reach import best_batch
 from simoffload.planning.service_levels import parse_service
 from simoffload.planning.targets import on_targets
 

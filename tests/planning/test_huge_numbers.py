@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import sqrt
+
 import pytest
 
 from simoffload.bisection import first_that_holds, least_factor
@@ -63,7 +66,25 @@ def test_the_first_that_holds() -> None:
     assert len(tried) <= 41
     assert first_that_holds(range(3), lambda _: False) is None
     assert first_that_holds([], holds) is None
-    assert 2 <= least_factor(1e-3, 1e3, lambda factor: factor >= 2) <= 2 * 1.01
+
+
+@pytest.mark.parametrize("margin", [lambda factor: factor - 2, lambda factor: 1 if factor >= 2 else -1])
+def test_the_least_factor_is_where_halves_of_the_range_lead(margin: Callable[[float], float]) -> None:
+    tried: list[float] = []
+    low, high = 1e-3, 1e3
+    while high / low > 1.01:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if middle >= 2 else (middle, high)
+
+    def counted(factor: float) -> float:
+        tried.append(factor)
+        return margin(factor)
+
+    assert least_factor(1e-3, 1e3, counted) == high
+    assert len(tried) <= 22
+    tried.clear()
+    assert least_factor(1e-3, 1e3, counted, {1.9: margin(1.9), 2.2: margin(2.2)}) == high
+    assert len(tried) <= 5
 
 
 def test_groups_of_layers_are_the_smallest_that_offload_as_many() -> None:

@@ -28,10 +28,10 @@ def test_host_memory_holds_what_is_compared_on_storage_and_fewer_bits_fit_the_gp
     assert (dram.label, dram.fastest, dram.change.same_work) == ("dram", "raid0", True)
     assert dram.gain > 6
     assert dram.result.compared_s == so.compare("storage/llama-3.1-405b", ["dram"]).results["dram"].compared_s
-    (host,) = (use for use in dram.uses if use.tier == "dram")
+    (host,) = (use for use in dram.result.capacity if use.tier == "dram")
     assert 812e9 < host.needed < host.capacity == 2 * 2**40
     assert (fp8.label, fp8.change.same_work) == ("tensor_parallel-fp8", False)
-    assert all(use.fits for use in fp8.uses)
+    assert all(use.fits for use in fp8.result.capacity)
     assert fp8.gain > dram.gain
 
 

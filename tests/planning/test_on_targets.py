@@ -9,7 +9,7 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.planning.compare import compare
-from simoffload.planning.smallest_changes import smallest_changes
+from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.targets import on_targets
 from simoffload.scenario import LoadedScenario, load_scenario
 from tests.cli.conftest import SCENARIO

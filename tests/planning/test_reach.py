@@ -9,16 +9,27 @@ from math import ceil, floor
 import pytest
 
 import simoffload as so
-from simoffload.errors import InputError
+from simoffload.documents import parse_yaml
+from simoffload.errors import InputError, SimulationError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.quantities import quantity_at
 from simoffload.planning.reach import Reach, reach
-from simoffload.scenario import LoadedScenario
+from simoffload.report.from_reach import reach_document
+from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 
 SERVED, SHORT = "serving/llama-3.1-70b", ("workload.output_length=2",)
 DRIVE = 'profiles."raid/raid0-4x-pm1733-3.84tb"'
+
+
+SMALL_SHARE = """\
+name: too small a share
+model: llama-3.1-8b
+platform: rtx-4090-desktop
+workload: {batch_size: 1, prompt_length: 4096, output_length: 4}
+strategy: {kind: tensor_parallel, gpu_memory_utilization: 0.6, compiled: true}
+"""
 
 
 def metric(scenario: LoadedScenario, path: str, index: int, name: str) -> float | None:
@@ -224,6 +235,44 @@ def test_what_changes_nothing_is_said() -> None:
     assert found.best.value == found.now.value == "4"
 
 
+def test_a_value_without_the_metric_does_not_keep_it() -> None:
+    """One token that is generated has a time to the first token and none for a token after it."""
+    found = reach("ddn/bloom-7b1", slo="tpot=800ms", by="workload.output_length", within="1..64")
+    assert found.least is not None
+    assert found.below is not None
+    assert (found.least.value, found.below.value) == ("2", "1")
+    assert (found.below.status, found.below.why) == ("missed", "there is no tpot")
+    only = reach(
+        so.load_scenario("ddn/bloom-7b1", overrides=["workload.output_length=1"]),
+        slo="tpot=800ms",
+        by="workload.batch_size",
+    )
+    assert not only.reached
+    assert "there is no tpot" in reach_document(only).verdicts[0]
+
+
+def test_values_between_one_that_does_not_fit_and_one_that_is_refused_are_tried() -> None:
+    """vLLM's share of memory is at most 1, and the range goes to a thousand times the present value."""
+    scenario = resolve(parse_yaml(SMALL_SHARE, name="small.yaml"))
+    share = "strategy.gpu_memory_utilization"
+    found = reach(scenario, slo="tpot=100ms", by=share)
+    assert found.least is not None
+    assert found.least == reach(scenario, slo="tpot=100ms", by=share, within="0.1..1").least
+
+
+def test_a_value_that_the_engine_cannot_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(scenario: LoadedScenario, **options: object) -> object:
+        if scenario.scenario.workload.batch_size > 40:  # type: ignore[union-attr]
+            raise SimulationError("too many sequences")
+        return simulate(scenario, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("simoffload.planning.evaluator.simulate", stopping)
+    found = reach("ddn/bloom-7b1", slo="tpot=1s", by="workload.batch_size", within="1..64")
+    assert found.most is not None
+    assert found.above is not None
+    assert (found.most.value, found.above.value, found.above.why) == ("40", "41", "too many sequences")
+
+
 def test_dependent_keys_follow() -> None:
     found = reach("zenflow/qwen2.5-1.5b", slo="tokens_per_s=4000", by="workload.batch_size")
     assert found.value is not None
@@ -246,6 +295,17 @@ def test_options_give_the_value() -> None:
     assert found.value.result is not None
     assert result.metrics() == found.value.result.metrics()
     assert (result.metrics()["tokens_per_s"] or 0) >= 500
+
+
+def test_options_name_a_profile_as_the_scenario_does() -> None:
+    """An id alone and ``kind/id`` in one section are refused as the same profile."""
+    changed = ("profiles.desktop-ddr4-64gb.memory_capacity=96 GiB",)
+    scenario = so.load_scenario(SERVED, overrides=changed)
+    found = reach(scenario, slo="tpot=15s", by="profiles.desktop-ddr4-64gb.memory_capacity")
+    assert found.value is not None
+    result = so.simulate(so.load_scenario(SERVED, overrides=(*changed, *found.value.options)))
+    assert found.value.result is not None
+    assert result.metrics() == found.value.result.metrics()
 
 
 def test_plain_values() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import Edit
-from simoffload.planning.baselines import without_offloading
+from simoffload.planning.alternatives import replaced, without_offloading
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
 from simoffload.results import Change
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate

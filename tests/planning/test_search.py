@@ -10,10 +10,11 @@ from simoffload.bisection import first_with_room
 from simoffload.documents import parse_yaml
 from simoffload.planning.advise import Advice, advise, search_catalogue
 from simoffload.planning.advise.catalogue import families, joined_edits
+from simoffload.planning.advise.purchases import Frontier
 from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import parse_service
+from simoffload.report.sections.advice import searched
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
 from simoffload.simulation import simulate
@@ -110,13 +111,25 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     assert found.simulated < 20 < found.outcomes["cannot be among the best"]
 
 
+@pytest.mark.parametrize(
+    ("extra", "bought"), [(1536, "192 GiB of host memory"), (1535, "128 GiB of host memory")]
+)
+def test_what_is_spent_beyond_the_machine_is_what_is_bought(extra: float, bought: str) -> None:
+    """A drive that is there and no longer used is money that has been spent."""
+    found = search_catalogue(desktop(), extra=extra)
+    assert found.best is not None
+    assert found.best.description[0] == bought
+    (section,) = searched(found, budget=None, service=())
+    assert f"at most {extra:,} USD beyond the present machine" in section.sentences[0]
+
+
 def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() -> None:
     """A DGX H100 has no tier "nvme", and its GPUs hold the weights together."""
-    ways = [one for one in families(Evaluator(desktop()), "dgx-h100", load_costs()) if one.way]
+    ways = [one for one in families(Evaluator(desktop()), "dgx-h100", load_costs()) if one.program]
     assert {one.storage[0].edits[0].path for one in ways} == {("strategy", "weights")}
     assert {one.storage[0].description for one in ways} == {""}
     edits = joined_edits((ways[0].platform, *ways[0].storage))
-    found = [one.way(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.way]
+    found = [one.program.replacing(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.program]
     assert "tensor_parallel" in [change.key for change in found if change]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from simoffload.documents import parse_yaml, yaml_text
+from simoffload.planning.alternatives import formats, in_gpus, possible
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.serving import formats, together
+from simoffload.results import Change
 from simoffload.scenario import resolve
 from simoffload.simulation import fit
+
+
+def together(evaluator: Evaluator) -> Iterator[Change]:
+    return possible(evaluator, in_gpus(evaluator))
 
 
 def scenario(platform: str, model: Any = "llama-2-70b", **strategy: Any) -> Evaluator:

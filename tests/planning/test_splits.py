@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -11,10 +11,10 @@ import pytest
 
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.planning.advise import Advice, advise
+from simoffload.planning.alternatives import divisions, possible
 from simoffload.planning.compare import compare
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.smallest_changes import smallest_changes
-from simoffload.planning.splits import splits
+from simoffload.planning.remedies import smallest_changes
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results import Change
@@ -31,6 +31,10 @@ def scenario(platform: str, model: str = "llama-3.1-70b", batch: int = 1, **stra
         "strategy": strategy,
     }
     return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
+
+
+def splits(evaluator: Evaluator) -> Iterator[Change]:
+    return possible(evaluator, divisions(evaluator))
 
 
 @cache

@@ -20,8 +20,13 @@ from simoffload.models import load_model
 from simoffload.planning.evaluator import Evaluator
 from simoffload.schedule import Schedule
 from simoffload.strategies.held import state_tiers, target
-from simoffload.strategies.hooks.align_devices import NewTensors
-from simoffload.strategies.programs.accelerate import Accelerate, AcceleratePlan, ModuleTree, homes_of
+from simoffload.strategies.programs.accelerate import (
+    Accelerate,
+    AcceleratePlan,
+    ModuleTree,
+    NewTensors,
+    homes_of,
+)
 from simoffload.strategies.tunables import Placement, moving
 from tests.strategies import scenarios
 from tests.strategies.scenarios import bytes_of

@@ -13,9 +13,9 @@ from simoffload.models import ModelShape, Sequences, load_model
 from simoffload.schedule import Schedule
 from simoffload.strategies import Phase
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
-from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
 from simoffload.strategies.passes.pass_writer import Call, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.programs.accelerate import AlignDevices, HiddenStates, NewTensors, Offloaded
 from tests.strategies import scenarios
 from tests.strategies.scenarios import bytes_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simoffload.hardware import Accelerator, load_profile
-from simoffload.strategies.programs.flexgen_layout import (
+from simoffload.strategies.programs.flexgen import (
     EXPAND_CACHE,
     EXPAND_WEIGHT,
     SQUEEZE_KEYS,

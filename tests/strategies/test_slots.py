@@ -10,10 +10,16 @@ import pytest
 from simoffload.engine import execute
 from simoffload.models import Module
 from simoffload.schedule import Op, Schedule
-from simoffload.strategies.hooks.slots import CopyThreads, SlotEnds, SlotKernels, SlotWeights, slot_parts
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
-from simoffload.strategies.programs.flexgen import FlexGenPlan
-from simoffload.strategies.programs.flexgen_layout import SlotTiming
+from simoffload.strategies.programs.flexgen import (
+    CopyThreads,
+    FlexGenPlan,
+    SlotEnds,
+    SlotKernels,
+    SlotTiming,
+    SlotWeights,
+    slot_parts,
+)
 from tests.strategies import scenarios
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]
@@ -104,10 +110,10 @@ def test_what_repeats_is_equal_and_no_byte_is_lost(
         moved = [
             sum(op.size for op in copies(schedule, what)) for what in ("weights", "cache", "hidden states")
         ]
-        tokens = (0 if new == 64 or found.options.cpu_attention else 65, new)
+        tokens = (0 if new == 64 or found.strategy.cpu_attention else 65, new)
         states = 2 * (sum(count for _, count in found.slots.kinds) - 1) * 12 * new * 2048 * 2
         assert moved == [
-            sum(map(found.slots.weight_bytes, ("dram", found.options.disk))),
+            sum(map(found.slots.weight_bytes, ("dram", found.strategy.disk_tier))),
             sum(found.cache_bytes(home, number) for home in (1, 2) for number in tokens),
-            states if found.options.activations != "gpu" else 0,
+            states if found.strategy.activations.place != "gpu" else 0,
         ]

@@ -22,13 +22,13 @@ from simoffload.models import (
     load_model,
     parameters_of,
 )
-from simoffload.planning.serving import baseline
+from simoffload.planning.alternatives import OtherProgram
+from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.divided import divide
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.memory import activation_bytes
 from simoffload.strategies.passes.pass_writer import PassWriter
-from simoffload.strategies.programs.tensor_parallel import TensorParallel
 
 DENSE = [
     "llama-2-7b",
@@ -522,7 +522,7 @@ def test_one_gpu_is_a_baseline() -> None:
 )
 def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
     """Two stages need a number of layers that is even, six parts one of heads that six divides."""
-    edits = baseline(TensorParallel, scenario, scenario.model)
+    edits = OtherProgram("tensor_parallel", scenario.scenario.strategy.gpus, "").baseline(Evaluator(scenario))
     section = edits[0].value
     assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
     assert so.simulate(scenario.edited(*edits)).fits

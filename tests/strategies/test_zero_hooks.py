@@ -13,9 +13,8 @@ from simoffload.recent import Recent
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies import Phase
-from simoffload.strategies.cache.cpu_attention import cpu_attention
+from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention
 from simoffload.strategies.cache.kv_cache import KvCache
-from simoffload.strategies.hooks.kv_cache import AttentionOnCpu
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass, parts_of
 from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
@@ -114,6 +113,14 @@ def test_a_pass_is_that_in_which_every_layer_is_written(keys: Any, monkeypatch: 
         monkeypatch.setattr(schedule_templates, "_TEMPLATES", Recent())
         monkeypatch.setattr(InferenceLayers, "shortest", lambda *_, **__: None)
     assert found[0] == found[1]
+
+
+def test_gpus_that_share_a_layer_attend_with_their_own_heads() -> None:
+    whole, half = small(), small(tensor_parallel_size=2, ranks=2)
+    attention = [one.name for one in whole.modules].index("self_attn.attention")
+    assert half.modules[attention].name == "self_attn.attention"
+    times = [one.durations(one.forward("decode", 1, 40_000))[attention] for one in (whole, half)]
+    assert 1.6 < times[0] / times[1] < 2  # masks and sums are not divided
 
 
 def test_attention_on_the_cpu_is_a_hook_of_any_program() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
@@ -22,18 +21,30 @@ from simoffload.hardware import (
     list_profiles,
     load_profile,
 )
-from simoffload.planning.advise.drives import DriveSlots, shipped, takes_drives
+from simoffload.planning.advise.options import (
+    DriveSlots,
+    array_edits,
+    batches_of,
+    more_memory,
+    profile_of,
+    shipped,
+    takes_drives,
+)
+from simoffload.planning.alternatives import (
+    OtherProgram,
+    other_programs,
+    placement_words,
+    resident,
+    with_formats,
+)
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.search import Way, placement_words, program_ways, resident, with_formats
 from simoffload.results import Change
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.tunables import Placement, moving
-from simoffload.units import format_bytes
-from simoffload.workload import Checkpointing
 
 _DRIVES = (2, 4, 8, 16)
-_MEMORY = (1, 2, 4)
+_MEMORY = (2, 4)
 _BATCH = (1, 2, 4, 8, 16)
 _SYSTEMS = (1, 2)
 _KIND = "hardware"
@@ -59,8 +70,8 @@ class Family(NamedTuple):
     """Sizes of host memory, the least first."""
     batches: tuple[tuple[int, Change], ...]
     """Sizes of the batch as multiples of the scenario's, which is the first."""
-    way: Way | None = None
-    """Another program, as a way to do the work on the machine that is bought; None keeps the program."""
+    program: OtherProgram | None = None
+    """Another program that does the work on the machine that is bought; None keeps the program."""
 
     @property
     def name(self) -> str:
@@ -83,11 +94,8 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     platform = scenario.platform(*there)
     gpus = () if name is None else _all_gpus(scenario, len(platform.profile.gpus))
     placed = Change(_KIND, platform.profile.name if name else "", (*there, *gpus))
-    host = platform.host
-    has, most = host.memory_capacity.value, host.memory_maximum.value if host.memory_maximum else math.inf
-    sizes = dict.fromkeys(int(max(has, min(factor * has, most))) for factor in _MEMORY)
-    memory = (_UNCHANGED, *(_memory(host.id, size) for size in list(sizes)[1:]))
-    batches = tuple(_batches(evaluator))
+    memory = (_UNCHANGED, *more_memory(platform.host, *_MEMORY))
+    batches = tuple(batches_of(evaluator, *_BATCH)) or ((1, _UNCHANGED),)
     offers = tuple(_storage(scenario, platform, costs, own=name is None))
     for series in offers:
         of_formats = zip(*(with_formats(evaluator, one) for one in series), strict=True)
@@ -95,21 +103,10 @@ def families(evaluator: Evaluator, name: str | None, costs: CostList) -> Iterato
     # The scenario's own program, which others replace, may be on a tier that another platform lacks.
     for one in (_UNCHANGED, *(series[0] for series in offers)):
         with suppress(InputError):
-            programs = tuple(program_ways(evaluator.changed_by(*joined_edits((placed, one)))))
+            found = tuple(other_programs(evaluator.changed_by(*joined_edits((placed, one)))))
             kept = (one._replace(description=""),)
-            yield from (Family(placed, kept, memory, batches, way) for way in programs)
+            yield from (Family(placed, kept, memory, batches, other) for other in found)
             return
-
-
-def _batches(evaluator: Evaluator) -> Iterator[tuple[int, Change]]:
-    work = evaluator.workload
-    if isinstance(work, Checkpointing):
-        yield 1, _UNCHANGED
-        return
-    each = " per GPU" if evaluator.strategy.replicas == evaluator.strategy.gpus else ""
-    for factor in _BATCH:
-        size = factor * work.batch_size
-        yield factor, Change(_KIND, f"batch {size}{each}", evaluator.batch(size) if factor > 1 else ())
 
 
 def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tuple[str, ...]:
@@ -124,7 +121,8 @@ def limits_of(scenario: LoadedScenario, name: str | None, costs: CostList) -> tu
     if takes_drives(platform, costs):
         if slots.assumed:
             found.append(f"{slots.owner} does not state its drive_slots: assumed that it {slots.text}")
-        if not all(slots.take(_drive(one), number) for one in _arrays(costs) for number in _DRIVES):
+        sold = (profile_of("drive", one.drive, Drive) for one in _arrays(costs))
+        if not all(slots.take(drive, number) for drive in sold for number in _DRIVES):
             found.append(f"arrays that cannot be attached are left out: {here} {slots.text}")
     if setting == "desk":
         found.append(f"servers and filesystems are left out: {here} stands on a desk, without a rack")
@@ -148,11 +146,6 @@ def _all_gpus(scenario: LoadedScenario, gpus: int) -> tuple[Edit, ...]:
     """Return the edits that use all GPUs of one machine of another platform."""
     nodes = (Edit.at("nodes", 1),) if scenario.scenario.nodes > 1 else ()
     return *scenario.scenario.strategy.sizes().gpus(gpus), *nodes
-
-
-def _memory(host: str, size: int) -> Change:
-    changed = Edit(("profiles", f"host/{host}", "memory_capacity"), f"{size} B")
-    return Change(_KIND, f"{format_bytes(size, binary=True)} of host memory", (changed,))
 
 
 Series = tuple[Change, ...]
@@ -183,17 +176,18 @@ def _own_arrays(scenario: LoadedScenario, platform: Platform, costs: CostList) -
     """Yield for each array that is sold its numbers of drives."""
     machine, where, slots = platform.machine(), _places_of_drives(platform), DriveSlots.of(platform)
     for array in _arrays(costs) if takes_drives(platform, costs) else ():
-        local = _tier({"profile": array.id, "at": list(where)})
         placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, "nvme"))
         kind = array.name.partition("(")[2].removesuffix(")")  # the software, where the name says it
-        least, drive = LEAST_DRIVES[array.level], _drive(array)
+        least, drive = LEAST_DRIVES[array.level], profile_of("drive", array.drive, Drive)
         numbers = [one for one in _DRIVES if one >= least and slots.take(drive, one)]
-        counts = (Edit(("profiles", f"raid/{array.id}", "count"), number) for number in numbers)
         software = f", {kind}" if kind else ""
-        texts = (f"RAID{array.level} of {number} x {array.drive}{software}" for number in numbers)
         yield tuple(
-            Change(_KIND, text, (local, count, *placed_edits))
-            for text, count in zip(texts, counts, strict=True)
+            Change(
+                _KIND,
+                f"RAID{array.level} of {number} x {array.drive}{software}",
+                (*array_edits(_TIER, array, where, number), *placed_edits),
+            )
+            for number in numbers
         )
 
 
@@ -208,7 +202,7 @@ def _shared(scenario: LoadedScenario, platform: Platform) -> Iterator[Series]:
             through = _adapters(platform, getattr(load_profile(kind, one.id), "link", None))
             if not through:
                 continue
-            remote = _tier({"profile": one.id, "through": list(through)})
+            remote = Edit(("equipment", "tiers", _TIER), {"profile": one.id, "through": list(through)})
             placed_edits = _placement_edits(scenario, _TIER, _with_tier(machine, kind))
             count = ("profiles", f"{kind}/{one.id}", "count")
             yield tuple(
@@ -231,12 +225,6 @@ def _arrays(costs: CostList) -> Iterator[Raid]:
             yield array
 
 
-def _drive(array: Raid) -> Drive:
-    drive = load_profile("drive", array.drive)
-    assert isinstance(drive, Drive)
-    return drive
-
-
 def _places_of_drives(platform: Platform) -> tuple[str, ...]:
     """Return where local drives are attached, by default at the CPU."""
     return max((tier.at for tier in platform.profile.tiers.values() if tier.at), key=len, default=("cpu",))
@@ -245,18 +233,10 @@ def _places_of_drives(platform: Platform) -> tuple[str, ...]:
 def _adapters(platform: Platform, server: str | None) -> tuple[str, ...]:
     """Return the largest set of adapters over which storage is used and that have the network of a server's
     adapter (None: of any); empty if there is none."""
-    fabric = None
-    if server is not None:
-        nic = load_profile("nic", server)
-        assert isinstance(nic, Nic)
-        fabric = nic.fabric
+    fabric = None if server is None else profile_of("nic", server, Nic).fabric
     used = (tier.through for tier in platform.profile.tiers.values() if tier.through)
     same = (names for names in used if {platform.nics[name][0].fabric for name in names} & {fabric, None})
     return max(used if fabric is None else same, key=len, default=())
-
-
-def _tier(content: dict[str, Any]) -> Edit:
-    return Edit(("equipment", "tiers", _TIER), content)
 
 
 def _with_tier(machine: Machine, kind: TierKind) -> Machine:

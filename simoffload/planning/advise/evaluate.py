@@ -19,13 +19,13 @@ from simoffload.planning.advise.objective import (
     sequences_at_once,
 )
 from simoffload.planning.advise.options import memory, options_of
+from simoffload.planning.alternatives import only_with
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.planning.search import only_with
+from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, SimulationResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario
 
 SCHEMA = "simoffload/advice/1"
 TOGETHER = "settings"
@@ -177,24 +177,23 @@ def _is_number(value: Any) -> bool:
 
 
 def advise(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     objective: Objective | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
     Changes that keep the answers come first. The gain is of the throughput, or for the ``objective``
     "latency" of the time of a step (of a token, the first one if there is no other, of an update or a
     checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1). "cost"
-    decides between purchases alone. ``evaluator`` is one of the scenario that may have simulated some of it
-    already. Raises InputError for an unknown objective, and what ``simulate`` raises for the unchanged
-    scenario; a change that cannot be made is listed as impossible, one that a limit stops as untried.
+    decides between purchases alone. Raises InputError for an unknown objective, and what ``simulate`` raises
+    for the unchanged scenario; a change that cannot be made is listed as impossible, one that a limit stops
+    as untried.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     with watched_by(progress):
         trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
         try:
@@ -306,7 +305,7 @@ class _Trial:
             result=result,
             economics=cost,
             gain=gain,
-            extra=_extra(self.now, cost) if change.priced else None,
+            extra=cost.bill.beyond(self.now.bill) if change.priced else None,
             margin=self._margin(result) if gain else 0.0,
             throughput=before / after if before and after else None,
         )
@@ -362,21 +361,6 @@ def _together(tried: Sequence[Tried]) -> Change | None:
     names = ", ".join(str(path[-1]) for path in best)
     description = f"all settings that gain alone, combined ({names})"
     return Change("setting", description, tuple(best.values()), key=TOGETHER)
-
-
-def _extra(now: Economics, then: Economics) -> float | None:
-    """Return the price of what has to be bought: the sum of what each line of one bill exceeds the other by.
-
-    What has no price does not matter where both bills have as much of it.
-    """
-    if _unpriced(now) != _unpriced(then):
-        return None
-    before, after = (one.bill.by_key for one in (now, then))
-    return sum(max(0.0, total - before.get(key, 0.0)) for key, total in after.items())
-
-
-def _unpriced(one: Economics) -> set[tuple[str, str, int]]:
-    return {(item.key, item.description, item.number) for item in one.bill.items if item.total is None}
 
 
 def _why(error: InputError | SimulationError) -> str:

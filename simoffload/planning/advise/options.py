@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
-from simoffload.hardware import Nic, Pcie, Platform, Ports, adapter_rate
-from simoffload.planning.advise.drives import drives, shipped
+from simoffload.hardware import (
+    Drive,
+    Host,
+    Nic,
+    Pcie,
+    PcieLink,
+    Platform,
+    Ports,
+    Profile,
+    Raid,
+    Target,
+    adapter_rate,
+    list_profiles,
+    load_profile,
+)
+from simoffload.planning.alternatives import formats, other_programs, places, possible, replaced, resident
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.replaced import replaced
-from simoffload.planning.search import places, resident
-from simoffload.planning.serving import formats, together
-from simoffload.planning.smallest_changes import smallest_changes
-from simoffload.planning.splits import splits
+from simoffload.planning.remedies import smallest_changes
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.held import state_tiers
-from simoffload.units import format_bytes
+from simoffload.units import format_bytes, format_rate, plural
 from simoffload.workload import Checkpointing, Training
 
+P = TypeVar("P", bound=Profile)
+_FASTER_DRIVES = 2
+"""Kinds of faster drives to try: our choice."""
+_FORMS = {"m2": "M.2", "u2": "U.2", "e1s": "E1.S", "e3s": "E3.S"}
+"""Names of the forms of drives."""
 _KINDS = {"tier": "placement", "strategy": "placement"} | dict.fromkeys(("stage", "setting"), "setting")
 _KINDS |= dict.fromkeys(("batch", "context", "precision", "lora"), "workload")
 """Kinds of options by the first kind of a change of ``fit``; all others are "hardware"."""
@@ -60,28 +77,33 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     if result.fits:  # none of these needs less memory
         yield from cables(scenario)
         yield from processors(scenario)
-        yield from workloads(scenario)
+        yield from workloads(evaluator)
     yield from cache_options(evaluator)
     yield from (one._replace(kind="workload") for one in formats(evaluator))
-    yield from together(evaluator)
-    yield from splits(evaluator)
+    yield from possible(evaluator, other_programs(evaluator))
     yield from evaluator.changes("setting")
 
 
-def workloads(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield larger batches, and in training more micro-steps."""
-    work = scenario.scenario.workload
+def batches_of(evaluator: Evaluator, *factors: int) -> Iterator[tuple[int, Change]]:
+    """Yield batches that are some times as large, with their factors; none for checkpoints."""
+    work, strategy = evaluator.workload, evaluator.strategy
     if isinstance(work, Checkpointing):
         return
-    strategy = scenario.scenario.strategy
-    free = strategy.sizes().along("batch_size", "gradient_accumulation_steps")
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
-    for factor in (2, 4, 8):
+    for factor in factors:
         batch = factor * work.batch_size
-        description = f"batch {batch}{each} instead of {work.batch_size}"
-        edits = strategy.sizes(work.batch_size).batch(batch)
-        yield Change("workload", description, edits, key=f"batch-{batch}")
+        edits = evaluator.batch(batch) if factor > 1 else ()
+        yield factor, Change("workload", f"batch {batch}{each}", edits, key=f"batch-{batch}")
+
+
+def workloads(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield larger batches, and in training more micro-steps."""
+    work = evaluator.workload
+    for _, one in batches_of(evaluator, 2, 4, 8):
+        assert not isinstance(work, Checkpointing)
+        yield one._replace(description=f"{one.description} instead of {work.batch_size}")
     if isinstance(work, Training):
+        free = evaluator.strategy.sizes().along("batch_size", "gradient_accumulation_steps")
         steps = 2 * work.gradient_accumulation_steps
         description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
@@ -103,19 +125,25 @@ def remedies(scenario: LoadedScenario) -> Iterator[Change]:
 def memory(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield twice and four times the host memory, or as much as its board takes."""
     host = scenario.machine.host
-    has, most = host.memory_capacity.value, host.memory_maximum
-    now, sizes = format_bytes(has, binary=True), set[int]()
-    for factor in (2, 4):
-        more = factor * has if most is None else max(has, min(factor * has, most.value))
-        if more == has:
-            why = f"host/{host.id} supports no more"
-            yield Change("hardware", f"more host memory than {now}", barred=why, key="memory-x2")
-            return
-        if more not in sizes:
-            changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{more} B")
-            description = f"{format_bytes(more, binary=True)} of host memory instead of {now}"
+    now, found = format_bytes(host.memory_capacity.value, binary=True), tuple(more_memory(host, 2, 4))
+    if not found:
+        why = f"host/{host.id} supports no more"
+        yield Change("hardware", f"more host memory than {now}", barred=why, key="memory-x2")
+    yield from (one._replace(description=f"{one.description} instead of {now}") for one in found)
+
+
+def more_memory(host: Host, *factors: int) -> Iterator[Change]:
+    """Yield some times the memory of a host, as far as its board takes that, each size once."""
+    has = host.memory_capacity.value
+    most = host.memory_maximum.value if host.memory_maximum else math.inf
+    sizes = {has}
+    for factor in factors:
+        size = int(max(has, min(factor * has, most)))
+        if size not in sizes:
+            changed = Edit(("profiles", f"host/{host.id}", "memory_capacity"), f"{size} B")
+            description = f"{format_bytes(size, binary=True)} of host memory"
             yield Change("hardware", description, (changed,), key=f"memory-x{factor}")
-        sizes.add(more)
+        sizes.add(size)
 
 
 def systems(platform: Platform, tier: str) -> Iterator[Change]:
@@ -206,6 +234,152 @@ def _next_nic(now: Nic) -> Nic | None:
     same = [one for one in shipped("nic", Nic) if one.fabric == now.fabric]
     faster = (one for one in same if one.link_rate.value > now.link_rate.value)
     return min(faster, key=lambda one: one.link_rate.value, default=None)
+
+
+class DriveSlots(NamedTuple):
+    """DriveSlots are the places for drives in one host; bought drives may replace those that are there."""
+
+    owner: str
+    """Host profile that has the slots, as kind/id."""
+    by_form: Mapping[str, int] | None
+    """Number of slots by the form of drive that they take; None: as many as needed."""
+    assumed: bool
+    """Whether the host's profile does not state its slots."""
+
+    @classmethod
+    def of(cls, platform: Platform) -> DriveSlots:
+        """Return the slots that the host's profile states.
+
+        Where it states none, a machine on a desk is taken to have those that its drives occupy, one in a rack
+        to have as many as needed.
+        """
+        host = platform.host
+        if host.drive_slots is not None:
+            stated: dict[str, int] = {form: number.value for form, number in host.drive_slots.items()}
+            return cls(f"host/{host.id}", stated, assumed=False)
+        if platform.profile.setting != "desk":
+            return cls(f"host/{host.id}", None, assumed=True)
+        occupied = Counter[str]()
+        for target in platform.targets.values():
+            if target.drive is not None and target.drives:
+                form = target.drive.form_factor or ""
+                occupied[form] = max(occupied[form], target.drives)
+        return cls(f"host/{host.id}", occupied, assumed=True)
+
+    def take(self, drive: Drive, number: int) -> bool:
+        """Return whether a number of drives can be attached; those of an unknown form to any slots."""
+        if self.by_form is None:
+            return True
+        form = drive.form_factor
+        return number <= (sum(self.by_form.values()) if form is None else self.by_form.get(form, 0))
+
+    @property
+    def text(self) -> str:
+        """Return the slots in words, such as "has 8 U.2 slots"."""
+        if self.by_form is None:
+            return "has as many slots as needed"
+        named = (
+            plural(number, f"{_FORMS.get(form, 'drive')} slot")
+            for form, number in self.by_form.items()
+            if number
+        )
+        return f"has {' and '.join(named) or 'no slot for drives'}"
+
+
+def takes_drives(platform: Platform, costs: CostList) -> bool:
+    """Return whether drives can be added: not to a machine that is only rented, whose own drives nobody
+    sells."""
+    own = (target.drive for target in platform.targets.values())
+    return all(costs.sold(f"drive/{drive.id}") for drive in own if drive is not None)
+
+
+def drives(platform: Platform, tier: str, costs: CostList) -> Iterator[Change]:
+    """Yield one more drive, twice as many, and faster ones."""
+    target, where = platform.targets[tier], platform.profile.tiers[tier].at
+    if target.drive is None or where is None or not takes_drives(platform, costs):
+        return
+    array, slots = target.array or _striped(target.drive.id), DriveSlots.of(platform)
+    if array is not None:
+        yield from _more(tier, target, where, array, slots)
+    known = [one for one in shipped("drive", Drive) if costs.sold(f"drive/{one.id}")]
+    attachable = [one for one in known if slots.take(one, target.drives)]
+    yield from _faster(platform, tier, target, where, attachable)
+
+
+def _more(
+    tier: str, target: Target, where: tuple[str, ...], array: Raid, slots: DriveSlots
+) -> Iterator[Change]:
+    assert target.drive is not None
+    for number in (target.drives + 1, 2 * target.drives):
+        barred = "" if slots.take(target.drive, number) else f"{slots.owner} {slots.text}"
+        description = f"{number} drives in {tier} instead of {target.drives}"
+        count = Edit(("profiles", f"raid/{array.id}", "count"), number)
+        changed = (count,) if target.array else array_edits(tier, array, where, number)
+        yield Change("hardware", description, changed, barred=barred, key=f"{tier}-{number}-drives")
+
+
+def _faster(
+    platform: Platform, tier: str, target: Target, where: tuple[str, ...], known: Sequence[Drive]
+) -> Iterator[Change]:
+    """Yield as many faster drives, those first that are fastest in the slots of this machine."""
+    assert target.drive is not None
+    slots = [platform.slots[vertex] for vertex in where]
+    rates, found = {one.id: _rate(one, _own_side(one), slots) for one in known}, 0
+    rate = _rate(target.drive, target.pcie_link, slots)
+    faster = (one for one in known if rates[one.id] > rate)
+    for drive in sorted(faster, key=lambda one: (-rates[one.id], one.id)):
+        joined = _striped(drive.id, like=target.array) if target.array else None
+        if found == _FASTER_DRIVES or (target.array and joined is None):
+            continue
+        found += 1
+        rate_text = format_rate(drive.read.value)
+        if rates[drive.id] < drive.read.value:
+            rate_text = f"slot: {format_rate(rates[drive.id])}"
+        description = f"{target.drives} x {drive.name} ({rate_text}) in {tier}"
+        changed = (
+            array_edits(tier, joined, where, target.drives)
+            if joined is not None
+            else (Edit(("equipment", "tiers", tier), {"profile": drive.id, "at": list(where)}),)
+        )
+        yield Change("hardware", description, changed, key=f"{tier}-{drive.id}")
+
+
+def _rate(drive: Drive, pcie_link: PcieLink | None, slots: Sequence[Pcie | None]) -> int:
+    """Return the rate [B/s] at which a drive reads in the slowest of some slots."""
+    assert pcie_link is not None
+    return min(drive.read.value, *(pcie_link.within(slot).payload_rate for slot in slots))
+
+
+def _own_side(drive: Drive) -> PcieLink:
+    """Return the PCIe connector of a shipped drive."""
+    return PcieLink(profile_of("pcie", drive.pcie.profile, Pcie), drive.pcie.lanes.value)
+
+
+def shipped(kind: str, model: type[P]) -> Iterator[P]:
+    """Yield all shipped profiles of a kind. Raises AssertionError for one of another class."""
+    return (profile_of(kind, one.id, model) for one in list_profiles(kind))
+
+
+def profile_of(kind: str, name: str, model: type[P]) -> P:
+    """Return a shipped profile. Raises AssertionError for one of another class."""
+    profile = load_profile(kind, name)
+    assert isinstance(profile, model)
+    return profile
+
+
+def _striped(drive: str, *, like: Raid | None = None) -> Raid | None:
+    """Return a shipped array of a drive with the RAID level of another array, or RAID0; None if there is
+    none."""
+    level = like.level if like is not None else 0
+    return next((one for one in shipped("raid", Raid) if (one.drive, one.level) == (drive, level)), None)
+
+
+def array_edits(tier: str, array: Raid, where: tuple[str, ...], number: int) -> tuple[Edit, ...]:
+    """Return the edits that make a tier an array of a number of drives."""
+    return (
+        Edit(("equipment", "tiers", tier), {"profile": array.id, "at": list(where)}),
+        Edit(("profiles", f"raid/{array.id}", "count"), number),
+    )
 
 
 def cables(scenario: LoadedScenario) -> Iterator[Change]:

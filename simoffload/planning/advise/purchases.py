@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
@@ -16,12 +17,10 @@ from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Family, families, joined_edits, limits_of
 from simoffload.planning.advise.objective import Objective, objective_of, ranking_time
 from simoffload.planning.costs import CostList, Economics, economics, load_costs
-from simoffload.planning.evaluator import Evaluated, Evaluator
-from simoffload.planning.search import Frontier
-from simoffload.planning.service_levels import ServiceLevel
+from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
-from simoffload.scenario import ScenarioSource, loaded
 from simoffload.simulation import fit
 
 SCHEMA = "simoffload/search/2"
@@ -113,6 +112,33 @@ def _speed(result: SimulationResult, objective: Objective) -> float:
     return 1 / time if time else 0.0
 
 
+class _Point(NamedTuple):
+    rank: int
+    price: float
+    speed: float
+
+
+class Frontier:
+    """A Frontier holds what was found so far, and tells what it beats.
+
+    What keeps the answers is beaten by what keeps them only, everything else by both.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[_Point] = []
+
+    def add(self, rank: int, *, price: float, speed: float) -> bool:
+        """Add a point that counts from now on, unless it is beaten; return whether it was added."""
+        if self.beats(rank, price=price, speed=speed):
+            return False
+        self._points.append(_Point(rank, price, speed))
+        return True
+
+    def beats(self, rank: int, *, price: float, speed: float) -> bool:
+        """Return whether a point is neither cheaper nor faster than one that was added."""
+        return any(one.rank <= rank and one.price <= price and one.speed >= speed for one in self._points)
+
+
 @dataclass(frozen=True)
 class Search:
     """The Search holds the purchases that were simulated from a catalogue."""
@@ -138,6 +164,8 @@ class Search:
     limits: tuple[str, ...]
     """Sentences on what the machines cannot take, and on what was assumed about them."""
     currency: str
+    extra: float | None = None
+    """Most money for what is bought beyond the present machine; None where there is no such limit."""
     keeps: bool = False
     """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
     stopped: str = ""
@@ -162,8 +190,7 @@ class Search:
         frontier, found = Frontier(), list[SimulatedPurchase]()
         priced = (one for one in self.points if one.meets and math.isfinite(one.purchase))
         for one in sorted(priced, key=lambda one: (one.rank, one.purchase, -one.speed)):
-            if not frontier.beats(one.rank, price=one.purchase, speed=one.speed):
-                frontier.add(one.rank, price=one.purchase, speed=one.speed)
+            if frontier.add(one.rank, price=one.purchase, speed=one.speed):
                 found.append(one)
         return tuple(found)
 
@@ -174,29 +201,37 @@ class Search:
 
 
 def search_catalogue(
-    scenario: ScenarioSource,
+    scenario: Asked,
     *,
     budget: float | None = None,
+    extra: float | None = None,
     service: Sequence[ServiceLevel] = (),
     objective: Objective | None = None,
     platforms: Sequence[str] = (),
     costs: CostList | None = None,
     progress: Watcher | None = None,
-    evaluator: Evaluator | None = None,
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
     Storage, number of drives, host memory, format of the weights and batch are combined, also under other
-    programs, on the scenario's platform and on ``platforms``. What is beyond ``budget`` is not simulated, nor
-    what a shorter time than its own shows to be beaten by something that is no dearer and keeps the answers
-    as well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
+    programs, on the scenario's platform and on ``platforms``. A machine that costs more than ``budget`` is
+    not simulated, nor one for which more than ``extra`` is spent beyond the present machine, nor what a
+    shorter time than its own shows to be beaten by something that is no dearer and keeps the answers as
+    well. The ``objective`` is by default that of ``advise``. The scenario itself is simulated first. Its
     limits hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError.
     Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator or Evaluator(loaded(scenario))
+    evaluator = evaluator_of(scenario)
     objective = objective_of(evaluator.scenario, objective)
-    run = _PurchaseSearch(evaluator, known, budget, tuple(service), objective)
+    owned = None if extra is None else economics(evaluator.scenario, fit(evaluator.scenario), known).bill
+
+    def affordable(cost: Economics) -> bool:
+        spent = math.inf if owned is None else cost.bill.beyond(owned)
+        within = extra is None or (spent is not None and spent <= extra)
+        return within and (budget is None or _purchase(cost) <= budget)
+
+    run = _PurchaseSearch(evaluator, known, affordable, tuple(service), objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
@@ -218,7 +253,7 @@ def search_catalogue(
         run.points,
         best,
         None if best is None or other is None or other.rank == best.rank else other,
-        min(missed, key=lambda one: _missed(one.result, run.service), default=None),
+        min(missed, key=lambda one: most_missed(run.service, one.result), default=None),
         objective,
         combinations,
         run.all_outcomes(combinations),
@@ -226,6 +261,7 @@ def search_catalogue(
         tuple(run.missing),
         tuple(dict.fromkeys(text for name in names for text in limits_of(evaluator.scenario, name, known))),
         known.currency,
+        extra,
         bool(service) and unchanged.fits and all(level.kept(unchanged) for level in service),
         stopped,
     )
@@ -236,25 +272,17 @@ def _rank(one: SimulatedPurchase) -> tuple[float, float]:
     return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.purchase
 
 
-def _missed(result: SimulationResult, service: Sequence[ServiceLevel]) -> float:
-    """Return by how many times a result misses the service level that it misses most; at most 1: none."""
-    return max((level.missed(result) for level in service), default=0.0)
-
-
 class _Candidate(NamedTuple):
     """A _Candidate is one choice of each kind, with all that is changed."""
 
     changes: tuple[Change, ...]
     edits: tuple[Edit, ...]
+    price: float = math.inf
+    """Price in the list's currency; infinite while it was not asked for."""
 
     @property
     def rank(self) -> int:
         return max(one.rank for one in self.changes)
-
-
-class _Priced(NamedTuple):
-    candidate: _Candidate
-    price: float
 
 
 class _Bound(NamedTuple):
@@ -270,6 +298,10 @@ class _Bound(NamedTuple):
         return max(found, default=0.0)
 
 
+class _LeftOutError(Exception):
+    """Raised with the outcome of a combination that is not simulated."""
+
+
 class _PurchaseSearch:
     """A _PurchaseSearch simulates what may be among the best purchases, and counts all others."""
 
@@ -277,16 +309,16 @@ class _PurchaseSearch:
         self,
         evaluator: Evaluator,
         costs: CostList,
-        budget: float | None,
+        affordable: Callable[[Economics], bool],
         service: tuple[ServiceLevel, ...],
         objective: Objective,
     ) -> None:
         self._evaluator, self._costs, self._objective = evaluator, costs, objective
-        self._budget, self.service = budget, service
+        self._affordable, self.service = affordable, service
         self._seen: set[Hashable] = set()
         self._frontier = Frontier()
         self._points: list[SimulatedPurchase] = []
-        self._misses: list[tuple[float, Callable[[], _Priced | None]]] = []
+        self._misses: list[tuple[float, Callable[[], _Candidate]]] = []
         self.missing: dict[str, None] = {}
         self.refusals = Counter[str]()
         """Number of refused combinations by reason."""
@@ -310,34 +342,42 @@ class _PurchaseSearch:
     def all_of(self, found: Sequence[Family]) -> None:
         """Try all combinations, those of the fastest families first."""
         keep(self._evaluator.scenario.scenario.engine.limits)
-        bounds = [(family, bound) for family in steps(found) if (bound := self._bound(family))]
+        bounds = list[tuple[Family, _Bound]]()
+        for family in steps(found):
+            with self._counting(family.size):
+                bounds.append((family, self._bound(family)))
         bounds.sort(key=lambda one: -self._speed(one[1].result))
         for family, bound in steps(bounds, lambda one: one[0].name):
             self._try(family, bound)
         for missed, choose in sorted(self._misses, key=lambda one: one[0]):
-            nearest = min((_missed(one.result, self.service) for one in self._points), default=math.inf)
+            nearest = min((most_missed(self.service, one.result) for one in self._points), default=math.inf)
             if missed >= nearest or any(one.meets for one in self._points):
                 break
             self._outcomes[_BEATEN] -= 1
-            chosen = choose()
-            if chosen is None:
-                continue
-            if _missed(self._evaluator.least(*chosen.candidate.edits), self.service) < nearest:
-                self._simulate(chosen.candidate)
-            else:
-                self._outcomes[_BEATEN] += 1
+            with self._counting():
+                chosen = choose()
+                if most_missed(self.service, self._evaluator.least(*chosen.edits)) >= nearest:
+                    raise _LeftOutError(_BEATEN)
+                self._simulate(chosen)
 
-    def _bound(self, family: Family) -> _Bound | None:
-        """Return what no member of a family beats; None if none is possible."""
+    @contextmanager
+    def _counting(self, number: int = 1) -> Iterator[None]:
+        """Count a number of combinations by what became of them where they are left out inside."""
         try:
-            candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
-            least = self._evaluator.least(*candidate.edits) if candidate else None
-        except (InputError, SimulationError) as error:
-            self._refuse(error, family.size)
-            return None
-        if candidate is None or least is None or not least.fits:
-            self._outcomes["do not fit"] += family.size
-            return None
+            yield
+        except _LeftOutError as left:
+            self._outcomes[left.args[0]] += number
+        except InputError as error:
+            self.refusals[error.problems[0].message] += number
+        except SimulationError as error:
+            self.refusals[str(error)] += number
+
+    def _bound(self, family: Family) -> _Bound:
+        """Return what no member of a family beats; raises _LeftOutError if none is possible."""
+        candidate = self._candidate(family, family.storage[-1], family.memory[-1], family.batches[0][1])
+        least = self._evaluator.least(*candidate.edits)
+        if not least.fits:
+            raise _LeftOutError("do not fit")
         return _Bound(least, candidate.rank)
 
     def _try(self, family: Family, bound: _Bound) -> None:
@@ -346,81 +386,65 @@ class _PurchaseSearch:
         batches = family.batches if latency else family.batches[::-1]
         for (times, batch), stored, memory in product(batches, family.storage, family.memory):
             speed, bought = self._speed(bound.result) * (1 if latency else times), (id(stored), id(memory))
-            missed = bound.missed(self.service, times=times)
-            if missed > 1:
-                self._misses.append((missed, partial(self._chosen, family, stored, memory, batch)))
-                self._outcomes[_BEATEN] += 1
-            elif self._frontier.beats(bound.rank, price=prices.get(bought, 0.0), speed=speed):
-                self._outcomes[_BEATEN] += 1
-            elif (chosen := self._chosen(family, stored, memory, batch)) is not None:
+            with self._counting():
+                choose = partial(self._chosen, family, stored, memory, batch)
+                self._keep_for_later(bound.missed(self.service, times=times), choose)
+                self._check(bound.rank, prices.get(bought, 0.0), speed)
+                chosen = choose()
                 prices[bought] = chosen.price
-                try:
-                    self._time(chosen, speed)
-                except (InputError, SimulationError) as error:
-                    self._refuse(error, 1)
+                self._time(chosen, speed)
 
-    def _chosen(self, family: Family, *choices: Change) -> _Priced | None:
-        """Return a candidate with its price; None if it is not possible, which is counted."""
-        try:
-            candidate = self._candidate(family, *choices)
-            price = self._price(candidate) if candidate else None
-        except (InputError, SimulationError) as error:
-            self._refuse(error, 1)
-            return None
-        self._outcomes["do not fit"] += candidate is None
-        return _Priced(candidate, price) if candidate and price is not None else None
+    def _time(self, chosen: _Candidate, speed: float) -> None:
+        """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
+        self._check(chosen.rank, chosen.price, speed)
+        least = self._evaluator.least(*chosen.edits)
+        self._keep_for_later(most_missed(self.service, least), lambda: chosen)
+        self._check(chosen.rank, chosen.price, self._speed(least))
+        self._simulate(chosen)
 
-    def _refuse(self, error: InputError | SimulationError, number: int) -> None:
-        text = error.problems[0].message if isinstance(error, InputError) else str(error)
-        self.refusals[text] += number
+    def _check(self, rank: int, price: float, speed: float) -> None:
+        """Raise _LeftOutError for what a purchase beats that was simulated."""
+        if self._frontier.beats(rank, price=price, speed=speed):
+            raise _LeftOutError(_BEATEN)
 
-    def _speed(self, result: SimulationResult) -> float:
-        return _speed(result, self._objective)
+    def _keep_for_later(self, missed: float, choose: Callable[[], _Candidate]) -> None:
+        """Raise _LeftOutError for what misses the service level; it is tried later if nothing keeps it."""
+        if missed > 1:
+            self._misses.append((missed, choose))
+            raise _LeftOutError(_BEATEN)
 
-    def _candidate(self, family: Family, *choices: Change) -> _Candidate | None:
-        """Return the candidate with some choices; None if its program cannot do the work with them."""
-        changes = (family.platform, *choices)
-        if family.way is not None:
-            there = self._evaluator.changed_by(*joined_edits(changes))
-            change = family.way(there)
-            if change is None:
-                return None
-            changes = (*changes, change)
-        return _Candidate(changes, joined_edits(changes))
-
-    def _price(self, candidate: _Candidate) -> float | None:
-        """Return the price of a candidate that fits, is within the budget and is no other one in other
-        words; None for others, which it counts."""
+    def _chosen(self, family: Family, *choices: Change) -> _Candidate:
+        """Return a candidate that fits, is within the budget and is no other one in other words, with its
+        price; raises _LeftOutError for others."""
+        candidate = self._candidate(family, *choices)
         same = self._evaluator.same(*candidate.edits)
         if same in self._seen:
-            self._outcomes["are equal to others"] += 1
-            return None
+            raise _LeftOutError("are equal to others")
         self._seen.add(same)
         scenario = self._evaluator.edited(*candidate.edits)
         capacity = fit(scenario)
         if not capacity.fits:
-            self._outcomes["do not fit"] += 1
-            return None
+            raise _LeftOutError("do not fit")
         cost = economics(scenario, capacity, self._costs)
         self.missing |= dict.fromkeys(cost.bill.missing)
         price = _purchase(cost)
-        if self._budget is None or price <= self._budget:
-            return price
-        self._outcomes[_UNPRICED if cost.bill.missing else "exceed the budget"] += 1
-        return None
+        if not self._affordable(cost):
+            raise _LeftOutError(_UNPRICED if cost.bill.missing else "exceed the budget")
+        return candidate._replace(price=price)
 
-    def _time(self, chosen: _Priced, speed: float) -> None:
-        """Simulate a candidate, unless a shorter time than its own shows that it cannot be the best."""
-        candidate, price = chosen
-        if not self._frontier.beats(candidate.rank, price=price, speed=speed):
-            least = self._evaluator.least(*candidate.edits)
-            missed = _missed(least, self.service)
-            if missed > 1:
-                self._misses.append((missed, lambda: chosen))
-            elif not self._frontier.beats(candidate.rank, price=price, speed=self._speed(least)):
-                self._simulate(candidate)
-                return
-        self._outcomes[_BEATEN] += 1
+    def _speed(self, result: SimulationResult) -> float:
+        return _speed(result, self._objective)
+
+    def _candidate(self, family: Family, *choices: Change) -> _Candidate:
+        """Return the candidate with some choices; raises _LeftOutError if its program cannot do the work."""
+        changes = (family.platform, *choices)
+        if family.program is not None:
+            there = self._evaluator.changed_by(*joined_edits(changes))
+            change = family.program.replacing(there)
+            if change is None:
+                raise _LeftOutError("do not fit")
+            changes = (*changes, change)
+        return _Candidate(changes, joined_edits(changes))
 
     def _simulate(self, candidate: _Candidate) -> None:
         working_on(", ".join(one.description for one in candidate.changes if one.description) or "no change")
@@ -430,7 +454,7 @@ class _PurchaseSearch:
             scenario=scenario,
             result=result,
             economics=economics(scenario, result, self._costs),
-            meets=_missed(result, self.service) <= 1,
+            meets=most_missed(self.service, result) <= 1,
             objective=self._objective,
         )
         self._points.append(point)

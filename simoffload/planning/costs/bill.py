@@ -86,6 +86,21 @@ class Bill(NamedTuple):
             found[item.key] = found.get(item.key, 0.0) + (item.total or 0.0)
         return found
 
+    def beyond(self, now: Bill) -> float | None:
+        """Return the price of what has to be bought where ``now`` is there: the sum of what each line exceeds
+        the other bill's by.
+
+        What has no price does not matter where both bills have as much of it; else the price is None.
+        """
+        if self._unpriced != now._unpriced:
+            return None
+        before = now.by_key
+        return sum(max(0.0, total - before.get(key, 0.0)) for key, total in self.by_key.items())
+
+    @property
+    def _unpriced(self) -> set[tuple[str, str, int]]:
+        return {(item.key, item.description, item.number) for item in self.items if item.total is None}
+
     @property
     def bought(self) -> tuple[tuple[str, float], ...]:
         """Key and quantity of every line that is paid for."""

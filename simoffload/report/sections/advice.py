@@ -329,7 +329,7 @@ def searched(
 ) -> tuple[ReportSection, ...]:
     """Return the section about a search for purchases: what became of every combination, the best purchase,
     the Pareto front."""
-    limits = [f"at most {budget:,.0f} {search.currency}"] if budget is not None else []
+    limits = [f"at most {one}" for one in [_money(search, budget)] if one]
     limits += [level.text for level in service]
     looked = f"{search.combinations:,} combinations of storage, drives, memory, program, format and batch"
     outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
@@ -360,6 +360,13 @@ def _front(search: Search) -> Iterator[ReportTable]:
             yield ReportTable(caption, head, rows, (0, 1, 2, 3), keys=1)
 
 
+def _money(search: Search, budget: float | None) -> str:
+    """Return what may be spent; empty if that is not limited."""
+    if search.extra is not None:
+        return f"{search.extra:,.0f} {search.currency} beyond the present machine"
+    return "" if budget is None else f"{budget:,.0f} {search.currency}"
+
+
 _BEST = {
     "throughput": "highest throughput",
     "latency": "shortest time",
@@ -377,18 +384,18 @@ def purchase_verdict(
 ) -> str:
     """Return a sentence about the best purchase, or about the one that is closest to the limits; ``owned`` is
     the price of the present machine."""
-    best = search.best
+    best, limit = search.best, _money(search, budget)
     if best is None and search.nearest is not None:
         near = search.nearest
         what = ", ".join(near.description) or "no change"
         levels = " and ".join(level.text for level in service)
-        within = f" within {budget:,.0f} {search.currency}" if budget is not None else ""
+        within = f" within {limit}" if limit else ""
         none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
         return f"{none}; nearest: {what}, {took(near.result)}"
     if best is None:
         if search.points:
             return "no price per unit of work is known: give a price list of your own (--costs)"
-        none = "no combination is possible within the budget"
+        none = f"no combination is possible{' within the budget' if limit else ''}"
         if budget is None or owned is None or owned <= budget:
             return none
         costs = f"the present machine alone costs {owned:,.0f} {search.currency}"

@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
 from simoffload.strategies.base import Plan
-from simoffload.strategies.ds_config.keys import DeepSpeedConfig
+from simoffload.strategies.ds_config.keys import DeepSpeedConfig, OffloadParamSection
 from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,
@@ -257,6 +257,14 @@ def stages(settings: TrainingSettings) -> Iterator[Change]:
         yield Change("stage", f"ZeRO stage {stage}", (_edit("zero_optimization", "stage", stage),))
 
 
+def larger_buffers(model: ModelShape, ranks: int, buffer_size: int | None = None) -> tuple[Edit, ...]:
+    """Return the edit to swap buffers that hold the largest partition of a parameter; none if those of
+    ``buffer_size`` do, by default the usual ones."""
+    largest, usual = -(-model.largest_parameter // ranks), int(OffloadParamSection().buffer_size)
+    fits = largest <= (usual if buffer_size is None else buffer_size)
+    return () if fits else (_edit("offload_param", "buffer_size", largest),)
+
+
 def allowing(
     config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
 ) -> Iterator[tuple[Edit, ...]]:
@@ -264,10 +272,7 @@ def allowing(
 
     The edits differ in the number of swap buffers, because what DeepSpeed requires is known only by trying.
     """
-    found = []
-    largest = -(-model.largest_parameter // ranks)
-    if largest > buffer_size:
-        found.append(_edit("offload_param", "buffer_size", largest))
+    found = [*larger_buffers(model, ranks, buffer_size)]
     zero = config.zero_optimization
     if zero.stage < 3:
         found.append(_edit("zero_optimization", "stage", 3))

@@ -103,6 +103,12 @@ class OffloadOptimizerSection(ConfigSection):
     """Share of the cores that SuperOffload's process uses."""
 
 
+_ZENFLOW_STEPS_AUTO = 4
+"""Steps between CPU updates if ``update_interval`` is "auto", which depends on gradients: an update comes
+when 99 % of the tensors have accumulated enough of the norm. The published runs use 4
+(blogs/deepspeed-zenflow; an estimate)."""
+
+
 class ZenFlowSection(ConfigSection):
     """``zero_optimization.zenflow`` updates important columns at once, the others later."""
 
@@ -125,6 +131,17 @@ class ZenFlowSection(ConfigSection):
     """Number of first steps in which everything is updated."""
     pt_reserved_cores_perc: Fraction = 0.5
     """Share of the cores that the update leaves to PyTorch."""
+
+    @property
+    def interval(self) -> int:
+        """Micro-steps between two updates on the CPU."""
+        return _ZENFLOW_STEPS_AUTO if self.update_interval == "auto" else self.update_interval
+
+    @property
+    def selects_every(self) -> int:
+        """Micro-steps between two selections of columns; 0 = once per epoch, outside the simulated steps."""
+        by_step = self.select_strategy == "step" and self.select_interval != "auto"
+        return int(self.select_interval) if by_step else 0
 
 
 def _listed(value: Any) -> Any:
@@ -478,7 +495,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
             "stops unless offload_param.buffer_size holds the largest sub-group, which is not checked",
             stages=(3,),
             training=True,
-        ),
+        )
     },
     ZenFlowSection: {
         "auto_ratio": Key(
@@ -486,7 +503,7 @@ NOT_SIMULATED: dict[type[ConfigSection], dict[str, Key]] = {
             instead='the interval that is assumed for update_interval "auto" is that of 0.99',
             training=True,
             matters=lambda zenflow: zenflow.update_interval == "auto",
-        ),
+        )
     },
     WeightQuantizationSection: {
         "post_init_quant": Key(instead="write quantized_initialization"),

@@ -56,10 +56,6 @@ _KINDS: dict[str, OptimizerKind] = {
 BITSANDBYTES: dict[str, int] = {"adam8bit": 8, "paged_adam": 32, "paged_adam8bit": 8}
 """Bits of each moment of bitsandbytes' optimizers, which a program passes to DeepSpeed itself."""
 _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
-_ZENFLOW_STEPS_AUTO = 4
-"""Steps between CPU updates if ``update_interval`` is "auto", which depends on gradients: an update comes
-when 99 % of the tensors have accumulated enough of the norm. The published runs use 4
-(blogs/deepspeed-zenflow; an estimate)."""
 
 
 class OffloadSettings(NamedTuple):
@@ -147,23 +143,6 @@ class OffloadSettings(NamedTuple):
         return -(-size // self.alignment) * self.alignment
 
 
-class ZenFlow(NamedTuple):
-    """ZenFlow updates important gradient columns on the GPU immediately, and the others later on the CPU."""
-
-    topk_ratio: float
-    update_interval: int
-    """Steps between two updates on the CPU."""
-    overlap_step: bool
-    """Whether the update on the CPU runs in parallel with the next steps."""
-    offload: bool
-    """Whether moments of the selected columns are kept in host memory."""
-    full_warm_up_rounds: int
-    reserved_cores: float
-    """Share of the cores that the update process leaves to PyTorch (``pt_reserved_cores_perc``)."""
-    select_interval: int = 0
-    """Micro-steps between two selections of columns; 0 = once per epoch, outside the simulated steps."""
-
-
 class TrainingSettings(NamedTuple):
     """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version.
 
@@ -186,7 +165,7 @@ class TrainingSettings(NamedTuple):
     super_offload: bool
     cpuadam_cores: float
     """Share of the cores that SuperOffload's process uses."""
-    zenflow: ZenFlow | None
+    zenflow: ZenFlowSection | None
     reduce_bucket_size: int
     allgather_bucket_size: int
     sub_group_size: int
@@ -219,7 +198,7 @@ class TrainingSettings(NamedTuple):
         }
 
 
-def _values(settings: NamedTuple, *names: str) -> dict[str, Any]:
+def _values(settings: NamedTuple | BaseModel, *names: str) -> dict[str, Any]:
     """Return the settings that have the same names in ds_config."""
     return {name: getattr(settings, name) for name in names}
 
@@ -300,8 +279,7 @@ def fetch_settings(
         buffer_count=offload.buffer_count,
         buffer_size=_pick(offload, "buffer_size"),
         max_in_cpu=_pick(offload, "max_in_cpu"),
-        block_size=aio.block_size,
-        queue_depth=aio.queue_depth,
+        **_values(aio, "block_size", "queue_depth"),
         threads=threads,
         use_gds=aio.use_gds and number >= _FIRST_GDS,
         quantized_gather=zero.zero_quantized_weights,
@@ -336,8 +314,10 @@ def resolve_training(
     if offload.device != "none" and kind != "adam":
         text = f"only Adam is run on the CPU by DeepSpeed; got {config.optimizer and config.optimizer.type}"
         raise InputError.at("optimizer.type", text)
+    if zero.zenflow is not None:
+        refuse_selection(zero.zenflow)
     auto = {"reduce_bucket_size": hidden_size * hidden_size}
-
+    buckets: dict[str, Any] = {key: _pick(zero, key, auto) for key in _BUCKETS}
     dtype = config.data_types.grad_accum_dtype
     settings = TrainingSettings(
         stage=zero.stage,
@@ -345,14 +325,10 @@ def resolve_training(
         optimizer=kind,
         optimizer_device=offload.device,
         pin_memory=_pinned(offload, params.version),
-        buffer_count=offload.buffer_count,
-        pipeline_read=offload.pipeline_read,
-        pipeline_write=offload.pipeline_write,
-        ratio=offload.ratio,
-        super_offload=offload.super_offload,
+        **_values(offload, "buffer_count", "pipeline_read", "pipeline_write", "ratio", "super_offload"),
         cpuadam_cores=offload.cpuadam_cores_perc,
-        zenflow=_zenflow(zero.zenflow),
-        **{key: _pick(zero, key, auto) for key in _BUCKETS},
+        zenflow=zero.zenflow,
+        **buckets,
         overlap_comm=zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3,
         gradient_bytes=_DTYPES[dtype] if dtype else dtype_bytes,
         gradient_clipping=config.gradient_clipping != 0.0,
@@ -369,20 +345,3 @@ def _kind(config: DeepSpeedConfig) -> OptimizerKind:
         known = "AdamW, Adam, SGD, AdamW8bit, PagedAdamW, PagedAdamW8bit, Adafactor"
         raise InputError.at("optimizer.type", f"{quoted(name)} is not modelled; known: {known}")
     return kind
-
-
-def _zenflow(section: ZenFlowSection | None) -> ZenFlow | None:
-    if section is None:
-        return None
-    interval = section.update_interval
-    refuse_selection(section)
-    by_step = section.select_strategy == "step" and section.select_interval != "auto"
-    return ZenFlow(
-        topk_ratio=section.topk_ratio,
-        update_interval=_ZENFLOW_STEPS_AUTO if interval == "auto" else interval,
-        overlap_step=section.overlap_step,
-        offload=section.offload,
-        full_warm_up_rounds=section.full_warm_up_rounds,
-        reserved_cores=section.pt_reserved_cores_perc,
-        select_interval=int(section.select_interval) if by_step else 0,
-    )

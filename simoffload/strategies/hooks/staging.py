@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -10,8 +11,7 @@ from typing import NamedTuple
 from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
-from simoffload.strategies.held import Held
-from simoffload.strategies.homes import HBM, Homes
+from simoffload.strategies.held import HBM, Held, Homes
 from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
 from simoffload.strategies.passes.streams import HOST
 
@@ -162,4 +162,5 @@ class ReadInPlace(Hook):
 
 def size_of(layers: Sequence[Mapping[str, tuple[int, ...]]]) -> int:
     """Return the size [B] of the offloaded tensors of some layers."""
-    return sum(size for layer in layers for one in layer.values() for size in one)
+    counts, distinct = Counter(map(id, layers)), {id(layer): layer for layer in layers}
+    return sum(counts[key] * sum(map(sum, layer.values())) for key, layer in distinct.items())

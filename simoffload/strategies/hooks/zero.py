@@ -52,7 +52,9 @@ class Partitioning(NamedTuple):
     settings: OffloadSettings
 
 
-class _Gather(NamedTuple):
+class Gather(NamedTuple):
+    """A Gather is one call that gathers the partitions of tensors."""
+
     ordinal: int
     """Number of the all-gather on ``comm``, from 0; -1 if nothing is gathered."""
     size: int
@@ -71,40 +73,34 @@ class Fetches(CoordinatorSink):
         self._overlaps = place.settings.overlap_comm
         self._copies, self._comm, self._io = copy if self._overlaps else COMPUTE, comm, io
         self._direct = place.settings.copies_directly(place.ranks)
-        self._gathers: dict[int, _Gather] = {}
+        self.gathers: dict[int, Gather] = {}
+        """Gathers by the handle that the coordinator gave each."""
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
         self._pending_reads = 0.0
 
-    def state(self, handles: Sequence[int]) -> State:
-        """Return the state that determines all further operations, beside that of the streams, relative to
-        those already written.
+    @property
+    def state(self) -> tuple[float, tuple[int, ...]]:
+        """The state that determines further operations, beside that of the streams and the gathers that have
+        not been waited for, relative to those already written."""
+        copied = self._out.count(self._copies)
+        return self._pending_reads, tuple([copied - one for one in self._fetch_events[-RECENT_EVENTS:]])
 
-        ``handles`` are the gathers that have not been waited for.
-        """
-        copied, gathered = self._out.count(self._copies), self._out.count(self._comm)
-        return (
-            self._pending_reads,
-            tuple(copied - ordinal for ordinal in self._fetch_events[-RECENT_EVENTS:]),
-            tuple(
-                gather._replace(ordinal=gathered - gather.ordinal if gather.ordinal >= 0 else -1)
-                for gather in [self._gathers[handle] for handle in handles if handle >= 0]
-            ),
-        )
-
-    def restore(self, handles: Sequence[int], state: State) -> None:
-        """Set a state, relative to what is written now, of which the gathers have other ``handles``."""
-        reads, events, gathers = state
+    def restore(self, state: State) -> None:
+        """Set a state, relative to what is written now."""
+        reads, events = state
         assert isinstance(reads, float)
         assert isinstance(events, tuple)
-        assert isinstance(gathers, tuple)
-        copied, gathered = self._out.count(self._copies), self._out.count(self._comm)
+        copied = self._out.count(self._copies)
         self._pending_reads = reads
         self._fetch_events[len(self._fetch_events) - len(events) :] = [copied - back for back in events]
-        for handle, gather in zip([one for one in handles if one >= 0], gathers, strict=True):
-            ordinal = gathered - gather.ordinal if gather.ordinal >= 0 else -1
-            self._gathers[handle] = gather._replace(ordinal=ordinal)
+
+    def relative(self, gathers: Iterable[Gather]) -> tuple[Gather, ...]:
+        """Return gathers with the distances to what is written now as their numbers, or the other way
+        around."""
+        written = self._out.count(self._comm)
+        return tuple([one if one[0] < 0 else Gather(written - one[0], one[1], one[2]) for one in gathers])
 
     def make(self, calls: Iterable[SinkCall]) -> None:
         """Do what the coordinator does in one hook."""
@@ -171,7 +167,7 @@ class Fetches(CoordinatorSink):
         for pinned, sizes in self._by_memory(tensors, slices):
             self._copy(sizes, pinned=pinned, blocking=not (self._direct and pinned))
         if self._direct:
-            self._gathers[handle] = _Gather(-1, sum(slices), len(tensors))
+            self.gathers[handle] = Gather(-1, sum(slices), len(tensors))
             return
         self._out.flush()
         if len(tensors) > 1:
@@ -185,7 +181,7 @@ class Fetches(CoordinatorSink):
             )
         else:
             ordinal = self._all_gather(slices)
-        self._gathers[handle] = _Gather(ordinal, sum(slices) * self._place.ranks, len(tensors))
+        self.gathers[handle] = Gather(ordinal, sum(slices) * self._place.ranks, len(tensors))
 
     def _all_gather(self, slices: Sequence[int]) -> int:
         """Write the all-gather of partitions, which may be packed in 8 bits before (ZeRO++); return its
@@ -217,7 +213,7 @@ class Fetches(CoordinatorSink):
         if self._direct:
             self._out.host_waits(self._copies)
             return
-        gather = self._gathers[handle]
+        gather = self.gathers[handle]
         self._out.flush()
         apart = self._timing.hbm_copy(gather.size) if gather.tensors > 1 else 0
         if self._place.settings.quantized_gather and self._place.ranks > 1:
@@ -295,10 +291,11 @@ class Zero(Hook):
 
     def state(self, part: Part) -> Hashable:
         """Return the state relative to the layer; its number once a decision depended on what follows."""
-        relative, handles, _ = self._decided[part.layer]
+        relative, handles, *_ = self._decided[part.layer]
         if relative is None:
             return part.layer
-        return relative, self._fetches.state(handles)
+        fetches = self._fetches
+        return relative, fetches.state, fetches.relative([fetches.gathers[one] for one in handles])
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the calls of the part's hooks."""
@@ -341,6 +338,7 @@ class Zero(Hook):
     def end(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Let the host wait for the last kernel, because it needs the next token."""
         out.host_waits(COMPUTE)
+        del self._fetches  # which knows the driver, which knows this hook
 
     def finish(self, out: PassWriter) -> bool:  # noqa: ARG002
         """Nothing else is at the end of a pass."""

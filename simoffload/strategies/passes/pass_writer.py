@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
-from simoffload.strategies.held import Held
-from simoffload.strategies.homes import Home
+from simoffload.strategies.held import Held, Home
 from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
 from simoffload.strategies.passes.timing import Timing, picoseconds
 

@@ -7,31 +7,38 @@ Reference: huggingface/accelerate 1.15.0, ``big_modeling.py`` (``dispatch_model`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby, islice
+from itertools import chain, count, groupby, islice
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import Layer, ModelShape, Module, Sequences
 from simoffload.models.cost import tokens_of
 from simoffload.models.formats import FORMATS
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped, stored_bytes
 from simoffload.results import Change
-from simoffload.schedule import Device
+from simoffload.schedule import Cause, Device
 from simoffload.strategies.base import Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.held import Held, target
-from simoffload.strategies.homes import Home, held_weights
-from simoffload.strategies.hooks.align_devices import AlignDevices, HiddenStates, NewTensors, Offloaded
-from simoffload.strategies.passes.pass_writer import Call, ForwardPass, Hook, Part, PassWriter
-from simoffload.strategies.passes.timing import arithmetic_beyond
+from simoffload.strategies.held import Held, Home, held_weights, target
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    Call,
+    ForwardPass,
+    Hook,
+    Part,
+    PassWriter,
+    StagePass,
+)
+from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
+from simoffload.strategies.passes.timing import depends_on_context, of_tokens
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import (
@@ -121,17 +128,19 @@ class ModuleTree:
 
     @cached_property
     def tensors(self) -> tuple[tuple[tuple[str, int], ...], ...]:
-        """Full name and size [B] of the tensors that the module of each call uses itself."""
-        names, size = self.model.layer_names, self.model.dtype_bytes
-        owners = (f"{names[call.layer]}." if call.layer >= 0 else "" for call in self.calls)
+        """Name, within its layer, and size [B] of the tensors that each of ``modules`` uses itself."""
+        size = self.model.dtype_bytes
         return tuple(
-            tuple(
-                (owner + name, stored)
-                for one in self.module(call).parameters
-                for name, stored in one.stored_tensors(size)
-            )
-            for call, owner in zip(self.calls, owners, strict=True)
+            tuple(stored for one in module.parameters for stored in one.stored_tensors(size))
+            for module in self.modules
         )
+
+    @cached_property
+    def spans(self) -> tuple[Sequence[NamedCall], ...]:
+        """Calls before the layers, in each layer, and after the layers."""
+        model, calls = self.model, iter(self.calls)
+        counts = map(len, (model.modules_before, *model.layers, model.modules_after))
+        return tuple(tuple(islice(calls, count)) for count in counts)
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -308,12 +317,8 @@ def homes_of(names: Iterable[str], homes: Mapping[str, DeviceName]) -> tuple[Dev
     return tuple(map(home_of, names))
 
 
-@lru_cache(maxsize=16)
-def tree_of(model: ModelShape) -> ModuleTree:
-    """Return the tree of a model, the same object for the same model."""
-    return ModuleTree(model)
-
-
+_tree_of = lru_cache(maxsize=16)(ModuleTree)
+"""The tree of a model, the same object for the same model."""
 _CHOICES = ("auto", "cuda", "cpu", "disk")
 _VALID = (
     "must be auto, cuda, cpu, disk, a number of layers on the GPU, or a mapping from names of modules to the "
@@ -399,6 +404,11 @@ class Accelerate(CachingStrategy):
         return self.num_gpus
 
     @property
+    def folder(self) -> str:
+        """Storage tier of the modules on disk; "" if none is named."""
+        return self.offload_folder or ""
+
+    @property
     def replicas(self) -> int:
         """Number of batches at the same time, which is one."""
         return 1
@@ -432,7 +442,8 @@ class Accelerate(CachingStrategy):
         yield from self.cache_tunables(plan)
         for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
             yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
-        if not plan.options.fixed:  # fewer layers on the GPUs for HBM, then more for host memory
+        given = isinstance(self.device_map, dict) or self.max_memory
+        if not given:  # fewer layers on the GPUs for HBM, then more for host memory
             inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
             now, layers = len(inside), plan.model.num_hidden_layers
             word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
@@ -448,7 +459,7 @@ class Accelerate(CachingStrategy):
         if "disk" in homes and self.offload_folder is None:
             raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
         if "disk" in homes or isinstance(self.device_map, int):
-            return Placement(self.offload_folder or "dram")
+            return Placement(self.folder or "dram")
         return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
 
     def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
@@ -513,7 +524,7 @@ class Accelerate(CachingStrategy):
             text = f"a connector moves the blocks of one GPU of a process; Accelerate drives {self.num_gpus}"
             raise InputError.at("strategy.kv_cache.connector", f"{text}; set num_gpus to 1, or remove it")
         check_capability(TRANSFORMERS, model, machine)
-        tree = tree_of(model)
+        tree = _tree_of(model)
         homes = self.given_homes(tree)
         if homes is None:
             homes = tree.inferred(tree.balanced(self._limits(machine)))
@@ -524,16 +535,9 @@ class Accelerate(CachingStrategy):
             if self.device_map == "auto":
                 text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
             raise InputError.at("strategy.offload_folder", text)
-        options = AccelerateOptions(
-            num_gpus=self.num_gpus,
-            folder=self.offload_folder or "",
-            page_cache=self.page_cache,
-            pin_memory=self.pin_memory,
-            initialized=self.initialized,
-            fixed=isinstance(self.device_map, dict) or self.max_memory is not None,
-        )
         cache = self.cache_of(model, workload, machine)
-        return AcceleratePlan(model, workload, machine, options, tree, homes, cache)
+        keys = self.model_copy(update={"kv_cache": cache})  # in which a format may only state the data type
+        return AcceleratePlan(model, workload, machine, keys, tree, homes, cache)
 
     def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
         """Return the home of each module of a model; None with ``auto``, which depends on the machine.
@@ -651,6 +655,191 @@ def _check_format(stored_as: str | None, homes: set[DeviceName]) -> None:
 # tensor on disk is read through a memory map into a new tensor (``load_offloaded_weight``), and then copied.
 
 
+_SMALL, _SHARED, _SEGMENT = 1 << 20, 10 << 20, 20 << 20
+"""[B] Tensors up to the first size are small; those up to the second share blocks of the third
+(c10/cuda/CUDACachingAllocator.cpp: kSmallSize, kMinLargeAlloc, kLargeBuffer)."""
+_NEVER_WRITTEN = 2.2
+"""Rate of copies from pages that were never written, over that from others (measured in the same place)."""
+
+
+class NewTensors(NamedTuple):
+    """NewTensors are the results of one size that kernels of a module make."""
+
+    size: int
+    """Size [B] of each."""
+    number: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks that PyTorch allocates for them, if it has none; 0 for small tensors."""
+        if self.size <= _SMALL:
+            return 0
+        return self.number if self.size >= _SHARED else -(-self.number * self.size // _SEGMENT)
+
+    def seconds(self, block: float, rate: int) -> float:
+        """Return the time [s] of allocating or releasing these blocks, from that of a block and the rate of
+        its bytes; that of small blocks is part of ``EagerCosts.tensor``."""
+        return self.blocks and self.blocks * block + self.number * self.size / rate
+
+
+Results = Callable[[Module, Sequence[Sequences]], Sequence[NewTensors]]
+"""Function from a module and a batch to the new tensors that the module's kernels make."""
+
+
+class Offloaded(NamedTuple):
+    """An Offloaded is what the hook of a module does; the call of the module has it as its facts."""
+
+    hooked: bool
+    """Whether the module has a hook."""
+    sizes: tuple[int, ...] = ()
+    """Sizes [B] of the tensors that the hook brings to the module's GPU."""
+    on_disk: bool = False
+
+
+class AlignDevices(Hook):
+    """Offloaded tensors of a module come to its GPU one after the other, with blocking copies on the compute
+    stream, after each of which PyTorch's cache of GPU memory is emptied.
+
+    So the next results need new memory, which the cache gives back with the next tensor.
+    """
+
+    carry: tuple[int, float] = (-1, 0.0)
+    """Number of the GPU whose memory was emptied for the last module with weights, or -1; and the time [s] of
+    releasing the results since then."""
+
+    def __init__(
+        self,
+        results: Results,
+        *,
+        known: dict[Hashable, tuple[float, float]] | None = None,
+        pinned: bool = False,
+        initialized: bool = True,
+        folder: str = "",
+        page_cache: bool = True,
+    ) -> None:
+        """``known``: times of new memory that other passes have found; ``pinned`` and ``initialized``: the
+        weights in host memory; ``folder`` and ``page_cache``: the tier of files, and whether they are in the
+        page cache."""
+        self._known = {} if known is None else known
+        self._results, self._pinned, self._initialized = results, pinned, initialized
+        self._folder, self._page_cache = folder, page_cache
+
+    state = Hook.of_modules
+
+    def start(self, out: PassWriter) -> None:
+        """Find what hooks and new memory cost."""
+        self._costs, memory = out.machine.host.eager_costs, out.machine.accelerator.allocation
+        assert memory is not None, "machines complete their profiles"
+        self._allocate = memory.allocate.value, memory.allocate_rate.value
+        self._release = memory.release.value, memory.release_rate.value
+
+    def before(self, call: Call, out: PassWriter) -> None:
+        """Run the hook of a module."""
+        brought, compute = call.facts, COMPUTE + call.gpu
+        assert isinstance(brought, Offloaded)
+        if brought.hooked:
+            out.spend(self._costs.hook.value)
+        if call.module.parameters:
+            self.carry = call.gpu if brought.sizes else -1, self.carry[1]
+        for size in brought.sizes:
+            if brought.on_disk:
+                self._read(size, out)
+            out.spend(self._costs.tensor.value + size / self._allocate[1] + size / self._release[1])
+            out.flush()
+            route, latency = self._to_gpu(size, out, on_disk=brought.on_disk)
+            out.add("copy", compute, fixed=latency, size=size, route=route, after=out.so_far(HOST))
+            out.host_waits(compute)
+            out.cool(out.transfer_s(route, latency, size))
+            out.spend(self.carry[1])
+            self.carry = call.gpu, 0.0
+
+    def _to_gpu(self, size: int, out: PassWriter, *, on_disk: bool) -> tuple[int, int]:
+        """Return route and latency [ps] of the copy of a tensor to the GPU."""
+        pinned = self._pinned and not on_disk
+        if pinned or on_disk or self._initialized:
+            return out.copies([size], to_device=True, pinned=pinned)
+
+        def path(gpu: int) -> Path:
+            written, most = (out.machine.host_to_device(gpu, pinned=one) for one in (False, True))
+            points = tuple((at, int(_NEVER_WRITTEN * rate)) for at, rate in written.curve.points)
+            return replace(written, curve=Curve(points).lower(most.curve))
+
+        return out.transfers(Cause("host-to-gpu", memory="never written"), path, [size])
+
+    def _read(self, size: int, out: PassWriter) -> None:
+        """Let the host thread copy a mapped file into a new tensor, whose pages come from the operating
+        system at the rate that FSDP's new tensors were measured to get.
+
+        While pages are read that are not in the page cache, the threads copy and obtain new pages; what the
+        read does not hide of this follows it.
+        """
+        out.flush()
+        left = traffic = 2 * size
+        rate = loops_rate(out.machine.host, traffic=traffic, new=size)
+        if not self._page_cache:
+            route, latency = mapped_read(out, self._folder, size, traffic=traffic)
+            out.add("read", HOST, fixed=latency, size=size, route=route)
+            left -= int(rate * out.transfer_s(route, 0, size))
+        if left > 0:
+            out.add("cpu", HOST, size=left, route=out.cpu_work(Cause("mapped-copies"), rate))
+
+    def launch(self, call: Call, out: PassWriter) -> bool:
+        """Allocate new memory for the results of a module, if PyTorch's cache is empty; then the driver
+        launches it."""
+        emptied, releasing = self.carry
+        if call.gpu == emptied:
+            allocating, release = self._new_memory_s(call.module, out.now)
+            out.spend(allocating)
+            self.carry = emptied, releasing + release
+        return False
+
+    def _new_memory_s(self, module: Module, stage: StagePass) -> tuple[float, float]:
+        """Return the times [s] of allocating and of releasing the results of a module."""
+        key = module, None if depends_on_context(module) else of_tokens(stage.batch)
+        if key not in self._known or key[1] is None:
+            made = self._results(module, stage.batch)
+            self._known[key] = (
+                sum(one.seconds(*self._allocate) for one in made),
+                sum(one.seconds(*self._release) for one in made),
+            )
+        return self._known[key]
+
+    def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """End the work of the host thread in a part."""
+        out.flush()
+
+
+class HiddenStates(Hook):
+    """Hidden states move to the GPU of the next module, if that is another one of the process."""
+
+    def __init__(self, token: int, gpu: int) -> None:
+        """``token``: size [B] of the hidden states of one; ``gpu``: number of the first GPU in use."""
+        self._token = token
+        self.carry: int = gpu
+        """Number of the GPU that has them."""
+
+    state = Hook.of_modules
+
+    def launched(self, call: Call, out: PassWriter) -> None:
+        """Copy the hidden states before the kernels of a module."""
+        before, self.carry = self.carry, call.gpu
+        if call.gpu == before:
+            return
+        path, size = out.machine.send(before, call.gpu), self._token * out.now.tokens
+        route, latency = out.transfers(Cause("gpu-to-gpu", gpus=(before, call.gpu)), lambda _: path, [size])
+        out.add(
+            "copy",
+            COMPUTE + call.gpu,
+            fixed=latency,
+            size=size,
+            route=route,
+            label="hidden states",
+            after=out.so_far(HOST, COMPUTE + before),
+        )
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _MORE = "raise device_map (layers on the GPU)"
 _ON_GPU = (
@@ -661,18 +850,17 @@ _ON_GPU = (
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"
 
 
-class AccelerateOptions(NamedTuple):
-    """AccelerateOptions are the settings of Accelerate besides the device map."""
+_HomesOfPart = tuple[DeviceName | None, ...]
 
-    num_gpus: int
-    folder: str
-    """Storage tier of the modules on disk; "" if there is none."""
-    page_cache: bool | None
-    """Whether files on disk are in the page cache; None: if they fit in the memory that is free."""
-    pin_memory: bool
-    initialized: bool
-    fixed: bool
-    """Whether the user gave the device map or the memory limits, which a number of layers would replace."""
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A _Piece is a layer with the homes of its modules, or all that is outside of the layers."""
+
+    stored: tuple[tuple[DeviceName, int], ...]
+    """Home and size [B] of each tensor."""
+    copied: tuple[tuple[int, ...], ...]
+    """Sizes [B] of the tensors that the hook of each module brings to the main GPU."""
 
 
 @dataclass(frozen=True)
@@ -682,7 +870,7 @@ class AcceleratePlan(InferencePlan):
     model: ModelShape
     workload: Inference
     machine: Machine
-    options: AccelerateOptions
+    strategy: Accelerate
     tree: ModuleTree
     homes: Mapping[str, DeviceName]
     """Device map: homes by name of module."""
@@ -696,46 +884,83 @@ class AcceleratePlan(InferencePlan):
         return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
 
     @cached_property
+    def _homes(self) -> tuple[_HomesOfPart, ...]:
+        """Homes of the modules that are called before the layers, in each layer, and after the layers."""
+        depth = self.tree.model.layer_list.count(".") + 1
+        split = {outer for name in self.homes if name.count(".") > depth for outer in parents(name)}
+        names = [
+            [span[0].name]
+            if span and span[0].layer >= 0 and span[0].name not in split
+            else [call.name for call in span]
+            for span in self.tree.spans
+        ]
+        found = iter(homes_of(chain.from_iterable(names), self.homes))
+        spans = zip(names, self.tree.spans, strict=True)
+        # The modules of a layer have its home, unless the map names some of them.
+        return tuple(tuple(islice(found, len(own))) * (len(span) // max(1, len(own))) for own, span in spans)
+
+    @property
     def placed(self) -> tuple[tuple[NamedCall, DeviceName | None], ...]:
         """Calls of a pass with the homes of their modules; None for one whose parts have several."""
-        calls = self.tree.calls
-        return tuple(zip(calls, homes_of((call.name for call in calls), self.homes), strict=True))
+        return tuple(zip(self.tree.calls, chain.from_iterable(self._homes), strict=True))
 
     @cached_property
-    def stored(self) -> Mapping[Home, Mapping[str, int]]:
-        """Tensors by home: size [B] by full name. A tensor of several modules counts where the first of them
-        has its home, or on the main GPU if one of them is there."""
+    def _pieces(self) -> tuple[_Piece, ...]:
+        """What is outside of the layers, then each layer in order; equal ones are one object."""
+        known: dict[tuple[int, _HomesOfPart], _Piece] = {}
+        outside = [
+            pair for part in (0, -1) for pair in zip(self.tree.spans[part], self._homes[part], strict=True)
+        ]
+        found = [self._piece([(call.number, home) for call, home in outside])]
+        for calls, homes in zip(self.tree.spans[1:-1], self._homes[1:-1], strict=True):
+            key = calls[0].number, homes
+            if key not in known:
+                known[key] = self._piece(list(zip(count(key[0]), homes)))
+            found.append(known[key])
+        return tuple(found)
+
+    def _piece(self, placed: Sequence[tuple[int, DeviceName | None]]) -> _Piece:
+        """Return the tensors of modules with some homes. A tensor of several modules counts where the first
+        of them has its home, or on the main GPU if one of them is there."""
         found: dict[str, tuple[DeviceName, int]] = {}
-        for (_, device), tensors in zip(self.placed, self.tree.tensors, strict=True):
-            for name, size in tensors if device is not None else ():
+        for number, device in placed:
+            for name, size in self.tree.tensors[number] if device is not None else ():
                 if name not in found or device == self.main:
                     found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
-        stored: dict[DeviceName, dict[str, int]] = {}
-        for name, (device, size) in found.items():
-            stored.setdefault(device, {})[name] = size
+        copied = tuple(
+            tuple([size for name, size in self.tree.tensors[number] if found[name][0] != self.main])
+            if home in ("cpu", "disk")
+            else ()
+            for number, home in placed
+        )
+        return _Piece(tuple(found.values()), copied)
+
+    @cached_property
+    def stored(self) -> Mapping[Home, Sequence[int]]:
+        """Sizes [B] of the tensors by home."""
+        stored: dict[DeviceName, list[int]] = {}
+        for piece, times in Counter(self._pieces).items():
+            for device, size in piece.stored:
+                stored.setdefault(device, []).extend([size] * times)
         return {self.home(device): sizes for device, sizes in stored.items()}
 
     def home(self, device: DeviceName) -> Home:
         """Return the home of tensors that the map puts on a device."""
         if isinstance(device, int):
             return Home("hbm", device)
-        options = self.options
-        return (
-            Home("dram", pinned=options.pin_memory) if device == "cpu" else Home(options.folder, mapped=True)
-        )
+        if device == "cpu":
+            return Home("dram", pinned=self.strategy.pin_memory)
+        return Home(self.strategy.folder, mapped=True)
 
     def bytes_at(self, device: DeviceName) -> int:
         """Return the size of the weights on a device of the map [B]."""
-        return sum(self.stored.get(self.home(device), {}).values())
+        return sum(self.stored.get(self.home(device), ()))
 
     @cached_property
     def copied(self) -> tuple[tuple[int, ...], ...]:
         """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
-        kept = self.stored.get(self.home(self.main), {})
-        return tuple(
-            tuple([size for name, size in tensors if name not in kept]) if home in ("cpu", "disk") else ()
-            for (_, home), tensors in zip(self.placed, self.tree.tensors, strict=True)
-        )
+        (outside, *layers), before = (piece.copied for piece in self._pieces), len(self.tree.spans[0])
+        return (*outside[:before], *chain.from_iterable(layers), *outside[before:])
 
     @cached_property
     def hooked(self) -> bool:
@@ -743,20 +968,15 @@ class AcceleratePlan(InferencePlan):
         return set(self.homes.values()) != {self.main}
 
     @property
-    def dispatched(self) -> bool:
-        """Whether ``dispatch_model`` put the hooks, also on modules without tensors of their own."""
-        return len(set(self.homes.values())) > 1
-
-    @property
     def driven(self) -> int:  # type: ignore[override]  # given by the options
         """Number of GPUs that the process drives."""
-        return self.options.num_gpus
+        return self.strategy.num_gpus
 
     @property
     def cached(self) -> bool:
         """Whether the files on disk are in the page cache after the first pass."""
-        if self.options.page_cache is not None:
-            return self.options.page_cache
+        if self.strategy.page_cache is not None:
+            return self.strategy.page_cache
         needed = sum(one.size for one in self.held if one.tier == "dram")
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
@@ -764,14 +984,15 @@ class AcceleratePlan(InferencePlan):
     def basis(self) -> Basis:
         """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
         files are copied."""
-        host = self.machine.host
-        return Basis(
-            (host.eager_costs.operation, *([host.eager_costs.tensor] if self.hooked else [])),
-            (host.fsdp_costs.page_limit,) if self.bytes_at("disk") else (),
-            extrapolations=(
-                *((_UNMEASURED,) if self.hooked and host.eager is None else ()),
-                *arithmetic_beyond(self.model, self.workload, self.machine),
-            ),
+        host, found = self.machine.host, super().basis
+        if self.bytes_at("disk"):
+            found = found._replace(cpu_costs=(host.fsdp_costs.page_limit,))
+        if not self.hooked:
+            return found
+        unmeasured = (_UNMEASURED,) if host.eager is None else ()
+        return found._replace(
+            host_costs=(*found.host_costs, host.eager_costs.tensor),
+            extrapolations=(*unmeasured, *found.extrapolations),
         )
 
     @property
@@ -781,11 +1002,11 @@ class AcceleratePlan(InferencePlan):
         stored = (one.storage for module in self.modules for one in module.parameters)
         triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
         on_gpu = (_ON_GPU,) if triton and target(self) != "hbm" else ()
-        if not self.options.initialized and self.bytes_at("cpu"):
+        if not self.strategy.initialized and self.bytes_at("cpu"):
             return (*on_gpu, "weights that were never written are copied faster than those of a real model")
-        if self.options.page_cache is not None or not self.bytes_at("disk"):
+        if self.strategy.page_cache is not None or not self.bytes_at("disk"):
             return on_gpu
-        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.options.folder}"
+        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.strategy.folder}"
         if self.cached:
             text = f"{files} are read from the page cache in host memory"
             more = "the first pass, or other programs that use the memory, make it slower"
@@ -797,47 +1018,53 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
-        on_gpus = map(self._on_gpu, range(self.options.num_gpus))
+        on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
         fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if each.tier == "hbm"))
-        elsewhere = {home: sizes.values() for home, sizes in self.stored.items() if home.tier != "hbm"}
-        on_disk = self.stored.get(self.home("disk"), {}).values()
-        read = Held("dram", "tensor read from disk", max(on_disk, default=0), kind="staging")
+        elsewhere = {home: sizes for home, sizes in self.stored.items() if home.tier != "hbm"}
+        largest = max(self.stored.get(self.home("disk"), ()), default=0)
+        read = Held("dram", "tensor read from disk", largest, kind="staging")
         return (*fullest, *held_weights(elsewhere, self.machine, remedies={"dram": _MORE}), read)
 
     def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
         """Return what one GPU holds, with the cache of its layers and all activations, and what the host
         does beside weights."""
-        here = self._layers.get(gpu, set())
-        layers = grouped([layer for number, layer in enumerate(self.model.layers) if number in here])
-        part = replace(self.model, groups=layers)
+        layers = [
+            layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
+        ]
+        part = replace(self.model, groups=grouped(layers))
         on_gpu = (one for one in self.cache_memory(part, copies=1) if one.tier == "hbm")
         everywhere = (one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm")
-        loaded = max(map(sum, self.copied), default=0) if gpu == self.main else 0
+        brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
+        loaded = max(brought, default=0) if gpu == self.main else 0
         return (
             Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
             Held("hbm", "offloaded module, largest", loaded, kind="staging"),
             *self.working_memory(self.model, (*on_gpu, *everywhere)),
         )
 
-    @cached_property
-    def _layers(self) -> Mapping[int, set[int]]:
-        """Numbers of the layers in which each GPU computes something."""
-        found: dict[int, set[int]] = {}
-        for call, gpu in zip(self.tree.calls, self.executed, strict=True):
-            found.setdefault(gpu, set()).add(call.layer)
-        return found
-
     # -- schedules ------------------------------------------------------------------------------
 
     @cached_property
-    def executed(self) -> tuple[int, ...]:
-        """Number of the GPU that computes each call: its home, the main one if it is offloaded, or that of
-        the call before."""
-        found: list[int] = []
-        for _, home in self.placed:
-            before = found[-1] if found else self.main
-            found.append(home if isinstance(home, int) else before if home is None else self.main)
+    def _gpus(self) -> tuple[tuple[int, ...], ...]:
+        """Number of the GPU that computes each call before the layers, in each layer, and after them: its
+        home, the main one if it is offloaded, or that of the call before."""
+        known: dict[tuple[int, _HomesOfPart], tuple[int, ...]] = {}
+        found, last = list[tuple[int, ...]](), self.main
+        for homes in self._homes:
+            key = last, homes
+            if key not in known:
+                gpus = [last]
+                for home in homes:
+                    gpus.append(home if isinstance(home, int) else gpus[-1] if home is None else self.main)
+                known[key] = tuple(gpus[1:])
+            found.append(known[key])
+            last = known[key][-1] if homes else last
         return tuple(found)
+
+    @property
+    def executed(self) -> tuple[int, ...]:
+        """Number of the GPU that computes each call."""
+        return tuple(chain.from_iterable(self._gpus))
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
@@ -857,7 +1084,8 @@ class AcceleratePlan(InferencePlan):
     def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
         """Return the call of a module, with what its hook does."""
         module = self.tree.modules[number]
-        without = self.dispatched and module.kind == "container"
+        # dispatch_model puts hooks on modules without tensors of their own, too.
+        without = len(set(self.homes.values())) > 1 and module.kind == "container"
         hooked = self.hooked and (without or bool(module.parameters))
         return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
 
@@ -871,17 +1099,17 @@ class AcceleratePlan(InferencePlan):
         align = AlignDevices(
             self.new_tensors,
             known=self._new_memory,
-            pinned=self.options.pin_memory,
-            initialized=self.options.initialized,
-            folder=self.options.folder,
+            pinned=self.strategy.pin_memory,
+            initialized=self.strategy.initialized,
+            folder=self.strategy.folder,
             page_cache=not self.bytes_at("disk") or self.cached,
         )
         token = self.model.hidden_size * self.model.dtype_bytes
-        return (align, *([HiddenStates(token, self.executed[0])] if self.options.num_gpus > 1 else ()))
+        return (align, *([HiddenStates(token, self.executed[0])] if self.strategy.num_gpus > 1 else ()))
 
     def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
         """Return the driver of a pass, whose process has all GPUs; streams of hooks are on the main one."""
-        count, main = self.options.num_gpus, self.main
+        count, main = self.strategy.num_gpus, self.main
         gpus = (*range(count), *[main for hook in hooks for _ in hook.streams])
         devices = (Device("host thread"), *[Device("GPU", gpu) for gpu in gpus]) if count > 1 else ()
         return PassWriter(

@@ -32,21 +32,14 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
-from simoffload.results import (
-    Change,
-    Outlook,
-    StateDevice,
-    cause_text,
-    outlook,
-    run_mtbf,
-)
+from simoffload.results import Change, Outlook, StateDevice, cause_text, outlook, run_mtbf
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
 from simoffload.strategies.base import Basis, Phase, PhaseKind, Plan, Strategy
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.held import Held
-from simoffload.strategies.memory import KEPT_BY_MALLOC, pinned_rounding, system_memory
+from simoffload.strategies.held import Held, pinned_rounding
+from simoffload.strategies.memory import KEPT_BY_MALLOC, system_memory
 from simoffload.strategies.passes.streams import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
@@ -634,50 +627,6 @@ class _PartPhases(NamedTuple):
         ]
 
 
-def save_phases(
-    parts: Sequence[CheckpointPart], model: ModelShape, workload: Checkpointing, group: RankGroup
-) -> tuple[Phase, ...]:
-    """Return all phases from the call of save until the checkpoint is stored, in order.
-
-    ``group`` has all ranks.
-    """
-    before: list[Phase] = []
-    if workload.contents == "consolidated" and workload.stage == 3:
-        gathering = _PartPhases(group, parts[0], workload)
-        write = partial(PhaseWriter.consolidate, dtype_bytes=model.dtype_bytes)
-        before.append(gathering.phase("gather weights", _modules(model), write))
-    if workload.mode == "snapshot":
-        before += [
-            _PartPhases(group, part, workload).phase(
-                f"snapshot of {part.name}", blocks(part.size), PhaseWriter.snapshot
-            )
-            for part in parts
-        ]
-        parts = tuple(part._replace(device="dram") for part in parts)
-        workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
-    writing = [
-        phase
-        for part in parts
-        for phase in _PartPhases(group._replace(ranks=part.writers), part, workload).saved()
-    ]
-    if workload.mode != "blocking":
-        writing = [replace(phase, background=True) for phase in writing]
-    return (*before, *writing)
-
-
-def restore_phases(
-    parts: Sequence[CheckpointPart], workload: Checkpointing, group: RankGroup
-) -> tuple[Phase, ...]:
-    """Return all phases from the call of load until training can continue, in order; ``group`` has all ranks.
-
-    ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221 reads each file into host memory (``torch.load``);
-    ``load_state_dict`` then copies tensor by tensor. Below stage 3 every rank reads the whole file of the
-    weights (at stage 0, of all states); ranks of a host find it in the page cache when one of them has read
-    it.
-    """
-    return tuple(phase for part in parts for phase in _PartPhases(group, part, workload).restored())
-
-
 def _modules(model: ModelShape) -> list[Sequence[Module]]:
     """Return the modules that are gathered together: before the layers, of each layer, and after them."""
     groups = (model.modules_before, *model.layers, model.modules_after)
@@ -762,13 +711,42 @@ class CheckpointPlan(Plan):
                 by_host[rank // self.machine.gpus_per_node] += part.size
         return tuple(by_host)
 
+    @property
+    def _gathers(self) -> bool:
+        """Whether the weights are gathered on rank 0."""
+        return self.workload.contents == "consolidated" and self.workload.stage == 3
+
     def save(self) -> tuple[Phase, ...]:
-        """Phases of saving one checkpoint, in sequence."""
-        return save_phases(self.parts, self.model, self.workload, self.group)
+        """Phases of saving one checkpoint until it is stored, in sequence."""
+        group, parts, workload = self.group, self.parts, self.workload
+        before: list[Phase] = []
+        if self._gathers:
+            gathering = _PartPhases(group, parts[0], workload)
+            write = partial(PhaseWriter.consolidate, dtype_bytes=self.model.dtype_bytes)
+            before.append(gathering.phase("gather weights", _modules(self.model), write))
+        if workload.mode == "snapshot":
+            for part in parts:
+                staged, name = _PartPhases(group, part, workload), f"snapshot of {part.name}"
+                before.append(staged.phase(name, blocks(part.size), PhaseWriter.snapshot))
+            parts = tuple(part._replace(device="dram") for part in parts)
+            workload = workload.model_copy(update={"fsync": True})  # FileSystemWriter's sync_files
+        by_part = (_PartPhases(group._replace(ranks=part.writers), part, workload) for part in parts)
+        writing = [phase for one in by_part for phase in one.saved()]
+        if workload.mode != "blocking":
+            writing = [replace(phase, background=True) for phase in writing]
+        return (*before, *writing)
 
     def restore(self) -> tuple[Phase, ...]:
-        """Phases of restoring a checkpoint, in sequence; the other runs are assumed to continue training."""
-        return restore_phases(self.parts, self.workload, self.group._replace(jobs=1))
+        """Phases from the call of load until training can continue; the other runs are assumed to train.
+
+        ``load_checkpoint`` of deepspeedai/DeepSpeed@edaa7221 reads each file into host memory
+        (``torch.load``); ``load_state_dict`` then copies tensor by tensor. Below stage 3 every rank reads the
+        whole file of the weights (at stage 0, of all states); ranks of a host find it in the page cache when
+        one of them has read it.
+        """
+        group = self.group._replace(jobs=1)
+        by_part = (_PartPhases(group, part, self.workload) for part in self.parts)
+        return tuple(phase for one in by_part for phase in one.restored())
 
     def outlook(self, *, blocking_s: float, background_s: float, restore_s: float) -> Outlook:
         """Return the effect of blocking and background saving and of restoring [s] on the run."""
@@ -787,71 +765,51 @@ class CheckpointPlan(Plan):
     # -- memory ---------------------------------------------------------------------------------
 
     @property
-    def stored(self) -> Held:
-        """Files of all checkpoints that are kept."""
-        keep = self.workload.keep
-        return Held(
-            self.tier,
-            "saved checkpoints" if keep > 1 else "saved checkpoint",
-            self.size * keep,
-            remedy=f"lower keep: {keep}" if keep > 1 else "",
-            kind="checkpoints",
-        )
-
-    @property
     def held(self) -> tuple[Held, ...]:
-        """What tiers hold while a checkpoint is saved, in addition to training, and the kept checkpoints."""
-        terms = [self.stored, system_memory(self.machine, remedy=_HOSTS)]
+        """What tiers hold while a checkpoint is saved, in addition to training, and all checkpoints that are
+        kept."""
+        workload, keep = self.workload, self.workload.keep
+        name, fewer = ("saved checkpoints", f"lower keep: {keep}") if keep > 1 else ("saved checkpoint", "")
+        terms = [
+            Held(self.tier, name, self.size * keep, remedy=fewer, kind="checkpoints"),
+            system_memory(self.machine, remedy=_HOSTS),
+        ]
         if self.swap:  # files of the run
             terms.append(Held(self.swap, "swap files", 0, kind="optimizer"))
-        if self.workload.mode == "snapshot":
-            terms.append(self._snapshot())
+        if workload.mode == "snapshot":
+            size, pinned = sum(part.size for part in self.parts) * self.group.per_node, workload.pin_memory
+            terms.append(Held("dram", "snapshot", size, pinned=pinned, remedy="mode: blocking"))
         terms += self._in_writers()
-        if self.workload.contents == "consolidated" and self.workload.stage == 3:
+        if self._gathers:
             size = self.model.weight_bytes
             terms.append(Held("dram", "weights gathered on rank 0", size, remedy="contents: zero"))
         return tuple(terms)
 
-    def _snapshot(self) -> Held:
-        per_rank = sum(part.size for part in self.parts)
-        return Held(
-            "dram",
-            "snapshot",
-            per_rank * self.group.per_node,
-            pinned=self.workload.pin_memory,
-            remedy="mode: blocking",
-        )
-
-    def _in_writers(self) -> list[Held]:
-        """Return the buffers of the writers, for the part with the most writers on a host."""
-        writer, terms = self.workload.writer, []
-        crowded = max(self.group._replace(ranks=part.writers).per_node for part in self.parts)
-        if writer.type == "fast":
-            buffer = writer.io_buffer_size
-            if writer.use_gds:
-                return [Held("hbm", "I/O buffer", buffer, remedy=_BUFFER)]
-            rounding = pinned_rounding([buffer])
-            terms.append(
-                Held("dram", "I/O buffers", (buffer + rounding) * crowded, pinned=True, remedy=_BUFFER)
-            )
+    def _in_writers(self) -> Iterator[Held]:
+        """Yield the buffers of the writers, for the part with the most writers on a host, and of pages that
+        are not yet written to storage; others can be reclaimed."""
+        writer, writing = self.workload.writer, [self._writing(part) for part in self.parts]
+        fast, crowded = writer.type == "fast", max(writing)
+        if fast and writer.use_gds:
+            yield Held("hbm", "I/O buffer", writer.io_buffer_size, remedy=_BUFFER)
+            return
+        if fast:
+            each = writer.io_buffer_size + pinned_rounding([writer.io_buffer_size])
+            yield Held("dram", "I/O buffers", each * crowded, pinned=True, remedy=_BUFFER)
         if not writer.is_direct and self.workload.mode != "snapshot":
-            size = self._one_tensor() * crowded
-            terms.append(Held("dram", "tensors on their way from the GPU", size, remedy=_HOSTS))
-        if writer.type != "fast":
-            terms.append(self._dirty())
-        return terms
+            # A copy from the GPU, and a NumPy array.
+            largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
+            size = largest * (2 if fast else 1) * crowded
+            yield Held("dram", "tensors on their way from the GPU", size, remedy=_HOSTS)
+        if not fast:
+            host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
+            most = max(part.size * count for part, count in zip(self.parts, writing, strict=True))
+            size = min(most, int(DIRTY_LIMIT * host))
+            yield Held("dram", "page cache not yet written", size, remedy=_HOSTS)
 
-    def _one_tensor(self) -> int:
-        """Return the host memory for one tensor [B]: a copy from the GPU, and a NumPy array."""
-        largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
-        return largest * (2 if self.workload.writer.type == "fast" else 1)
-
-    def _dirty(self) -> Held:
-        """Return the page cache that is not yet written to storage; other pages can be reclaimed."""
-        host = self.machine.tiers["dram"].capacity - self.machine.host.reserved_bytes
-        most = max(part.size * self.group._replace(ranks=part.writers).per_node for part in self.parts)
-        size = min(most, int(DIRTY_LIMIT * host))
-        return Held("dram", "page cache not yet written", size, remedy=_HOSTS)
+    def _writing(self, part: CheckpointPart) -> int:
+        """Return the largest number of ranks of one host that write a part."""
+        return self.group._replace(ranks=part.writers).per_node
 
     # -- what to know before --------------------------------------------------------------------
 

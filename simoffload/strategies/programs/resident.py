@@ -12,10 +12,8 @@ from simoffload.models import ModelShape
 from simoffload.strategies.base import Description, Plan, ProgramTraits
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import optimizer_target, target
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.tensor_parallel import StagedPlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES, Placement, Placements, Tunable, Tunables
@@ -61,16 +59,15 @@ class Resident(CachingStrategy):
         )
         if plan is None:
             return
-        size = int(OffloadParamSection().buffer_size)
         if not optimizer_target(plan):
             before = (Edit.at("strategy.kind", "zero_inference"),)
             yield from self.cache_tunables(plan)
-            yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+            yield from inference_moves(plan, ranks=self.ranks, before=before)
             return
         from simoffload.strategies.programs.zero_training import stages_of_zero
 
         above = tuple(stages_of_zero(plan))
-        yield from training_moves(plan, above, ranks=self.ranks, buffer_size=size, before=_ZERO_TRAINING)
+        yield from training_moves(plan, above, self.ranks, None, *_ZERO_TRAINING)
         yield Tunable("partition", above)
         yield Tunable("adapters", lora_moves(plan.model, before=_ZERO_TRAINING))
 
@@ -90,14 +87,13 @@ class Resident(CachingStrategy):
 
 
 @dataclass(frozen=True)
-class ResidentPlan(StagedPlan):
+class ResidentPlan(InferencePlan):
     """A ResidentPlan is a plan of a model that stays in HBM."""
 
     model: ModelShape
     workload: Inference
     machine: Machine
     ranks: int
-    compiled: bool = False
     warnings: tuple[str, ...] = ()
     cache: KvCache = DEFAULT
     fewer: ClassVar = _OFFLOAD

@@ -9,11 +9,10 @@ sequence), a decode step with all sequences at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import ceil, prod
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +22,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import ModelShape, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import SERVED, Basis, Description, Plan, Strategy
@@ -37,18 +36,10 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config.keys import OffloadParamSection
 from simoffload.strategies.held import Held, memory_stages
-from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import (
-    FusedPassTimings,
-    LaunchedPassTimings,
-    PassTimings,
-    arithmetic_beyond,
-    experts_kernel,
-)
+from simoffload.strategies.passes.pass_writer import ForwardPass
+from simoffload.strategies.passes.timing import arithmetic_beyond, experts_kernel
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
@@ -57,8 +48,6 @@ from simoffload.strategies.programs.vllm_engine import (
     Stored,
     VllmEngine,
     block_bytes,
-    check_blocks,
-    checked_utilization,
     connector_command,
     default_tokens,
     fuller,
@@ -69,140 +58,9 @@ from simoffload.strategies.programs.vllm_engine import (
     unserved,
 )
 from simoffload.strategies.programs.zero_strategy import inference_moves
-from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks
-from simoffload.strategies.requirements import (
-    TRANSFORMERS as TRANSFORMERS_PROGRAM,
-)
-from simoffload.strategies.requirements import (
-    VLLM as VLLM_PROGRAM,
-)
+from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks_vllm
 from simoffload.strategies.tunables import Placements, Sizes, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
-
-# --------------------------------------------------------------------------------------------------
-# The plan of a model that goes through the stages of a pipeline.
-
-
-class StagedPlan(InferencePlan):
-    """A StagedPlan is a plan in which the model goes through the stages of a pipeline, one or several, each
-    with a part of all its layers on every GPU."""
-
-    degrees: Degrees
-    compiled: bool
-    """Whether kernels are launched as CUDA graphs."""
-    fewer: ClassVar[str]
-    """Remedy for too many weights on a GPU."""
-
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: in compiled code, if nothing else fuses them."""
-        return self.compiled
-
-    @property
-    def stages(self) -> tuple[ModelShape, ...]:
-        """Part of the model on a GPU of each stage."""
-        return self.divided.stages
-
-    @cached_property
-    def stage_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage."""
-        fused = FusedPassTimings if self.compiled else LaunchedPassTimings
-        kind = fused if self.fused else PassTimings
-        return tuple(
-            kind(
-                machine=self.machine,
-                model=stage,
-                modules=stage.distinct_modules,
-                zero3=False,
-                cache=self.cache_form,
-            )
-            for stage in self.divided.stages
-        )
-
-    @property
-    def paged_cache(self) -> bool:
-        """Whether the cache is in pages, as in vLLM."""
-        return self.fused
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """Modules of all stages; those of a layer are listed once in each stage."""
-        return tuple(module for stage in self.divided.stages for module in stage.distinct_modules)
-
-    @property
-    def stored_weights(self) -> tuple[Stored, ...]:
-        """Forms in which the weights are stored, and the kernels that read them."""
-        native = self.machine.accelerator.compute.float8 is not None
-        return stored_weights(self.modules, native_float8=native)
-
-    @property
-    def basis(self) -> Basis:
-        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
-        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
-        found = super().basis._replace(extrapolations=tuple(self._extrapolations()))
-        if self.compiled:
-            costs = self.machine.host.compiled_costs
-            called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
-            found = found._replace(
-                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
-            )
-        if not self.fused:
-            return found
-        kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
-        rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
-        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
-
-    def _uncompared(self) -> list[str]:
-        """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""
-        gpu, batch = self.machine.accelerator.name, self.workload.batch_size
-        found = list(unserved(self.stored_weights, gpu))
-        if self.model.latent_width is not None:
-            found.append("served latent attention")
-        if self.degrees.ranks > 1:
-            found.append("served from several GPUs")
-        known = served_runs(gpu) is not None
-        if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
-            found.append(f"served {batch} sequences at once on {gpu}")
-        return found if self.compiled else [*found, "launched fused kernels one by one"]
-
-    def _extrapolations(self) -> Iterator[str]:
-        """Yield warnings about numbers used outside the range in which they were measured."""
-        return arithmetic_beyond(self.divided.stages[-1], self.workload, self.machine)
-
-    @property
-    def fullest(self) -> ModelShape:
-        """Part of the model on the GPUs that need most memory: those of the stage with most weights."""
-        return max(self.divided.stages, key=lambda one: one.weight_bytes)
-
-    @property
-    def held_weights(self) -> Iterator[Held]:
-        """Weights of the GPUs that need most memory."""
-        yield Held("hbm", "weights", self.fullest.weight_bytes, remedy=self.fewer, kind="weights")
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module of each stage for each micro-batch of a pass [ps]."""
-        batches = self.micro_batches(forward)
-        times = [one.durations(batch) for batch in batches for one in self.stage_timings]
-        return tuple(chain.from_iterable(times))
-
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
-        """Return the parts in which a pass goes through the stages: several only in a prefill."""
-        count = min(self.degrees.pipeline, (first := forward.batch[0]).number)
-        if len(forward.batch) > 1 or (first.new_tokens < first.context and not forward.loads):
-            return [forward.batch]
-        each, more = divmod(first.number, count)
-        return [(first._replace(number=each + (part < more)),) for part in range(count)]
-
-    def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
-        """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
-        code = CompiledCode(self) if self.compiled else None
-        return (
-            *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
-            *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
-            *super().hooks(forward),
-            *([code] if code is not None else ()),
-        )
-
 
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
 _LEAST_TOKENS = 256
@@ -211,7 +69,7 @@ choice."""
 
 
 @dataclass(frozen=True)
-class TensorParallelPlan(StagedPlan):
+class TensorParallelPlan(InferencePlan):
     """A TensorParallelPlan is a plan of a model that several GPUs hold together."""
 
     model: ModelShape
@@ -238,6 +96,42 @@ class TensorParallelPlan(StagedPlan):
             *found,
         )
 
+    @property
+    def stored_weights(self) -> tuple[Stored, ...]:
+        """Forms in which the weights are stored, and the kernels that read them."""
+        native = self.machine.accelerator.compute.float8 is not None
+        return stored_weights(self.modules, native_float8=native)
+
+    @property
+    def basis(self) -> Basis:
+        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
+        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
+        found = super().basis
+        if self.compiled:
+            costs = self.machine.host.compiled_costs
+            called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
+            found = found._replace(
+                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
+            )
+        if not self.fused:
+            return found
+        kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
+        rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
+        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
+
+    def _uncompared(self) -> list[str]:
+        """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""
+        gpu, batch = self.machine.accelerator.name, self.workload.batch_size
+        found = list(unserved(self.stored_weights, gpu))
+        if self.model.latent_width is not None:
+            found.append("served latent attention")
+        if self.degrees.ranks > 1:
+            found.append("served from several GPUs")
+        known = served_runs(gpu) is not None
+        if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
+            found.append(f"served {batch} sequences at once on {gpu}")
+        return found if self.compiled else [*found, "launched fused kernels one by one"]
+
     def _working_memory(
         self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
     ) -> tuple[Held, ...]:
@@ -255,7 +149,7 @@ class TensorParallelPlan(StagedPlan):
             size = self.engine.blocks * self._block_bytes(part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
-        at_once = self.engine.at_once(workload.batch_size * workload.prompt_length)
+        at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
         return working_memory(
             part, workload, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
         )
@@ -268,7 +162,7 @@ class TensorParallelPlan(StagedPlan):
         """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
         layers that cache nothing."""
         engine, tier = self.engine, self.machine.tiers["hbm"]
-        if engine is None or self.cache.tier != "hbm" or not self.paged_cache:
+        if engine is None or self.cache.tier != "hbm" or not self.fused:
             return None
         if engine.blocks is not None:
             return CacheBlocks(engine.blocks, VLLM_BLOCK, engine.utilization, stated=True)
@@ -292,13 +186,13 @@ class TensorParallelPlan(StagedPlan):
         batch = (Sequences(work.batch_size, work.prompt_length - loaded, work.prompt_length),)
         return [batch] if self.engine is None else self.engine.chunks(batch)
 
-    def _extrapolations(self) -> Iterator[str]:
+    def _extrapolations(self) -> Iterable[str]:
         work, engine = self.workload, self.engine
         if engine is not None and engine.tokens < work.batch_size * work.prompt_length:
             work = work.model_copy(update={"batch_size": 1, "prompt_length": engine.tokens})
         return arithmetic_beyond(self.divided.stages[-1], work, self.machine)
 
-    def micro_batches(self, forward: ForwardPass) -> list[tuple[Sequences, ...]]:
+    def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts in which a pass goes through the stages, none with more tokens than vLLM computes
         at once."""
         parts = super().micro_batches(forward)
@@ -366,13 +260,12 @@ class DividedStrategy(CachingStrategy):
         """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
         refuses, or that another program does not have."""
         if self._has_engine:
-            if self.kv_blocks is not None:
-                check_blocks(self.kv_blocks, sequences=workload.batch_size, tokens=workload.max_context)
+            stated = "gpu_memory_utilization" in self.model_fields_set
             return VllmEngine.of(
                 machine,
-                sequences=workload.batch_size,
+                workload,
                 tokens=self.max_num_batched_tokens,
-                utilization=self._utilization(machine),
+                utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
             )
         for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
@@ -383,16 +276,11 @@ class DividedStrategy(CachingStrategy):
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
 
-    def _utilization(self, machine: Machine) -> float:
-        """Return the fraction of memory to fill. Raises InputError for one with which vLLM does not start."""
-        stated = "gpu_memory_utilization" in self.model_fields_set
-        return checked_utilization(self.gpu_memory_utilization if stated else None, machine)
-
     def served(self, model: ModelShape, machine: Machine) -> ModelShape:
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
         check_dtype(model)
         form = self.kv_cache.format
-        check_capability(VLLM_PROGRAM, model, machine, cache_format=form, without=self.without_vllm)
+        check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
         return model.as_served()
 
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
@@ -460,16 +348,13 @@ class TensorParallel(DividedStrategy):
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
         yield Placements(
-            refusal="offload with strategy.kind zero_inference",
-            name="tensor parallel",
-            phrase=DIVIDED,
+            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=DIVIDED
         )
         if not isinstance(plan, TensorParallelPlan):
             return
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
-        size = int(OffloadParamSection().buffer_size)
         yield from self.cache_tunables(plan)
-        yield from inference_moves(plan, ranks=self.ranks, buffer_size=size, before=before)
+        yield from inference_moves(plan, ranks=self.ranks, before=before)
         yield from self.engine_tunables(plan)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
@@ -478,7 +363,7 @@ class TensorParallel(DividedStrategy):
             served = self.served(model, machine)
             model = served if self._uses_vllm else model
         else:
-            check_capability(TRANSFORMERS_PROGRAM, model, machine)
+            check_capability(TRANSFORMERS.program, model, machine)
         plan = TensorParallelPlan(
             model=model,
             workload=workload,
@@ -512,7 +397,7 @@ class TensorParallel(DividedStrategy):
         larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
         for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
             for sizes in arrangements(gpus, machine):
-                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks(VLLM_PROGRAM, machine)}
+                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks_vllm(machine)}
                 with suppress(InputError):
                     plan = cls.model_validate(strategy).plan(model, work, machine)
                     if all(use.fits for use in peak_uses(memory_stages(plan), machine.tiers)):

@@ -15,7 +15,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -28,14 +28,13 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
+from simoffload.models.shape import stored_bytes
 from simoffload.results import Change, Facts
 from simoffload.strategies.base import SERVED, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
-from simoffload.strategies.held import Held, HeldKind
-from simoffload.strategies.homes import Home
+from simoffload.strategies.held import ROUNDING, Held, HeldKind, Home, pinned_rounding
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
-from simoffload.strategies.memory import ROUNDING, pinned_rounding
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
     DIVIDED,
@@ -73,6 +72,10 @@ _ROUNDED = 1 << 20
 BACKEND = "--moe-backend marlin"
 """Option of vLLM for Marlin's kernels."""
 _UNROUNDED = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1"
+_ROUNDS = (
+    "PyTorch would round pinned tensors up to powers of two, by more than half of their size in all; without "
+    f"this setting they may not fit: {_UNROUNDED}"
+)
 
 
 def of_marlin(model: ModelShape) -> ModelShape:
@@ -118,35 +121,17 @@ class PinnedWeights(NamedTuple):
     unrounded: bool
     """Whether the exported command sets a size above which PyTorch adds none."""
 
-    @property
-    def environment(self) -> str:
-        """Line before the exported command."""
-        return f"export {_UNROUNDED}\n" if self.unrounded else ""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Note on what that line prevents."""
-        text = (
-            "PyTorch would round pinned tensors up to powers of two, by more than half of their size in all"
-        )
-        return (f"{text}; without this setting they may not fit: {_UNROUNDED}",) if self.unrounded else ()
-
-
-def pinned_weights(sizes: Sequence[int]) -> PinnedWeights:
-    """Return what tensors of some sizes [B] occupy in pinned memory with the exported command."""
-    size, rounding = sum(sizes), pinned_rounding(sizes)
-    if rounding <= _WASTED * size:
-        return PinnedWeights(size, rounding, unrounded=False)
-    return PinnedWeights(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> PinnedWeights:
+        """Return what tensors of some sizes [B] occupy with the exported command."""
+        size, rounding = sum(sizes), pinned_rounding(sizes)
+        if rounding <= _WASTED * size:
+            return cls(size, rounding, unrounded=False)
+        return cls(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
 
 
 # --------------------------------------------------------------------------------------------------
 # Groups of layers of which vLLM prefetches some: all numbers of layers that can be offloaded, as a split.
-
-
-def stored_bytes_of(model: ModelShape) -> Callable[[Module], int]:
-    """Return a function from a module to the size of its tensors [B]."""
-    return lambda module: sum(one.stored_bytes(model.dtype_bytes) for one in module.parameters)
 
 
 def group_of(layers: int, count: int) -> tuple[int, int]:
@@ -307,7 +292,7 @@ class VllmCpuOffload(DividedStrategy):
     def _prefetched(self, model: ModelShape) -> Iterator[Change]:
         """Yield prefetching of at least as many bytes as kernels read in place, and of one slot more."""
         layers = model.num_hidden_layers // self.pipeline_parallel_size
-        inside = sum(count * sum(map(stored_bytes_of(model), layer)) for layer, count in model.kinds)
+        inside = sum(count * stored_bytes(layer, model) for layer, count in model.kinds)
         each = inside // (model.num_hidden_layers * self.tensor_parallel_size)
         if not self.cpu_offload_gb or layers < 2 or not each:
             return
@@ -355,7 +340,7 @@ class VllmCpuOffload(DividedStrategy):
         given += [BACKEND] if plan.repacked else []
         options = (*given, *self.engine_options(plan))
         command = vllm_command(plan, self.degrees, *options, compiled=self.compiled)
-        return {"vllm-serve.sh": plan.pinned.environment + command}
+        return {"vllm-serve.sh": (f"export {_UNROUNDED}\n" if plan.pinned.unrounded else "") + command}
 
 
 Weights = Mapping[str, tuple[int, ...]]
@@ -377,7 +362,8 @@ class VllmOffloadPlan(TensorParallelPlan):
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
         """Also a warning about options of groups without groups."""
-        found, options = (*super().warnings, *self.pinned.warnings, *self._moved_again), self.options
+        options, rounds = self.options, [_ROUNDS] if self.pinned.unrounded else []
+        found = (*super().warnings, *rounds, *self._moved_again)
         if options.group or options.number == options.step == 1:
             return found
         key = "offload_num_in_group" if options.number > 1 else "offload_prefetch_step"
@@ -405,7 +391,7 @@ class VllmOffloadPlan(TensorParallelPlan):
     @cached_property
     def pinned(self) -> PinnedWeights:
         """Pinned weights of all stages of one GPU each."""
-        return pinned_weights(
+        return PinnedWeights.of(
             [size for stage in self.offloaded for layer in stage for one in layer.values() for size in one]
         )
 
@@ -460,15 +446,16 @@ class VllmOffloadPlan(TensorParallelPlan):
             }
             for kind, _ in stage.kinds
         }
-        layers: list[Weights] = [by_kind[layer] for layer in stage.layers]
+        layers: tuple[Weights, ...] = stage.by_layer(by_kind.__getitem__)
+        none: Weights = {}
         if not group:
             sizes = {id(one): size_of([one]) for one in by_kind.values()}
             spent = accumulate((sizes[id(one)] for one in layers), initial=0)
             return tuple(
-                one if 0 < sizes[id(one)] <= budget - before else _within(budget - before, one)
+                one if sizes[id(one)] <= budget - before else _within(budget - before, one, none)
                 for before, one in zip(spent, layers, strict=False)
             )
-        chosen = tuple(one if at % group >= group - number else {} for at, one in enumerate(layers))
+        chosen = tuple(one if at % group >= group - number else none for at, one in enumerate(layers))
         if step > (offloaded := sum(map(bool, chosen))):
             key = "offload_prefetch_step" if offloaded else "offload_group_size"
             text = f"only {offloaded} of the {len(layers)} layers of a GPU are offloaded"
@@ -515,11 +502,13 @@ class VllmOffloadPlan(TensorParallelPlan):
             yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
 
 
-def _within(budget: int, sizes: Weights) -> Weights:
-    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent; the last one may
-    exceed it."""
+def _within(budget: int, sizes: Weights, none: Weights) -> Weights:
+    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent, the last of which may
+    exceed it; ``none`` where it is spent."""
+    if budget <= 0:
+        return none
     found: dict[str, tuple[int, ...]] = {}
-    for name, tensors in sizes.items() if budget > 0 else ():
+    for name, tensors in sizes.items():
         for size in tensors:
             if budget > 0:
                 found[name] = (*found.get(name, ()), size)
@@ -547,7 +536,8 @@ class Prefetch(Hook):
     def holds(self) -> Iterator[Held]:
         """Yield the slots on the GPU that needs most, and two pinned buffers for layers in files."""
         options = self._plan.options
-        sizes = [[size_of([layer]) for layer in stage] for stage in self._plan.offloaded]
+        distinct = ({id(layer): layer for layer in stage}.values() for stage in self._plan.offloaded)
+        sizes = [[size_of([layer]) for layer in layers] for layers in distinct]
         slots = options.step * max(sizes[self._plan.fullest_stage])
         yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
         if options.tier != "dram":

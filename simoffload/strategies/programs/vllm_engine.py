@@ -27,6 +27,7 @@ from simoffload.strategies.cache.connector import BLOCK_TERMS, THREADS, BlockMov
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
 from simoffload.strategies.held import Held
 from simoffload.units import format_bytes, plural
+from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
 # Real runs of vLLM with which predictions of compiled serving were compared: on which GPUs, and of what.
@@ -159,18 +160,32 @@ class VllmEngine(NamedTuple):
 
     @classmethod
     def of(
-        cls, machine: Machine, *, sequences: int, tokens: int | None, utilization: float, blocks: int | None
+        cls,
+        machine: Machine,
+        workload: Inference,
+        *,
+        tokens: int | None,
+        utilization: float | None,
+        blocks: int | None,
     ) -> VllmEngine:
-        """Return the engine for a number of sequences, which none of its steps may lack a token for.
+        """Return the engine for a workload, of which no step may lack a token for a sequence; None: as vLLM
+        chooses.
 
-        Raises InputError for fewer tokens than sequences, which vLLM refuses.
+        Raises InputError for fewer tokens than sequences, which vLLM refuses, for a fraction of memory with
+        which it does not start, and for fewer blocks than the sequences need, of which it would compute some
+        later.
         """
-        if tokens is None:
-            return cls(max(sequences, default_tokens(machine)), utilization, blocks)
-        if tokens < sequences:
+        sequences, length = workload.batch_size, workload.max_context
+        needed = sequences * -(-length // VLLM_BLOCK)
+        if blocks is not None and blocks < needed:
+            text = f"{plural(blocks, 'block')} of {VLLM_BLOCK} tokens are fewer than the {needed:,} that "
+            text += f"{plural(sequences, 'sequence')} with {length:,} tokens need"
+            raise InputError.at("strategy.kv_blocks", f"{text}; raise it, or lower workload.batch_size")
+        fills = checked_utilization(utilization, machine)
+        if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"
             raise InputError.at("strategy.max_num_batched_tokens", f"{text}, or lower workload.batch_size")
-        return cls(tokens, utilization, blocks)
+        return cls(tokens or max(sequences, default_tokens(machine)), fills, blocks)
 
     def chunks(self, batch: Sequence[Sequences]) -> list[tuple[Sequences, ...]]:
         """Return the steps in which a batch is computed: each has as many tokens as vLLM computes at once,
@@ -198,10 +213,6 @@ class VllmEngine(NamedTuple):
                     found.append(tuple(parts))
                     parts, room = [], self.tokens
         return [*found, tuple(parts)]
-
-    def at_once(self, tokens: int) -> int:
-        """Return how many of ``tokens`` are computed at once."""
-        return min(self.tokens, tokens)
 
     def memory(
         self, stage: ModelShape, machine: Machine, *, sequences: int, compiled: bool, alone: bool
@@ -313,16 +324,6 @@ def graph_sizes(sequences: int) -> tuple[int, ...]:
     most = min(2 * min(sequences, _MOST_SEQUENCES), _LARGEST_GRAPH)
     sizes: Iterator[int] = chain((1, 2, 4), range(8, 256, 8), range(256, _LARGEST_GRAPH + 1, 16))
     return tuple(one for one in sizes if one <= most)
-
-
-def check_blocks(blocks: int, *, sequences: int, tokens: int) -> None:
-    """Raise InputError for fewer blocks than the sequences need with ``tokens`` each: vLLM would compute some
-    of them later."""
-    needed = sequences * -(-tokens // VLLM_BLOCK)
-    if blocks < needed:
-        text = f"{plural(blocks, 'block')} of {VLLM_BLOCK} tokens are fewer than the {needed:,} that "
-        text += f"{plural(sequences, 'sequence')} with {tokens:,} tokens need"
-        raise InputError.at("strategy.kv_blocks", f"{text}; raise it, or lower workload.batch_size")
 
 
 # --------------------------------------------------------------------------------------------------

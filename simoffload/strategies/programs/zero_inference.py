@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,7 +19,7 @@ from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import ModelShape, Module
 from simoffload.results import Change, Facts
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Plan, Strategy
+from simoffload.strategies.base import Plan, Strategy
 from simoffload.strategies.cache.cpu_attention import COMMAND, example_command
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
@@ -30,13 +30,16 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings
-from simoffload.strategies.ds_config.keys import OffloadParamSection
-from simoffload.strategies.held import Held
-from simoffload.strategies.hooks.parallel import Collectives
+from simoffload.strategies.ds_config.export import (
+    FILE,
+    Work,
+    exported_config,
+    larger_buffers,
+    memory_settings,
+)
+from simoffload.strategies.held import ROUNDING, Held, pinned_rounding
 from simoffload.strategies.hooks.zero import Partitioning
-from simoffload.strategies.memory import ROUNDING, pinned_rounding
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import arithmetic_beyond, ranks_beyond, spread_bound
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_strategy import (
@@ -151,12 +154,12 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
         """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
-        needed, usual = -(-model.largest_parameter // gpus), int(OffloadParamSection().buffer_size)
+        larger = larger_buffers(model, gpus)
 
         def change(tier: Tier) -> Change:
             section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
-            if tier.is_storage and needed > usual:
-                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": needed}}}
+            for one in larger if tier.is_storage else ():
+                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
             text = f"weights on {tier.name} (zero_inference)"
             return Change("placement", text, (Edit(("strategy",), section),))
 
@@ -167,12 +170,9 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         """Return edits that put weights in host memory unless ds_config places them, with large enough swap
         buffers."""
         placed = super().filled(model)
-        section = self.ds_config.zero_optimization.offload_param or OffloadParamSection()
-        slice_numel = -(-model.largest_parameter // self.ranks)
-        if "buffer_size" not in section.model_fields_set and slice_numel > int(section.buffer_size):
-            key = "strategy.ds_config.zero_optimization.offload_param.buffer_size"
-            return (*placed, Edit.at(key, slice_numel))
-        return placed
+        section = self.written("weights")
+        given = section is not None and "buffer_size" in section.model_fields_set
+        return placed if given else (*placed, *larger_buffers(model, self.ranks))
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
@@ -227,18 +227,8 @@ class ZeroInferencePlan(InferencePlan):
     def templates(self) -> ScheduleTemplates:
         """Templates of the passes, in which the durations of kernels are filled in later."""
         return schedule_templates_of(
-            self.part, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
+            self.fullest, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
         )
-
-    @property
-    def part(self) -> ModelShape:
-        """Part of the model of which a GPU fetches its partition."""
-        return self.model if self.degrees.tensor == 1 else self.divided.stages[0]
-
-    @property
-    def stages(self) -> tuple[ModelShape, ...]:
-        """Part of the model on a GPU of each stage."""
-        return (self.part,)
 
     @property
     def modules(self) -> Sequence[Module]:
@@ -255,15 +245,12 @@ class ZeroInferencePlan(InferencePlan):
         """Every parameter tensor with its partition."""
         return self.layered.tensors
 
-    @cached_property
-    def basis(self) -> Basis:
-        """Numbers on which its times rest, with warnings about those used outside of their range."""
-        beyond = (
+    def _extrapolations(self) -> Iterable[str]:
+        return (
             *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
             *_transfers_beyond(self),
             *arithmetic_beyond(self.model, self.workload, self.machine),
         )
-        return super().basis._replace(extrapolations=beyond)
 
     def remarks(self, kind: str) -> list[str]:
         """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
@@ -292,7 +279,7 @@ class ZeroInferencePlan(InferencePlan):
     @cached_property
     def fetches_called(self) -> bool:
         """Whether experts are modules of their own of which only those are fetched that are called."""
-        return fetches_called(self.part, self.placement.settings)
+        return fetches_called(self.fullest, self.placement.settings)
 
     @cached_property
     def order_lasts(self) -> bool:
@@ -326,11 +313,7 @@ class ZeroInferencePlan(InferencePlan):
         durations, alone = self.durations(forward), not (forward.loads or forward.stores)
         if alone and not (self.cache.moves or self.cache.attends_on_cpu or self.degrees.tensor > 1):
             return plan.templates.schedule(durations, name=forward.name, warm=warm)
-
-        def hooks() -> tuple[Hook, ...]:
-            exchanges = (Collectives(self, None),) if self.degrees.tensor > 1 else ()
-            return (*exchanges, *self.cache_hooks(forward))
-
+        hooks = partial(self.hooks, forward)
         return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
 
     @cached_property
@@ -344,7 +327,7 @@ class ZeroInferencePlan(InferencePlan):
         if not direct:
             gathered.append(("all-gather buffer", peak.gather * size))
         staged = (Held("hbm", *one, remedy=_PREFETCH, kind="staging") for one in gathered)
-        return (*staged, *self.working_memory(self.part), *self.held_weights)
+        return (*staged, *self.working_memory(self.fullest), *self.held_weights)
 
     @property
     def held_weights(self) -> Iterator[Held]:

@@ -21,17 +21,11 @@ from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
-from simoffload.strategies.ds_config.export import allowing, faster_settings, released
+from simoffload.strategies.ds_config.export import allowing, faster_settings, larger_buffers, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.held import optimizer_target, target
-from simoffload.strategies.tunables import (
-    AnyTier,
-    Placement,
-    Placements,
-    Sizes,
-    Tunable,
-)
+from simoffload.strategies.tunables import AnyTier, Placement, Placements, Sizes, Tunable
 
 OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
@@ -225,7 +219,7 @@ def gathered(tier: str, ranks: int) -> str:
 
 
 def inference_moves(
-    plan: Plan, *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
+    plan: Plan, *, ranks: int, buffer_size: int | None = None, before: tuple[Edit, ...] = ()
 ) -> Iterator[Tunable]:
     """Yield changes that move the weights to each tier, smaller ones first; ``before`` are edits made
     first."""
@@ -236,7 +230,7 @@ def inference_moves(
 
 
 def training_moves(
-    plan: Plan, stages: tuple[Change, ...], *, ranks: int, buffer_size: int, before: tuple[Edit, ...] = ()
+    plan: Plan, stages: tuple[Change, ...], ranks: int, buffer_size: int | None = None, *before: Edit
 ) -> Iterator[Tunable]:
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
@@ -269,14 +263,10 @@ def _smaller_first(machine: Machine) -> list[Tier]:
     return sorted(machine.tiers.values(), key=lambda one: one.capacity)
 
 
-def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int) -> tuple[Edit, ...]:
+def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int | None) -> tuple[Edit, ...]:
     """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
-    placed = Edit(("strategy", "weights"), tier.name)
-    largest = -(-model.largest_parameter // ranks)
-    if not tier.is_storage or largest <= buffer_size:
-        return (placed,)
-    keys = ("strategy", "ds_config", "zero_optimization", "offload_param", "buffer_size")
-    return (placed, Edit(keys, largest))
+    buffers = larger_buffers(model, ranks, buffer_size) if tier.is_storage else ()
+    return (Edit(("strategy", "weights"), tier.name), *buffers)
 
 
 def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Change]:

@@ -19,19 +19,19 @@ from pydantic import Field
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Repeated, Sequences
+from simoffload.models import ModelShape, Repeated
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Basis, Description, Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
-from simoffload.strategies.ds_config.keys import ZeroSection, batch_problems
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, ZenFlow, resolve_training
+from simoffload.strategies.ds_config.keys import ZenFlowSection, batch_problems
+from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, resolve_training
 from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import StagePass
 from simoffload.strategies.passes.streams import Routes
-from simoffload.strategies.passes.timing import TrainingTiming, ranks_beyond
+from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
@@ -42,7 +42,7 @@ from simoffload.strategies.programs.zero_strategy import (
     training_moves,
     within_config,
 )
-from simoffload.strategies.training.memory import estimates_for, held_in_training
+from simoffload.strategies.training.memory import TrainingMemory, estimates_for
 from simoffload.strategies.training.micro_step import (
     ActivationOffload,
     MicroStep,
@@ -143,16 +143,10 @@ class ZeroTrainingPlan(StepWork):
 
     # -- schedules ------------------------------------------------------------------------------
 
-    @cached_property
-    def timing(self) -> TrainingTiming:
-        """Durations of modules on this machine."""
-        return TrainingTiming(
-            machine=self.machine,
-            model=self.model,
-            batch=self.workload.batch_size,
-            length=self.workload.sequence_length,
-            zero3=self.settings.stage == 3,
-        )
+    @property
+    def zero3(self) -> bool:  # type: ignore[override]  # given by the settings
+        """Whether ZeRO-3 runs the modules."""
+        return self.settings.stage == 3
 
     def schedule(self, part: StepPart) -> Schedule:
         """Return the schedule of one part of a step."""
@@ -162,11 +156,10 @@ class ZeroTrainingPlan(StepWork):
                 self.layered.fill(out.swapper)
             self.step.write(out, part)
             return out.build()
-        backward, work = part.phase == "backward", self.workload
-        batch = (Sequences(work.batch_size, work.sequence_length, work.sequence_length),)
+        backward = part.phase == "backward"
         for stack in self._stacks(part):
             layers = stack.trace.layers
-            decisions = self.layered.decisions(stack) if self.settings.stage == 3 else None
+            decisions = self.layered.decisions(stack) if self.zero3 else None
             hook = MicroStep(stack, decisions, self.state, self._activations(layers), part)
             out = MicroStepWriter(self, part, hook)
             parts = parts_of_training(
@@ -175,7 +168,7 @@ class ZeroTrainingPlan(StepWork):
                 backward=backward,
                 layers=self.model.num_hidden_layers,
             )
-            schedule = out.write([StagePass(parts, self.timing, batch)])
+            schedule = out.write([StagePass(parts, self.timing, self.batch)])
             if hook.complete:
                 break
         return schedule
@@ -202,7 +195,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
-        return self.layered.peak(warm=True) if self.settings.stage == 3 else None
+        return self.layered.peak(warm=True) if self.zero3 else None
 
     def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
         """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
@@ -227,22 +220,18 @@ class ZeroTrainingPlan(StepWork):
     def steady_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage in one later step."""
         read = self.peak.read if self.peak else Repeated[Tensor]()
-        return self._files.steady([(read, self.step.cycle)])
+        return RankFiles(self.state).steady([(read, self.step.cycle)])
 
     @cached_property
     def first_io(self) -> tuple[StorageStage, ...]:
         """Transfers of one rank to and from storage until the end of the first step."""
         passed: list[tuple[Repeated[Tensor], int]] = []
-        if self.settings.stage == 3:
+        if self.zero3:
             later = self.peak.read if self.peak else Repeated[Tensor]()
-            first = self.layered.peak(warm=False).read
+            stored = self.settings.params.device == "nvme"
+            first = self.layered.peak(warm=False).read if stored else later
             passed = [(first, 1), (later, self.workload.gradient_accumulation_steps - 1)]
-        return self._files.until_first_step(passed)
-
-    @cached_property
-    def _files(self) -> RankFiles:
-        """Files that one rank reads and writes."""
-        return RankFiles(self.state)
+        return RankFiles(self.state).until_first_step(passed)
 
     @property
     def requests(self) -> tuple[StorageRequests, ...]:
@@ -254,7 +243,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds at each stage of the run."""
-        found = held_in_training(self.state, self.workload, self.machine, peak=self.peak)
+        found = TrainingMemory(self.state, self.workload, self.machine, self.peak).held()
         stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
         return tuple(
             one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
@@ -268,7 +257,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def paged_out(self) -> int:
         """[B] of moments that one GPU pages out in each step, and back."""
-        if not self.settings.optimizer.startswith("Paged"):
+        if not self.settings.optimizer.startswith("paged"):
             return 0
         return paged_out(self.held, per_host=self.processes)
 
@@ -358,7 +347,6 @@ class ZeroTraining(ZeroStrategy):
                 *others,
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
-                *_interval_warnings(self.ds_config.zero_optimization, settings),
                 *([_QUANTIZED] if weight_bits is not None else []),
             ),
             weight_bits=weight_bits,
@@ -378,7 +366,7 @@ class ZeroTraining(ZeroStrategy):
         if not isinstance(plan, ZeroTrainingPlan):
             return
         settings, above = plan.settings, tuple(stages(plan.settings))
-        yield from training_moves(plan, above, ranks=self.ranks, buffer_size=settings.params.buffer_size)
+        yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
         yield Tunable("partition", above)
         yield from memory_settings(settings)
         yield Tunable("precision", self._precisions())
@@ -490,14 +478,10 @@ def _mode_warnings(settings: TrainingSettings, workload: Training) -> Iterator[s
             "ds_config activation_checkpointing.cpu_checkpointing: without the workload's "
             "gradient_checkpointing there are no checkpoints to offload"
         )
-
-
-def _interval_warnings(zero: ZeroSection, settings: TrainingSettings) -> Iterator[str]:
-    """Yield a warning if ZenFlow's update interval depends on the gradients."""
-    if zero.zenflow is not None and settings.zenflow is not None and zero.zenflow.update_interval == "auto":
+    if settings.zenflow is not None and settings.zenflow.update_interval == "auto":
         yield (
             'zenflow.update_interval "auto" depends on the gradients; '
-            f"{settings.zenflow.update_interval} micro-steps are assumed"
+            f"{settings.zenflow.interval} micro-steps are assumed"
         )
 
 
@@ -524,8 +508,8 @@ def _share_warnings(settings: TrainingSettings, updates: Sequence[Update]) -> It
         )
 
 
-def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
-    interval = zenflow.update_interval
+def _zenflow(zenflow: ZenFlowSection, accumulation: int) -> Iterator[str]:
+    interval = zenflow.interval
     if accumulation != interval:
         yield (
             f"ZenFlow updates on the CPU every {interval} micro-steps (update_interval) instead of "
@@ -536,9 +520,9 @@ def _zenflow(zenflow: ZenFlow, accumulation: int) -> Iterator[str]:
             f"ZenFlow's first {zenflow.full_warm_up_rounds} micro-steps (full_warm_up_rounds) update "
             "everything and take longer; the result is a later step"
         )
-    if zenflow.select_interval % interval:
+    if zenflow.selects_every % interval:
         yield (
-            f"zenflow.select_interval {zenflow.select_interval} is not a multiple of update_interval "
+            f"zenflow.select_interval {zenflow.selects_every} is not a multiple of update_interval "
             f"{interval}: DeepSpeed updates at each selection, too, which is left out"
         )
 

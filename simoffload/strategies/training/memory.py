@@ -30,8 +30,8 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.held import INITIALISATION, Held, HeldKind
-from simoffload.strategies.memory import ROUNDING, activations_of, pinned_block, system_memory
+from simoffload.strategies.held import INITIALISATION, ROUNDING, Held, HeldKind, pinned_block
+from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,
@@ -49,6 +49,37 @@ if TYPE_CHECKING:
 _FLATTENS_ON_GPU = (0, 19, 0)
 _ALL_REDUCE_BUCKET = 500_000_000
 """[elements] that stage 0 reduces at a time (``allreduce_bucket_size``, deepspeed/runtime/engine.py)."""
+_DOUBLE = 8
+"""[B] per element of gradient norms, computed in double precision from a cast of the whole tensor."""
+_NORM_CHUNK = 250_000_000
+"""[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
+_COPIES_ON_GPU = (0, 18, 3)
+"""Version from which stages 1 and 2 copy a rank's gradients on the GPU before they go to the host."""
+_SELECTED = 4
+"""Number of 16-bit tensors that ZenFlow keeps for the selected columns: two moments, a copy, the gradient."""
+_BATCH = "lower batch_size or sequence_length"
+_KEPT = f"{_BATCH}, or set gradient_checkpointing"
+_CHECKPOINTS = "lower batch_size or sequence_length, or set activation_checkpointing.cpu_checkpointing"
+_BUCKET = "lower reduce_bucket_size"
+_FETCH = "lower stage3_max_live_parameters, stage3_max_reuse_distance or stage3_prefetch_bucket_size"
+_OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
+_SUB_GROUP = "lower sub_group_size"
+MICRO_STEP = "forward and backward"
+OPTIMIZER_STEP = "optimizer step"
+OVERFLOW_CHECK = "overflow check"
+_STATES = 3
+_BUFFERS = "lower offload_param.buffer_count or buffer_size"
+_NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
+_HOSTS = "set dtype to bfloat16, or use more hosts"
+_PINNED = "unset offload_param.pin_memory"
+_GRADIENT_PIN_SETTING = (0, 10, 1)
+"""Version from which stages 1 and 2 pin gradients only if ``pin_memory`` is set; before, they always do."""
+_MASTER_PINNED, _MASTER_PIN_SETTING = (0, 14, 1), (0, 18, 3)
+"""Versions in which stages 1 and 2 changed the pinning of master weights. Before the first they are not
+pinned, from the first they are always pinned, and from the second ``pin_memory`` decides."""
+_COPY_IN_16_BIT = (0, 17, 0)
+"""Version from which stages 1 and 2 cast updated parameters into a separate buffer."""
+_CACHED = "page-locked memory that PyTorch keeps after start-up"
 
 
 class StateBytes(NamedTuple):
@@ -127,13 +158,63 @@ def _parameters(
     return (weights.where(lambda weight: not weight.trainable) if frozen else weights).map(size)
 
 
+def _largest(weights: Repeated[Weight]) -> int:
+    return max([one.numel for one in weights.distinct], default=0)
+
+
+def _term(name: str, size: int, remedy: str = "", kind: HeldKind = "working") -> Held:
+    return Held("hbm", name, size, remedy=remedy, kind=kind)
+
+
+class _Ledger:
+    """A _Ledger adds up allocations in the memory of a host on which all processes make the same ones."""
+
+    def __init__(self, memory: TrainingMemory) -> None:
+        self._ranks = memory.per_host
+        self._terms = [system_memory(memory.machine)]
+        self.kind: HeldKind = "working"
+        """What is being added at present."""
+        self._rounding = 0
+
+    def add(
+        self,
+        name: str,
+        sizes: int | Repeated[int],
+        *,
+        pinned: bool = False,
+        locked: bool = False,
+        remedy: str = "",
+        once: bool = False,
+    ) -> None:
+        """Add allocations of every rank [B]; those of PyTorch (``pinned``, not ``locked``) are rounded."""
+        found = Repeated.once([sizes]) if isinstance(sizes, int) else sizes
+        if pinned:
+            self._rounding += found.total(lambda size: pinned_block(size) - size)
+        if size := found.total(int) * self._ranks:
+            held = Held("dram", name, size, pinned or locked, remedy, once, kind=self.kind)
+            self._terms.append(held)
+
+    def terms(self) -> tuple[Held, ...]:
+        """Return the memory terms of the host, including those for rounding."""
+        rounding = Held(
+            "dram",
+            ROUNDING,
+            self._rounding * self._ranks,
+            pinned=True,
+            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
+        )
+        return (*self._terms, *([rounding] if self._rounding else []))
+
+
 class TrainingMemory:
     """TrainingMemory computes the memory that a run needs from its state, its workload and the machine."""
 
     def __init__(
         self, state: TrainingState, workload: Training, machine: Machine, peak: ReplayPeaks | None
     ) -> None:
-        """``peak`` has the peaks of a replayed micro-step of stage 3; None: upper bounds are used."""
+        """``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper
+        bound is used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered
+        parameters, from the prefetch bucket and the largest module for a single call."""
         self.state, self.workload, self.machine, self.peak = state, workload, machine, peak
         self.settings, self.partitions = state.settings, state.partitions
         self.stage, self.ranks = self.settings.stage, state.places.ranks
@@ -210,11 +291,382 @@ class TrainingMemory:
 
         return max(map(padded, self.state.updates.distinct), default=0)
 
+    def held(self) -> Iterator[Held]:
+        """Yield what tiers hold at three stages of a run, at stage 3 in float16 also in the search for
+        overflow."""
+        start = self._start_of_stage_3() if self.stage == 3 else self._start_below_stage_3()
+        worst = max(self._instants(), key=lambda terms: sum(term.size for term in terms))
+        check = _term("temporary copies in the overflow check", self.overflow_check, _OPTIMIZER)
+        checking = self._on_gpu(*(() if self.state.offloads_optimizer else (check,)))
+        # Only stage 3 keeps its bucket in the optimizer step.
+        updating = self._on_gpu(*self._update(), buckets=self.stage == 3)
+        found = {
+            INITIALISATION: (
+                *self._on_gpu(*start, moments=False, buckets=False),
+                *self._host_initialisation(),
+            ),
+            MICRO_STEP: (*self._on_gpu(*worst), *self._in_host(MICRO_STEP)),
+            OVERFLOW_CHECK: (*checking, *self._in_host(OVERFLOW_CHECK)) if self.state.checks_overflow else (),
+            OPTIMIZER_STEP: (*updating, *self._in_host(OPTIMIZER_STEP)),
+        }
+        for stage, terms in found.items():
+            stored = self._storage(started=stage != INITIALISATION) if terms else ()
+            for one in (*terms, *stored):
+                yield one._replace(stage=stage)
+
+    # -- on the GPU -----------------------------------------------------------------------------
+
+    def _on_gpu(self, *instant: Held, moments: bool = True, buckets: bool = True) -> tuple[Held, ...]:
+        """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
+        pools = []
+        if (
+            self.state.weights_on == "nvme" and self.settings.params.use_gds
+        ):  # into which GDS reads parameters
+            pools.append(_term("swap buffers", self.parameter_buffers, _BUFFERS, "staging"))
+        return (
+            *self._gpu_states(moments=moments),
+            *pools,
+            *(self._buckets() if buckets else ()),
+            *instant,
+            _term("CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
+        )
+
+    def _gpu_states(self, *, moments: bool) -> Iterator[Held]:
+        states, settings = self.states, self.settings
+        if self.stage < 3 or self.state.weights_on == "hbm":
+            name = "parameters" if self.stage < 3 else "parameter partition"
+            yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
+        if self.state.weight_bits is not None:
+            frozen = self.partitions.weights.where(lambda one: one.quantizable and not one.trainable)
+            yield _term("a matrix in 16 bit, made for its use", self.size * _largest(frozen))
+        if not self.state.offloads_optimizer:
+            # Below stage 3 gradients are allocated in the first backward pass.
+            present = moments or self.stage == 3
+            yield _term("gradients", states.gradients if present else 0, _OPTIMIZER, "optimizer")
+            yield _term("master weights", states.master, _OPTIMIZER, "optimizer")
+            size, pages = (states.moments - self.paged, self.paged) if moments else (0, 0)
+            yield _term("optimizer moments", size, _OPTIMIZER, "optimizer")
+            yield _term(PAGED, pages, _OPTIMIZER, "optimizer")
+        elif self.state.on_gpu:
+            numel = self.state.on_gpu.total(lambda group: group.numel)
+            adam = moment_bytes("adam", Repeated(), numel=numel, flat=True) if moments else 0
+            size = 2 * SINGLE * numel + adam
+            remedy = "raise offload_optimizer.ratio"
+            yield _term("optimizer states and gradients (ratio)", size, remedy, "optimizer")
+        if self.stage in (1, 2) and self.state.offloads_optimizer:
+            yield _term("gradient on its way to the host", self.largest * self.size)
+        if settings.zenflow is not None and moments:
+            columns = settings.zenflow.topk_ratio * self.columns
+            copies = 1 if settings.zenflow.offload else _SELECTED
+            size = int(copies * columns) * self.size
+            yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
+
+    def _buckets(self) -> Iterator[Held]:
+        """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
+        settings = self.settings
+        if self.stage in (1, 2):
+            # Stage 1 reduces what was accumulated, in its type.
+            size = settings.gradient_bytes if self.stage == 1 else self.size
+            count = 2 if settings.overlap_comm else 1
+            more = " or unset overlap_comm" if count > 1 else ""
+            yield _term("reduce buckets", count * settings.reduce_bucket_size * size, f"{_BUCKET}{more}")
+        elif self.stage == 3:
+            yield _term("reduce bucket", settings.reduce_bucket_size * self.size, _BUCKET)
+
+    def _instants(self) -> Iterator[tuple[Held, ...]]:
+        acts, checkpoints = self.activations, self.workload.gradient_checkpointing
+        fewer = _BATCH if checkpoints else _KEPT
+        name = "checkpoints" if checkpoints else "activations of the other layers"
+        kept = _term(name, acts.kept, _CHECKPOINTS if checkpoints else fewer)
+        loss = _term("logits and loss", acts.loss, fewer)
+        yield *self._gathered(reducing=False), kept, loss
+
+        head = _largest(self.partitions.trained.where(lambda one: one.place == "after"))
+        logits = self.workload.tokens * self.state.model.vocab_size * self.size
+        gradient = _term("gradient of the logits", logits, fewer)
+        yield *self._gathered(reducing=False), kept, gradient, *self._reduction(head, full=False)
+
+        # A bucket that is reduced amid the layers may hold what came before them.
+        inside = _largest(
+            self.partitions.trained.where(
+                lambda one: one.place == "layer" or (one.place == "after" and one.numel <= self.bucket)
+            )
+        )
+        layer = _term("activations of one layer", acts.layer, fewer)
+        yield *self._gathered(reducing=True), kept, layer, *self._reduction(inside, full=True)
+
+        embedding = _largest(self.partitions.trained.where(lambda one: one.place == "before"))
+        yield *self._gathered(reducing=True), *self._reduction(embedding, full=True)
+
+    def _gathered(self, *, reducing: bool) -> Iterator[Held]:
+        """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers
+        nothing."""
+        params, peak = self.settings.params, self.peak
+        direct = params.copies_directly(self.ranks)
+        if self.stage < 3 or (direct and self.state.weights_on == "hbm"):
+            return
+        if peak is not None:
+            held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
+        else:
+            total = self.partitions.weights.total(lambda weight: weight.numel)
+            batch = params.prefetch_bucket_size + largest_module_numel(self.state.model)
+            kept = max(params.max_live_parameters, params.max_reuse_distance)
+            held, batch = min(total, kept + batch), min(total, batch)
+        name = "gathered parameters" if reducing else "gathered parameters, peak"
+        yield _term(name, held * self.size, _FETCH, "staging")
+        if not direct:
+            yield _term("all-gather buffer", batch * self.size, _FETCH, "staging")
+
+    def _reduction(self, largest: int, *, full: bool) -> Iterator[Held]:
+        """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and
+        the norm of its largest part.
+
+        Stage 3 interleaves the tensors of a bucket for its reduce-scatter, even on one rank; stages 0 to 2
+        flatten those that belong to several ranks. A gradient larger than the bucket is reduced alone and
+        without a copy.
+        """
+        alone = largest > self.bucket
+        yield _term("largest gradient", largest * self.size)
+        if not full and not alone:
+            return
+        if not alone and (self.stage == 3 or self.ranks > 1):
+            reduced = min(self.bucket, self.partitions.trained_numel)
+            yield _term("gradients being reduced", reduced * self.size, _BUCKET)
+        if self.state.offloads_optimizer:
+            part = self.part_of(largest)
+            chunk = min(part, _NORM_CHUNK) if self.stage == 3 else part
+            yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk)
+
+    def _update(self) -> Iterator[Held]:
+        """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
+        gradient = self.settings.gradient_bytes
+        norm = 0 if self.state.offloads_optimizer else _DOUBLE * self.part_of(self.largest)
+        numel = max((group.numel for group in self.state.on_gpu.distinct), default=0)
+        if self.state.offloads_optimizer:
+            copies = SINGLE * numel  # of PyTorch's AdamW, which updates them
+        else:
+            copies = (gradient + SINGLE) * numel if gradient < SINGLE else 0
+        remedy = _SUB_GROUP if self.stage == 3 else _OPTIMIZER
+        yield _term("gradients in single precision", max(norm, copies), remedy)
+
+    def _start_of_stage_3(self) -> Iterator[Held]:
+        """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
+        yield _term("largest parameter, being made", self.size * _largest(self.partitions.weights))
+        yield from self._buckets()
+        if not self.state.offloads_optimizer:
+            size = SINGLE * self.state.largest_group
+            yield _term(
+                "gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP
+            )
+
+    def _start_below_stage_3(self) -> Iterator[Held]:
+        """Return the need of the model and, since DeepSpeed 0.19.0, of a second, flat copy if there is
+        room."""
+        if self.stage and not self.flattens_on_host:
+            name = "second copy of the parameters, while they are flattened"
+            yield _term(name, self.size * self.partitions.trained_numel)
+        if self.stage and not self.state.offloads_optimizer:
+            yield _term("gradient buffer", SINGLE * self.partitions.part, _OPTIMIZER)
+        elif self.stage and self.settings.params.version >= _COPIES_ON_GPU:
+            yield _term("own part of the parameters, copied", self.size * self.partitions.part)
+
+    # -- on storage and in host memory ----------------------------------------------------------
+
+    def _storage(self, *, started: bool) -> Iterator[Held]:
+        """Return the storage that all ranks need; before it is ``started``, without moments and gradients."""
+        state, places = self.state, self.state.places
+        if state.weights_on == "nvme":
+            # Files of partitions that max_in_cpu keeps in memory are not removed.
+            size = self.parameter_sizes.where(state.swapped).total(self.aligned)
+            yield Held(places.weights, "parameters", places.ranks * size, kind="weights")
+        if state.settings.optimizer_device != "nvme":
+            return
+        states = state.on_storage.total(lambda group: self.aligned(SINGLE * group.numel))
+        name = "master weights and moments" if started else "master weights"
+        count = _STATES if started else 1
+        yield Held(places.optimizer, name, places.ranks * count * states, kind="optimizer")
+        if started:
+            smallest = state.settings.params.min_swap_bytes
+            pieces = state.stored.map(lambda tensor: SINGLE * tensor.slice_numel)
+            size = pieces.where(lambda piece: piece >= smallest).total(self.aligned)
+            yield Held(places.optimizer, "gradients", places.ranks * size, kind="optimizer")
+
+    def _host_initialisation(self) -> tuple[Held, ...]:
+        """Return the host memory at the end of start-up, or, below stage 3, while every process holds the
+        whole model.
+
+        Stage 3 is assumed to make the model under ``zero.Init``. Reading a checkpoint meanwhile is not
+        counted.
+        """
+        ledger = self._state_ledger(moments=False)
+        self._transient(ledger)
+        if self.stage == 3:
+            return ledger.terms()
+        before = _Ledger(self)
+        copies = 2 if self.flattens_on_host else 1
+        before.add(
+            "whole model in every process",
+            copies * self.states.parameters,
+            remedy="set stage 3 with zero.Init",
+        )
+        return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
+
+    def _in_host(self, stage: str) -> tuple[Held, ...]:
+        """Return the host memory at a later stage; in the first optimizer step moments are not yet on
+        storage."""
+        ledger, state = self._state_ledger(), self.state
+        if stage == MICRO_STEP:
+            fewer = f"{_BATCH}, or unset cpu_checkpointing"
+            ledger.add("checkpoints", self.activations.on_host, remedy=fewer)
+        elif stage == OPTIMIZER_STEP:
+            updated = [group.numel for group in (*state.in_memory.distinct, *state.on_storage.distinct)]
+            if self.stage == 3 and state.weights_on == "hbm" and updated:
+                # A copy between devices and types casts at its source (aten/src/ATen/native/cuda/Copy.cu).
+                ledger.add("a sub-group cast to 16 bit", self.size * max(updated), remedy=_SUB_GROUP)
+            swapped = 2 * SINGLE * max((group.numel for group in state.on_storage.distinct), default=0)
+            ledger.add("moments of a sub-group, first step", swapped, remedy=_SUB_GROUP, once=True)
+        elif state.offloads_optimizer:
+            ledger.add("temporary copies in the overflow check", self.overflow_check, remedy=_HOSTS)
+        return ledger.terms()
+
+    def _state_ledger(self, *, moments: bool = True) -> _Ledger:
+        """Return the host memory of the states at every stage; ``moments`` exist from the first step."""
+        ledger = _Ledger(self)
+        ledger.kind = "weights"
+        self._weights(ledger)
+        ledger.kind = "optimizer"
+        if self.state.offloads_optimizer:
+            self._optimizer(ledger, moments=moments)
+        ledger.kind = "working"
+        return ledger
+
+    def _weights(self, ledger: _Ledger) -> None:
+        if self.state.weights_on == "hbm":
+            return
+        params, sizes = self.settings.params, self.parameter_sizes
+        if self.state.weights_on == "dram":
+            element = self.size
+            trained = self.partitions.slices.map(lambda numel: numel * element)
+            frozen = _parameters(self.partitions, element, self.state.weight_bits, frozen=True)
+            ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
+            # One flat buffer, which is always pinned, replaces the partitions.
+            ledger.add("parameters", trained.total(int), pinned=True)
+            if params.pin_memory:
+                ledger.add(_CACHED, trained.total(pinned_block), locked=True, remedy=_PINNED)
+            return
+        small = sizes.where(lambda size: not self.state.swapped(size))
+        ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
+        pins = params.swap_buffers_pinned  # PyTorch did, DeepSpeed does since 0.19.4
+        if not params.use_gds:
+            size = self.parameter_buffers
+            ledger.add("swap buffers of parameters", size, pinned=pins, locked=True, remedy=_BUFFERS)
+        kept = min(params.max_in_cpu, self.partitions.part) * self.size
+        ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
+        size = self.largest_update
+        ledger.add("swap buffer of updated parameters", size, pinned=pins, locked=True, remedy=_SUB_GROUP)
+
+    def _optimizer(self, ledger: _Ledger, *, moments: bool) -> None:
+        groups = self.state.in_memory.map(lambda group: group.numel)
+        if self.stage == 3:
+            self._states_in_memory(ledger, groups, pinned_master=False, moments=moments)
+            gradients = self.settings.gradient_bytes * self.partitions.part
+            ledger.add("accumulated gradients", gradients, pinned=self.settings.pin_memory, remedy=_NVME)
+        else:
+            self._states_in_memory(ledger, groups, pinned_master=self._pins_master(), moments=moments)
+            self._buffers_below_stage_3(ledger, accumulates=moments)
+        if self.state.on_storage:
+            largest = self.aligned(SINGLE * self.state.largest_group)
+            pool = self.settings.buffer_count * largest
+            pins = self.settings.params.swap_buffers_pinned
+            remedy = "lower offload_optimizer.buffer_count or sub_group_size"
+            ledger.add("swap buffers of the optimizer", pool, pinned=pins, locked=True, remedy=remedy)
+
+    def _states_in_memory(
+        self, ledger: _Ledger, groups: Repeated[int], *, pinned_master: bool, moments: bool
+    ) -> None:
+        """Add the states in single precision, and the copies of ZenFlow and SuperOffload."""
+        settings, numel = self.settings, groups.total(int)
+        single = groups.map(lambda group: SINGLE * group)
+        overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
+        ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
+        if overlapped or settings.super_offload:
+            self._shared_gradients(ledger, single, twice=overlapped)
+        else:
+            ledger.add("gradients in single precision", single, pinned=self._pins_gradients(), remedy=_NVME)
+        if not moments:
+            return
+        size = moment_bytes("adam", Repeated(), numel=numel, flat=True)
+        if overlapped:
+            unset = "unset zenflow.overlap_step"
+            ledger.add("optimizer moments, twice (ZenFlow)", 2 * size, remedy=unset)
+            ledger.add("master weights as last updated (ZenFlow)", single.total(int), remedy=unset)
+        else:
+            ledger.add("optimizer moments", size, remedy=_NVME)
+        if settings.zenflow is not None and settings.zenflow.offload:
+            selected = int(3 * settings.zenflow.topk_ratio * self.columns) * self.size
+            ledger.add("moments and copy of selected columns (ZenFlow)", selected)
+
+    def _pins_gradients(self) -> bool:
+        if self.stage < 3 and self.settings.params.version < _GRADIENT_PIN_SETTING:
+            return True
+        return self.settings.pin_memory
+
+    def _pins_master(self) -> bool:
+        version = self.settings.params.version
+        return version >= _MASTER_PINNED and (version < _MASTER_PIN_SETTING or self.settings.pin_memory)
+
+    def _shared_gradients(self, ledger: _Ledger, single: Repeated[int], *, twice: bool) -> None:
+        """Add gradients in memory shared with another process; their page-locked original stays."""
+        if twice:
+            ledger.add(
+                "gradients in single precision, two sets (ZenFlow)", 2 * single.total(int), remedy=_NVME
+            )
+        else:
+            ledger.add("gradients in single precision", single.total(int), remedy=_NVME)
+            # The other process has a buffer of its own.
+            buffer = max(single.distinct, default=0)
+            pinned = self.settings.pin_memory
+            ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
+        if self.settings.pin_memory:
+            ledger.add(
+                _CACHED, single.total(pinned_block), locked=True, remedy="unset offload_optimizer.pin_memory"
+            )
+
+    def _buffers_below_stage_3(self, ledger: _Ledger, *, accumulates: bool) -> None:
+        """Add the updated partition in 16 bit, one gradient, and accumulated gradients."""
+        pinned = self._pins_gradients()
+        if self.settings.params.version >= _COPY_IN_16_BIT:
+            size = self.size * self.partitions.part
+            ledger.add("updated parameters in 16 bit", size, pinned=self.settings.pin_memory)
+        ledger.add("gradient buffer", self.size * self.largest, pinned=pinned)
+        if accumulates and self.workload.gradient_accumulation_steps > 1:
+            # One buffer for every tensor of the partition, each of the tensor's full size.
+            sizes = self.partitions.trained.map(lambda weight: self.size * weight.numel)
+            held = sizes.total(pinned_block if pinned else int) // self.ranks
+            ledger.add(
+                "accumulated gradients", held, locked=True, remedy="lower gradient_accumulation_steps to 1"
+            )
+
+    def _transient(self, ledger: _Ledger) -> None:
+        """Largest temporary allocation during start-up."""
+        found: dict[str, int] = {}
+        if self.stage == 3 and self.state.weights_on == "hbm":
+            found["parameters, moved to make them contiguous"] = self.states.parameters
+        if self.stage == 3 and self.state.offloads_optimizer:
+            found["sub-group cast to single precision"] = SINGLE * self.state.largest_group
+        if self.state.offloads_optimizer and self._pins_gradients():
+            size = self.settings.gradient_bytes if self.stage == 3 else SINGLE
+            found["gradient buffer before it is page-locked"] = size * self.partitions.part
+        if found:
+            name = max(found, key=lambda one: found[one])
+            ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")
+
 
 # -- published estimates ---------------------------------------------------------------------------
 
 _BUFFER_FACTOR = 1.5
 """Default of ``additional_buffer_factor`` of both estimators."""
+_ZERO_3 = "DeepSpeed's estimate for ZeRO-3"
 
 
 def zero2_estimate(
@@ -259,9 +711,6 @@ def zero3_estimate(
     return Estimate(_ZERO_3, int(host), int(gpu), None, f"GPU {on_gpu}; host {states}P/n x {factor}")
 
 
-_ZERO_3 = "DeepSpeed's estimate for ZeRO-3"
-
-
 def white_paper_rule(model: ModelShape) -> Estimate:
     """Return 240 x layers x hidden^2 [B]: 12 h^2 parameters per layer, 20 B for each.
 
@@ -303,507 +752,3 @@ def estimates_for(
 def largest_module_numel(model: ModelShape) -> int:
     """Return the number of elements of the module that owns the most, without its children."""
     return max(module.num_parameters for module in model.distinct_modules)
-
-
-# -- on the GPU ----------------------------------------------------------------------------------------
-
-_DOUBLE = 8
-"""[B] per element of gradient norms, computed in double precision from a cast of the whole tensor."""
-_NORM_CHUNK = 250_000_000
-"""[elements] that stage 3 casts at a time (``_constant_buffered_norm2``)."""
-_COPIES_ON_GPU = (0, 18, 3)
-"""Version from which stages 1 and 2 copy a rank's gradients on the GPU before they go to the host."""
-_SELECTED = 4
-"""Number of 16-bit tensors that ZenFlow keeps for the selected columns: two moments, a copy, the gradient."""
-
-_BATCH = "lower batch_size or sequence_length"
-_KEPT = f"{_BATCH}, or set gradient_checkpointing"
-_CHECKPOINTS = "lower batch_size or sequence_length, or set activation_checkpointing.cpu_checkpointing"
-_BUCKET = "lower reduce_bucket_size"
-_FETCH = "lower stage3_max_live_parameters, stage3_max_reuse_distance or stage3_prefetch_bucket_size"
-_OPTIMIZER = "set offload_optimizer.device, a higher stage, or more ranks"
-_SUB_GROUP = "lower sub_group_size"
-
-
-def _on_gpu(
-    memory: TrainingMemory, *instant: Held, moments: bool = True, buckets: bool = True
-) -> tuple[Held, ...]:
-    """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
-    return (
-        *_gpu_states(memory, moments=moments),
-        *_swap_pool(memory),
-        *(_buckets(memory) if buckets else ()),
-        *instant,
-        _term("CUDA context, NCCL and workspace", memory.machine.accelerator.reserved_bytes),
-    )
-
-
-# -- parts ----------------------------------------------------------------------------------------
-
-
-def _gpu_states(memory: TrainingMemory, *, moments: bool) -> Iterator[Held]:
-    states, settings = memory.states, memory.settings
-    if memory.stage < 3 or memory.state.weights_on == "hbm":
-        name = "parameters" if memory.stage < 3 else "parameter partition"
-        yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
-    if memory.state.weight_bits is not None:
-        frozen = memory.partitions.weights.where(lambda one: one.quantizable and not one.trainable)
-        yield _term("a matrix in 16 bit, made for its use", memory.size * _largest(frozen))
-    if not memory.state.offloads_optimizer:
-        # Below stage 3 gradients are allocated in the first backward pass.
-        present = moments or memory.stage == 3
-        yield _term("gradients", states.gradients if present else 0, _OPTIMIZER, "optimizer")
-        yield _term("master weights", states.master, _OPTIMIZER, "optimizer")
-        size, pages = (states.moments - memory.paged, memory.paged) if moments else (0, 0)
-        yield _term("optimizer moments", size, _OPTIMIZER, "optimizer")
-        yield _term(PAGED, pages, _OPTIMIZER, "optimizer")
-    elif memory.state.on_gpu:
-        numel = memory.state.on_gpu.total(lambda group: group.numel)
-        adam = moment_bytes("adam", Repeated(), numel=numel, flat=True) if moments else 0
-        size = 2 * SINGLE * numel + adam
-        remedy = "raise offload_optimizer.ratio"
-        yield _term("optimizer states and gradients (ratio)", size, remedy, "optimizer")
-    if memory.stage in (1, 2) and memory.state.offloads_optimizer:
-        yield _term("gradient on its way to the host", memory.largest * memory.size)
-    if settings.zenflow is not None and moments:
-        columns = settings.zenflow.topk_ratio * memory.columns
-        copies = 1 if settings.zenflow.offload else _SELECTED
-        size = int(copies * columns) * memory.size
-        yield _term("selected columns (ZenFlow)", size, "lower zenflow.topk_ratio or set zenflow.offload")
-
-
-def _buckets(memory: TrainingMemory) -> Iterator[Held]:
-    """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
-    settings = memory.settings
-    if memory.stage in (1, 2):
-        # Stage 1 reduces what was accumulated, in its type.
-        size = settings.gradient_bytes if memory.stage == 1 else memory.size
-        count = 2 if settings.overlap_comm else 1
-        more = " or unset overlap_comm" if count > 1 else ""
-        yield _term("reduce buckets", count * settings.reduce_bucket_size * size, f"{_BUCKET}{more}")
-    elif memory.stage == 3:
-        yield _term("reduce bucket", settings.reduce_bucket_size * memory.size, _BUCKET)
-
-
-def _instants(memory: TrainingMemory) -> Iterator[tuple[Held, ...]]:
-    acts, checkpoints = memory.activations, memory.workload.gradient_checkpointing
-    fewer = _BATCH if checkpoints else _KEPT
-    name = "checkpoints" if checkpoints else "activations of the other layers"
-    kept = _term(name, acts.kept, _CHECKPOINTS if checkpoints else fewer)
-    loss = _term("logits and loss", acts.loss, fewer)
-    yield *_gathered(memory, reducing=False), kept, loss
-
-    head = _largest(memory.partitions.trained.where(lambda one: one.place == "after"))
-    logits = memory.workload.tokens * memory.state.model.vocab_size * memory.size
-    gradient = _term("gradient of the logits", logits, fewer)
-    yield *_gathered(memory, reducing=False), kept, gradient, *_reduction(memory, head, full=False)
-
-    # A bucket that is reduced amid the layers may hold what came before them.
-    inside = _largest(
-        memory.partitions.trained.where(
-            lambda one: one.place == "layer" or (one.place == "after" and one.numel <= memory.bucket)
-        )
-    )
-    layer = _term("activations of one layer", acts.layer, fewer)
-    yield *_gathered(memory, reducing=True), kept, layer, *_reduction(memory, inside, full=True)
-
-    embedding = _largest(memory.partitions.trained.where(lambda one: one.place == "before"))
-    yield *_gathered(memory, reducing=True), *_reduction(memory, embedding, full=True)
-
-
-def _gathered(memory: TrainingMemory, *, reducing: bool) -> Iterator[Held]:
-    """Return the gathered parameters of stage 3; a single rank with parameters on the GPU gathers nothing."""
-    params, peak = memory.settings.params, memory.peak
-    direct = params.copies_directly(memory.ranks)
-    if memory.stage < 3 or (direct and memory.state.weights_on == "hbm"):
-        return
-    if peak is not None:
-        held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
-    else:
-        total = memory.partitions.weights.total(lambda weight: weight.numel)
-        batch = params.prefetch_bucket_size + largest_module_numel(memory.state.model)
-        kept = max(params.max_live_parameters, params.max_reuse_distance)
-        held, batch = min(total, kept + batch), min(total, batch)
-    name = "gathered parameters" if reducing else "gathered parameters, peak"
-    yield _term(name, held * memory.size, _FETCH, "staging")
-    if not direct:
-        yield _term("all-gather buffer", batch * memory.size, _FETCH, "staging")
-
-
-def _largest(weights: Repeated[Weight]) -> int:
-    return max([one.numel for one in weights.distinct], default=0)
-
-
-def _reduction(memory: TrainingMemory, largest: int, *, full: bool) -> Iterator[Held]:
-    """Return the need of reducing gradients: a new gradient, a copy of the bucket if it is ``full``, and the
-    norm of its largest part.
-
-    Stage 3 interleaves the tensors of a bucket for its reduce-scatter, even on one rank; stages 0 to 2
-    flatten those that belong to several ranks. A gradient larger than the bucket is reduced alone and without
-    a copy.
-    """
-    alone = largest > memory.bucket
-    yield _term("largest gradient", largest * memory.size)
-    if not full and not alone:
-        return
-    if not alone and (memory.stage == 3 or memory.ranks > 1):
-        reduced = min(memory.bucket, memory.partitions.trained_numel)
-        yield _term("gradients being reduced", reduced * memory.size, _BUCKET)
-    if memory.state.offloads_optimizer:
-        part = memory.part_of(largest)
-        chunk = min(part, _NORM_CHUNK) if memory.stage == 3 else part
-        yield _term("gradient's norm and cast", SINGLE * part + _DOUBLE * chunk)
-
-
-def _update(memory: TrainingMemory) -> Iterator[Held]:
-    """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
-    gradient = memory.settings.gradient_bytes
-    norm = 0 if memory.state.offloads_optimizer else _DOUBLE * memory.part_of(memory.largest)
-    numel = max((group.numel for group in memory.state.on_gpu.distinct), default=0)
-    if memory.state.offloads_optimizer:
-        copies = SINGLE * numel  # of PyTorch's AdamW, which updates them
-    else:
-        copies = (gradient + SINGLE) * numel if gradient < SINGLE else 0
-    remedy = _SUB_GROUP if memory.stage == 3 else _OPTIMIZER
-    yield _term("gradients in single precision", max(norm, copies), remedy)
-
-
-def _start_of_stage_3(memory: TrainingMemory) -> Iterator[Held]:
-    """Return the need of ``zero.Init``, and of the buffers that are made before the first pass."""
-    yield _term("largest parameter, being made", memory.size * _largest(memory.partitions.weights))
-    yield from _buckets(memory)
-    if not memory.state.offloads_optimizer:
-        size = SINGLE * memory.state.largest_group
-        yield _term("gradient buffer of a sub-group, and a second copy of its master", 2 * size, _SUB_GROUP)
-
-
-def _start_below_stage_3(memory: TrainingMemory) -> Iterator[Held]:
-    """Return the need of the model and, since DeepSpeed 0.19.0, of a second, flat copy if there is room."""
-    if memory.stage and not memory.flattens_on_host:
-        name = "second copy of the parameters, while they are flattened"
-        yield _term(name, memory.size * memory.partitions.trained_numel)
-    if memory.stage and not memory.state.offloads_optimizer:
-        yield _term("gradient buffer", SINGLE * memory.partitions.part, _OPTIMIZER)
-    elif memory.stage and memory.settings.params.version >= _COPIES_ON_GPU:
-        yield _term("own part of the parameters, copied", memory.size * memory.partitions.part)
-
-
-def _swap_pool(memory: TrainingMemory) -> Iterator[Held]:
-    """Return the swap buffers in GPU memory into which GPUDirect Storage reads parameters."""
-    if memory.state.weights_on == "nvme" and memory.settings.params.use_gds:
-        yield _term("swap buffers", memory.parameter_buffers, _BUFFERS, "staging")
-
-
-def _term(name: str, size: int, remedy: str = "", kind: HeldKind = "working") -> Held:
-    return Held("hbm", name, size, remedy=remedy, kind=kind)
-
-
-# -- on all tiers --------------------------------------------------------------------------------------
-
-
-MICRO_STEP = "forward and backward"
-OPTIMIZER_STEP = "optimizer step"
-OVERFLOW_CHECK = "overflow check"
-_STATES = 3
-
-
-def held_in_training(
-    state: TrainingState, workload: Training, machine: Machine, *, peak: ReplayPeaks | None = None
-) -> Iterator[Held]:
-    """Yield what tiers hold at three stages of a run, at stage 3 in float16 also in the search for overflow.
-
-    ``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper bound is
-    used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered parameters,
-    from the prefetch bucket and the largest module for a single call.
-    """
-    memory = TrainingMemory(state, workload, machine, peak)
-    start = _start_of_stage_3(memory) if memory.stage == 3 else _start_below_stage_3(memory)
-    worst = max(_instants(memory), key=lambda terms: sum(term.size for term in terms))
-    check = _term("temporary copies in the overflow check", memory.overflow_check, _OPTIMIZER)
-    checking = _on_gpu(memory, *(() if state.offloads_optimizer else (check,)))
-    # Only stage 3 keeps its bucket in the optimizer step.
-    updating = _on_gpu(memory, *_update(memory), buckets=memory.stage == 3)
-    found = {
-        INITIALISATION: (
-            *_on_gpu(memory, *start, moments=False, buckets=False),
-            *_host_initialisation(memory),
-        ),
-        MICRO_STEP: (*_on_gpu(memory, *worst), *_host_micro_step(memory)),
-        OVERFLOW_CHECK: (*checking, *_host_overflow_check(memory)) if state.checks_overflow else (),
-        OPTIMIZER_STEP: (*updating, *_host_optimizer_step(memory)),
-    }
-    for stage, terms in found.items():
-        stored = _storage(memory, started=stage != INITIALISATION) if terms else ()
-        for one in (*terms, *stored):
-            yield one._replace(stage=stage)
-
-
-def _storage(memory: TrainingMemory, *, started: bool) -> Iterator[Held]:
-    """Return the storage that all ranks need; before it is ``started``, without moments and gradients."""
-    state, places = memory.state, memory.state.places
-    if state.weights_on == "nvme":
-        # Files of partitions that max_in_cpu keeps in memory are not removed.
-        size = memory.parameter_sizes.where(state.swapped).total(memory.aligned)
-        yield Held(places.weights, "parameters", places.ranks * size, kind="weights")
-    if state.settings.optimizer_device != "nvme":
-        return
-    states = state.on_storage.total(lambda group: memory.aligned(SINGLE * group.numel))
-    name = "master weights and moments" if started else "master weights"
-    count = _STATES if started else 1
-    yield Held(places.optimizer, name, places.ranks * count * states, kind="optimizer")
-    if started:
-        smallest = state.settings.params.min_swap_bytes
-        pieces = state.stored.map(lambda tensor: SINGLE * tensor.slice_numel)
-        size = pieces.where(lambda piece: piece >= smallest).total(memory.aligned)
-        yield Held(places.optimizer, "gradients", places.ranks * size, kind="optimizer")
-
-
-_BUFFERS = "lower offload_param.buffer_count or buffer_size"
-_NVME = "put the optimizer on storage, or use more hosts; unset offload_optimizer.pin_memory"
-_HOSTS = "set dtype to bfloat16, or use more hosts"
-_PINNED = "unset offload_param.pin_memory"
-_GRADIENT_PIN_SETTING = (0, 10, 1)
-"""Version from which stages 1 and 2 pin gradients only if ``pin_memory`` is set; before, they always do."""
-_MASTER_PINNED, _MASTER_PIN_SETTING = (0, 14, 1), (0, 18, 3)
-"""Versions in which stages 1 and 2 changed the pinning of master weights. Before the first they are not
-pinned, from the first they are always pinned, and from the second ``pin_memory`` decides."""
-_COPY_IN_16_BIT = (0, 17, 0)
-"""Version from which stages 1 and 2 cast updated parameters into a separate buffer."""
-_CACHED = "page-locked memory that PyTorch keeps after start-up"
-
-
-class _Ledger:
-    """A _Ledger adds up allocations in the memory of a host on which all processes make the same ones."""
-
-    def __init__(self, memory: TrainingMemory) -> None:
-        self._ranks = memory.per_host
-        self._terms = [system_memory(memory.machine)]
-        self.kind: HeldKind = "working"
-        """What is being added at present."""
-        self._rounding = 0
-
-    def add(
-        self,
-        name: str,
-        sizes: int | Repeated[int],
-        *,
-        pinned: bool = False,
-        locked: bool = False,
-        remedy: str = "",
-        once: bool = False,
-    ) -> None:
-        """Add allocations of every rank [B]; those of PyTorch (``pinned``, not ``locked``) are rounded."""
-        found = Repeated.once([sizes]) if isinstance(sizes, int) else sizes
-        if pinned:
-            self._rounding += found.total(lambda size: pinned_block(size) - size)
-        if size := found.total(int) * self._ranks:
-            held = Held("dram", name, size, pinned or locked, remedy, once, kind=self.kind)
-            self._terms.append(held)
-
-    def terms(self) -> tuple[Held, ...]:
-        """Return the memory terms of the host, including those for rounding."""
-        rounding = Held(
-            "dram",
-            ROUNDING,
-            self._rounding * self._ranks,
-            pinned=True,
-            remedy="unset pin_memory, or change sub_group_size so that buffers are just below a power of two",
-        )
-        return (*self._terms, *([rounding] if self._rounding else []))
-
-
-def _host_initialisation(memory: TrainingMemory) -> tuple[Held, ...]:
-    """Return the host memory at the end of start-up, or, below stage 3, while every process holds the whole
-    model.
-
-    Stage 3 is assumed to make the model under ``zero.Init``. Reading a checkpoint meanwhile is not counted.
-    """
-    ledger = _state_ledger(memory, moments=False)
-    _transient(memory, ledger)
-    if memory.stage == 3:
-        return ledger.terms()
-    before = _Ledger(memory)
-    copies = 2 if memory.flattens_on_host else 1
-    before.add(
-        "whole model in every process", copies * memory.states.parameters, remedy="set stage 3 with zero.Init"
-    )
-    return max(before.terms(), ledger.terms(), key=lambda terms: sum(term.size for term in terms))
-
-
-def _host_micro_step(memory: TrainingMemory) -> tuple[Held, ...]:
-    """Return the host memory in forward and backward of a later step."""
-    ledger = _state_ledger(memory)
-    ledger.add(
-        "checkpoints",
-        memory.activations.on_host,
-        remedy="lower batch_size or sequence_length, or unset cpu_checkpointing",
-    )
-    return ledger.terms()
-
-
-def _host_optimizer_step(memory: TrainingMemory) -> tuple[Held, ...]:
-    """Return the host memory in the optimizer step, in the first one with moments not yet on storage."""
-    ledger = _state_ledger(memory)
-    updated = [group.numel for group in (*memory.state.in_memory.distinct, *memory.state.on_storage.distinct)]
-    if memory.stage == 3 and memory.state.weights_on == "hbm" and updated:
-        # A copy between devices and types casts at its source (PyTorch, aten/src/ATen/native/cuda/Copy.cu).
-        ledger.add("a sub-group cast to 16 bit", memory.size * max(updated), remedy=_SUB_GROUP)
-    swapped = max((group.numel for group in memory.state.on_storage.distinct), default=0)
-    ledger.add("moments of a sub-group, first step", 2 * SINGLE * swapped, remedy=_SUB_GROUP, once=True)
-    return ledger.terms()
-
-
-def _host_overflow_check(memory: TrainingMemory) -> tuple[Held, ...]:
-    """Return the host memory in the search for overflow, before any sub-group is updated."""
-    ledger = _state_ledger(memory)
-    if memory.state.offloads_optimizer:
-        ledger.add("temporary copies in the overflow check", memory.overflow_check, remedy=_HOSTS)
-    return ledger.terms()
-
-
-def _state_ledger(memory: TrainingMemory, *, moments: bool = True) -> _Ledger:
-    """Return the host memory of the states at every stage; ``moments`` exist from the first step."""
-    ledger = _Ledger(memory)
-    ledger.kind = "weights"
-    _weights(memory, ledger)
-    ledger.kind = "optimizer"
-    if memory.state.offloads_optimizer:
-        _optimizer(memory, ledger, moments=moments)
-    ledger.kind = "working"
-    return ledger
-
-
-# -- parameters -----------------------------------------------------------------------------------
-
-
-def _weights(memory: TrainingMemory, ledger: _Ledger) -> None:
-    if memory.state.weights_on == "hbm":
-        return
-    params, sizes = memory.settings.params, memory.parameter_sizes
-    if memory.state.weights_on == "dram":
-        element = memory.size
-        trained = memory.partitions.slices.map(lambda numel: numel * element)
-        frozen = _parameters(memory.partitions, element, memory.state.weight_bits, frozen=True)
-        ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
-        # One flat buffer, which is always pinned, replaces the partitions.
-        ledger.add("parameters", trained.total(int), pinned=True)
-        if params.pin_memory:
-            ledger.add(_CACHED, trained.total(pinned_block), locked=True, remedy=_PINNED)
-        return
-    small = sizes.where(lambda size: not memory.state.swapped(size))
-    ledger.add("parameters too small to swap", small, pinned=params.pin_memory)
-    pins = params.swap_buffers_pinned  # PyTorch did, DeepSpeed does since 0.19.4
-    if not params.use_gds:
-        size = memory.parameter_buffers
-        ledger.add("swap buffers of parameters", size, pinned=pins, locked=True, remedy=_BUFFERS)
-    kept = min(params.max_in_cpu, memory.partitions.part) * memory.size
-    ledger.add("parameters kept in memory", kept, pinned=True, remedy="lower offload_param.max_in_cpu")
-    size = memory.largest_update
-    ledger.add("swap buffer of updated parameters", size, pinned=pins, locked=True, remedy=_SUB_GROUP)
-
-
-# -- optimizer ------------------------------------------------------------------------------------
-
-
-def _optimizer(memory: TrainingMemory, ledger: _Ledger, *, moments: bool) -> None:
-    groups = memory.state.in_memory.map(lambda group: group.numel)
-    if memory.stage == 3:
-        _states_in_memory(memory, ledger, groups, pinned_master=False, moments=moments)
-        gradients = memory.settings.gradient_bytes * memory.partitions.part
-        ledger.add("accumulated gradients", gradients, pinned=memory.settings.pin_memory, remedy=_NVME)
-    else:
-        _states_in_memory(memory, ledger, groups, pinned_master=_pins_master(memory), moments=moments)
-        _buffers_below_stage_3(memory, ledger, accumulates=moments)
-    if memory.state.on_storage:
-        largest = memory.aligned(SINGLE * memory.state.largest_group)
-        pool = memory.settings.buffer_count * largest
-        pins = memory.settings.params.swap_buffers_pinned
-        remedy = "lower offload_optimizer.buffer_count or sub_group_size"
-        ledger.add("swap buffers of the optimizer", pool, pinned=pins, locked=True, remedy=remedy)
-
-
-def _states_in_memory(
-    memory: TrainingMemory, ledger: _Ledger, groups: Repeated[int], *, pinned_master: bool, moments: bool
-) -> None:
-    """Add the states in single precision, and the copies of ZenFlow and SuperOffload."""
-    settings, numel = memory.settings, groups.total(int)
-    single = groups.map(lambda group: SINGLE * group)
-    overlapped = settings.zenflow is not None and settings.zenflow.overlap_step
-    ledger.add("master weights", single, pinned=pinned_master, remedy=_NVME)
-    if overlapped or settings.super_offload:
-        _shared_gradients(memory, ledger, single, twice=overlapped)
-    else:
-        ledger.add("gradients in single precision", single, pinned=_pins_gradients(memory), remedy=_NVME)
-    if not moments:
-        return
-    size = moment_bytes("adam", Repeated(), numel=numel, flat=True)
-    if overlapped:
-        unset = "unset zenflow.overlap_step"
-        ledger.add("optimizer moments, twice (ZenFlow)", 2 * size, remedy=unset)
-        ledger.add("master weights as last updated (ZenFlow)", single.total(int), remedy=unset)
-    else:
-        ledger.add("optimizer moments", size, remedy=_NVME)
-    if settings.zenflow is not None and settings.zenflow.offload:
-        selected = int(3 * settings.zenflow.topk_ratio * memory.columns) * memory.size
-        ledger.add("moments and copy of selected columns (ZenFlow)", selected)
-
-
-def _pins_gradients(memory: TrainingMemory) -> bool:
-    if memory.stage < 3 and memory.settings.params.version < _GRADIENT_PIN_SETTING:
-        return True
-    return memory.settings.pin_memory
-
-
-def _pins_master(memory: TrainingMemory) -> bool:
-    version = memory.settings.params.version
-    return version >= _MASTER_PINNED and (version < _MASTER_PIN_SETTING or memory.settings.pin_memory)
-
-
-def _shared_gradients(memory: TrainingMemory, ledger: _Ledger, single: Repeated[int], *, twice: bool) -> None:
-    """Add gradients in memory shared with another process; their page-locked original stays."""
-    if twice:
-        ledger.add("gradients in single precision, two sets (ZenFlow)", 2 * single.total(int), remedy=_NVME)
-    else:
-        ledger.add("gradients in single precision", single.total(int), remedy=_NVME)
-        # The other process has a buffer of its own.
-        buffer = max(single.distinct, default=0)
-        pinned = memory.settings.pin_memory
-        ledger.add("gradient buffer of the CPU Adam process", buffer, pinned=pinned, remedy=_SUB_GROUP)
-    if memory.settings.pin_memory:
-        ledger.add(
-            _CACHED, single.total(pinned_block), locked=True, remedy="unset offload_optimizer.pin_memory"
-        )
-
-
-def _buffers_below_stage_3(memory: TrainingMemory, ledger: _Ledger, *, accumulates: bool) -> None:
-    """Add the updated partition in 16 bit, one gradient, and accumulated gradients."""
-    pinned = _pins_gradients(memory)
-    if memory.settings.params.version >= _COPY_IN_16_BIT:
-        size = memory.size * memory.partitions.part
-        ledger.add("updated parameters in 16 bit", size, pinned=memory.settings.pin_memory)
-    ledger.add("gradient buffer", memory.size * memory.largest, pinned=pinned)
-    if accumulates and memory.workload.gradient_accumulation_steps > 1:
-        # One buffer for every tensor of the partition, each of the tensor's full size.
-        sizes = memory.partitions.trained.map(lambda weight: memory.size * weight.numel)
-        held = sizes.total(pinned_block if pinned else int) // memory.ranks
-        ledger.add(
-            "accumulated gradients", held, locked=True, remedy="lower gradient_accumulation_steps to 1"
-        )
-
-
-# -- start-up -------------------------------------------------------------------------------------
-
-
-def _transient(memory: TrainingMemory, ledger: _Ledger) -> None:
-    """Largest temporary allocation during start-up."""
-    found: dict[str, int] = {}
-    if memory.stage == 3 and memory.state.weights_on == "hbm":
-        found["parameters, moved to make them contiguous"] = memory.states.parameters
-    if memory.stage == 3 and memory.state.offloads_optimizer:
-        found["sub-group cast to single precision"] = SINGLE * memory.state.largest_group
-    if memory.state.offloads_optimizer and _pins_gradients(memory):
-        size = memory.settings.gradient_bytes if memory.stage == 3 else SINGLE
-        found["gradient buffer before it is page-locked"] = size * memory.partitions.part
-    if found:
-        name = max(found, key=lambda one: found[one])
-        ledger.add(name, found[name], remedy=_SUB_GROUP if "sub-group" in name else "")

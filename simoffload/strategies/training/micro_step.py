@@ -24,7 +24,7 @@ from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.recent import Recent
 from simoffload.schedule import CauseKind, Dependency, OpKind
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.hooks.zero import Fetches, Partitioning
+from simoffload.strategies.hooks.zero import Fetches, Gather, Partitioning
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
     Call,
@@ -48,6 +48,7 @@ from simoffload.strategies.zero.replay import (
     Parameters,
     Passes,
     Replays,
+    SinkCall,
     hook,
 )
 from simoffload.strategies.zero.trace import Event, Trace, micro_step
@@ -139,13 +140,20 @@ class GradientHooks:
         """Handle a bucket whose partitions are being copied to the memory in which they are accumulated."""
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True)
+class Memory:
     """A Memory is what a micro-step's writer remembers from layer to layer, relative to what is written."""
 
     fetches: State
-    reduces: tuple[int, ...]
-    """Distances to the last reduced buckets on the gradients' stream."""
     kernel_waits: tuple[int, ...]
+    kept: tuple[int, ...] = field(compare=False)
+    """Numbers of the gathers that have still not been waited for, among those of which this was so when the
+    last part began. A part depends on those for which it waits (``MicroStepWriter.awaited_gathers``)."""
+    gathered: tuple[Gather, ...] = field(compare=False)
+    """Gathers of the last part that have not been waited for."""
+    reduced: tuple[int, ...] = field(compare=False)
+    """Distances to the buckets on the gradients' stream that were reduced in the last part. A part depends on
+    those for which its own buckets wait (``MicroStepWriter.awaited_buckets``)."""
 
 
 class MicroStepWriter(PassWriter, GradientSink):
@@ -169,28 +177,57 @@ class MicroStepWriter(PassWriter, GradientSink):
         """Name of the stream that handles gradients."""
         self._more = timing.machine.host.training
         self._reduces: list[int] = []
+        self._reduced_before = 0  # number of buckets that were reduced before the present part
+        self._gathers: list[Gather] = []  # those that had not been waited for when it began
         self.kernel_waits = KernelWaits()
         self.spend(self.costs.pass_overhead.value)
 
-    def memory(self, handles: Sequence[int]) -> Memory:
+    def memory(self, before: Sequence[int] = (), handles: Sequence[int] = ()) -> Memory:
         """Return what determines further operations, beside the state of the streams and the gradients that
-        are held, relative to those already written.
+        are held, relative to those already written, and begin another part.
 
-        ``handles`` are the gathers that have not been waited for.
+        ``handles`` are the gathers that have not been waited for; ``before`` those of which this was so when
+        the present part began.
         """
-        written = self.count(self.gradients)
-        return Memory(
-            self.fetches.state(handles),
-            tuple([written - ordinal for ordinal in self._reduces[-1 - _MAX_REDUCE_EVENTS :]]),
-            self.kernel_waits.state,
-        )
+        written, fetches = self.count(self.gradients), self.fetches
+        known = {handle: number for number, handle in enumerate(before)}
+        kept = tuple([known[one] for one in handles if one in known])  # the first of them
+        self._gathers = [fetches.gathers[one] for one in handles]
+        reduced = tuple([written - ordinal for ordinal in self._reduces[self._reduced_before :]])
+        self._reduced_before = len(self._reduces)
+        gathered = fetches.relative(self._gathers[len(kept) :])
+        return Memory(fetches.state, self.kernel_waits.state, kept, gathered, reduced)
 
-    def remember(self, handles: Sequence[int], memory: Memory) -> None:
-        """Set what determines further operations, where gathers have other ``handles``."""
-        written = self.count(self.gradients)
-        self.fetches.restore(handles, memory.fetches)
-        self._reduces = [written - back for back in memory.reduces]
+    def repeated(self, memory: Memory) -> None:
+        """Note what was gathered and reduced in a part that was repeated."""
+        before = self._gathers
+        self._gathers = [before[one] for one in memory.kept]
+        if memory.gathered:
+            self._gathers += self.fetches.relative(memory.gathered)
+        if memory.reduced:
+            written = self.count(self.gradients)
+            self._reduces += [written - back for back in memory.reduced]
+            self._reduced_before = len(self._reduces)
+
+    def remember(self, memory: Memory) -> None:
+        """Set what determines further operations after a part that was repeated."""
+        self.fetches.restore(memory.fetches)
         self.kernel_waits = KernelWaits(*memory.kernel_waits)
+
+    def name_gathers(self, handles: Sequence[int]) -> None:
+        """Give the gathers that have not been waited for the ``handles`` of the part that begins."""
+        self.fetches.gathers.update(zip(handles, self._gathers, strict=True))
+
+    def awaited_gathers(self, numbers: Sequence[int]) -> tuple[Gather, ...]:
+        """Return those for which a part waits, of the gathers that have not been waited for."""
+        return self.fetches.relative([self._gathers[one] for one in numbers])
+
+    def awaited_buckets(self, number: int) -> tuple[int, ...]:
+        """Return the distances to earlier buckets for which the next ``number`` of buckets may wait."""
+        if not number or self._settings.stage < 3:
+            return ()
+        written, last = self.count(self.gradients), self._reduces[-1 - _MAX_REDUCE_EVENTS :]
+        return tuple([written - one for one in (last if len(last) <= _MAX_REDUCE_EVENTS else last[:number])])
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -479,6 +516,7 @@ class GradientForecast:
     def __init__(self, size: int, swapper: GradientSwapper | None, layer: Sequence[Tensor]) -> None:
         """Foresee the course of the gradients of equal layers in a bucket of ``size`` [elements]."""
         self._steps: list[Hashable] = []
+        self._reduced = 0
         self._bucket = Bucket(size, self._reduce, gradient=self._gradient)
         self._swapper = swapper.twin() if swapper is not None else None
         self._layer = layer
@@ -486,6 +524,8 @@ class GradientForecast:
         self._states: list[GradientState] = []
         self._outcomes: dict[int, tuple[int, int]] = {}
         self._kinds: dict[tuple[Hashable, ...], int] = {}
+        self.buckets: list[int] = []
+        """Number of buckets that are reduced in a layer, by the kind of what happens in it."""
 
     def number(self, state: GradientState) -> int:
         """Return the number of a state."""
@@ -505,9 +545,11 @@ class GradientForecast:
             self._bucket.hold(held)
             if self._swapper is not None and swapped is not None:
                 self._swapper.go_to(swapped)
-            self._steps = []
+            self._steps, self._reduced = [], 0
             self._bucket.add_all(self._layer)
             kind = self._kinds.setdefault(tuple(self._steps), len(self._kinds))
+            if kind == len(self.buckets):
+                self.buckets.append(self._reduced)
             left = self._swapper.state if self._swapper is not None else None
             self._outcomes[number] = kind, self.number((self._bucket.state, left))
         return self._outcomes[number]
@@ -517,6 +559,7 @@ class GradientForecast:
 
     def _reduce(self, tensors: Sequence[Tensor]) -> None:
         self._steps.append(tuple(tensors))
+        self._reduced += 1
         if self._swapper is not None:
             sink = _Steps()
             self._swapper.insert(sink, tensors)
@@ -562,9 +605,11 @@ class MicroStep(TrainingStreams):
         self._layers = LayerWalk(self._decided, stack.backward if self._backward else stack.forward)
         self._pieces = dict(stack.trace.pieces(backward=self._backward))
         self._recurs = not self._backward or decisions is None or decisions.recur(stack.forward)
+        self._calls = iter(tuple[tuple[SinkCall, ...], ...]())
         self._held = self._next_held = -1  # states of the gradients before and after a part
-        self._out: MicroStepWriter | None = None
-        self._memory: Memory | None = None  # that of a part that was repeated, until the next one is written
+        self._writer: MicroStepWriter
+        self._memory: Memory | None = None  # that of the last layer, until another part is written
+        self._repeated = False
 
     @property
     def complete(self) -> bool:
@@ -574,7 +619,7 @@ class MicroStep(TrainingStreams):
     def start(self, out: PassWriter) -> None:
         """Begin with no gradients held."""
         assert isinstance(out, MicroStepWriter)
-        self._out, self._label = out, out.label
+        self._writer, self._label = out, out.label
         self._bucket = Bucket(self._state.settings.reduce_bucket_size, out.reduce, gradient=out.gradient)
         completed = self._stack.parameters.completed
         layer = [tensor for event in self._pieces.get(0, ()) for tensor in completed(event)]
@@ -585,39 +630,34 @@ class MicroStep(TrainingStreams):
         )
 
     @property
-    def _writer(self) -> MicroStepWriter:
-        assert self._out is not None
-        return self._out
-
-    @property
-    def _handles(self) -> Sequence[int]:
-        """Gathers that have not been waited for when the present layer begins."""
-        one = self._decided.get(self._layers.layer) if self._decided is not None else None
-        return one.handles if one is not None else ()
-
-    @property
     def carry(self) -> Hashable:
         """All that is remembered from part to part, relative to what is written."""
-        return self._memory or self._writer.memory(self._handles)
+        return self._memory or self._writer.memory()
 
     @carry.setter
     def carry(self, memory: Hashable) -> None:
         assert isinstance(memory, Memory)
-        self._layers.repeat()
-        self._memory = memory
+        self._layers.go_on()
+        self._memory, self._repeated = memory, True
+        self._writer.repeated(memory)
 
     def state(self, part: Part) -> Hashable:
-        """Return the state of the coordinator, and what happens to the gradients; the number of the layer if
-        nothing may repeat it."""
-        if part.layer < 0 or not self._stack.left_out:
+        """Return what the coordinator does, and what happens to the gradients; the number of the layer if
+        layers differ."""
+        if part.layer < 0 or not self._state.homogeneous:
             return part.layer
         if not part.layer:
             self._next_held = self._foreseen.number(self._gradients)
         self._held = self._next_held
         kind, self._next_held = self._foreseen.after(self._held)
-        if self._layers.state is None:
-            return "layer", part.layer
-        return self._layers.state, kind
+        layer = self._layers.layer
+        # Checkpoints of the first two layers of a pass are handled differently.
+        first = min(layer, 2) if self._activations is not None else 0
+        state = kind, first, self._writer.awaited_buckets(self._foreseen.buckets[kind])
+        if self._decided is None:
+            return state
+        done = self._decided[layer]
+        return *state, done.kind, self._writer.awaited_gathers(done.awaited)
 
     @property
     def _gradients(self) -> GradientState:
@@ -633,12 +673,15 @@ class MicroStep(TrainingStreams):
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Take the events of a part's calls; the first after the layers ends the last."""
-        if self._memory is not None:
-            self._writer.remember(self._handles, self._memory)
-            self._memory = None
+        if self._memory is not None and self._repeated:
+            self._writer.remember(self._memory)
+        self._memory, self._repeated = None, False
         self._events = iter(self._pieces[self._layers.layer])
-        self._calls = iter(self._decided[self._layers.layer].calls if self._decided is not None else ())
-        if self._layers.layer >= 0 and self._stack.left_out:
+        if self._decided is not None:
+            done = self._decided[self._layers.layer]
+            self._calls = iter(done.calls)
+            self._writer.name_gathers(done.handles)
+        if self._layers.layer >= 0 and self._state.homogeneous:
             self._hold(self._held if part.layer >= 0 else self._next_held)
         if part.name == "tail" and self._activations is not None:
             self._activations.leave(self._writer)
@@ -646,33 +689,36 @@ class MicroStep(TrainingStreams):
     def leave(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Go on to the next layer."""
         if self._layers.layer < self._stack.trace.layers:
-            following = self._decided[self._layers.layer + 1].handles if self._decided is not None else ()
-            memory = self._writer.memory(following)
+            layer, decided = self._layers.layer, self._decided
+            handles = [decided[one].handles for one in (layer, layer + 1)] if decided is not None else ()
+            self._memory = self._writer.memory(*handles)
             self._layers.go_on()
-            if self._layers.is_back:
-                self._memory = memory
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Do what DeepSpeed does at the event of a call."""
-        event, costs = next(self._events), out.costs
-        if event.kind == "fetch":
-            self._label = call.module.name
+        event = next(self._events)
+        kind = event.kind
+        if kind == "fetch":
+            self._label = out.label = call.module.name
             self._writer.fetches.begin()
-            if not event.backward and self._state.settings.stage == 3:
+            if not event.backward and self._decided is not None:
+                costs = out.costs
                 out.spend(costs.hook.value + costs.hook_input.value * call.module.touched)
-        out.label = self._label
-        if event.kind in ("fetch", "release"):
             self._writer.fetches.make(next(self._calls, ()))
-        if event.kind == "launch":  # autograd records it
+            return
+        out.label = self._label
+        if kind == "release":
+            self._writer.fetches.make(next(self._calls, ()))
+        elif kind == "launch":  # autograd records it
             out.spend(out.now.timing.launch_s(call.module) * (1 + out.machine.host.training.graph.value))
-        elif event.kind == "checkpoint":
+        elif kind == "checkpoint":
             self._checkpoint(event.instance.layer)
-        elif event.kind == "gradients" and self._backward and self._writer.reduces:
+        elif kind == "gradients" and self._backward and self._writer.reduces:
             self._bucket.add_all(self._stack.parameters.completed(event))
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch kernels, which wait for the module's parameters."""
-        if call.kernels == "backward" and self._state.settings.stage == 3:
+        if call.kernels == "backward" and self._decided is not None:
             out.spend(out.machine.host.training.backward_call.value)
         elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
             out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))

@@ -411,7 +411,7 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
     threads, zenflow = plan.places.threads, plan.settings.zenflow
     if zenflow is None:
         return threads - int((1 - plan.settings.cpuadam_cores) * threads)
-    reserved = ceil(zenflow.reserved_cores * threads)
+    reserved = ceil(zenflow.pt_reserved_cores_perc * threads)
     return threads - reserved if 0 < reserved < threads else threads
 
 
@@ -540,7 +540,7 @@ class ZenFlowStep(StepPlan):
     @property
     def cycle(self) -> int:
         """Number of micro-steps between two updates."""
-        return self._zenflow.update_interval
+        return self._zenflow.interval
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
@@ -553,8 +553,8 @@ class ZenFlowStep(StepPlan):
             update,
             StepPart("optimizer", _SELECTED, cycles, kind="selected-columns"),
         ]
-        if self._zenflow.select_interval:
-            often = Fraction(steps, self._zenflow.select_interval)
+        if self._zenflow.selects_every:
+            often = Fraction(steps, self._zenflow.selects_every)
             parts.insert(-2, StepPart("backward", _SELECTION, often, kind="column-selection"))
         return tuple(parts)
 
@@ -581,7 +581,7 @@ class ZenFlowStep(StepPlan):
         if swapped and zenflow.overlap_step:
             text = "DeepSpeed stops: sub-groups on storage have no overlap_grad; set it to false"
             raise _refused("zenflow.overlap_step", text)
-        if swapped and (zenflow.select_interval or zenflow.full_warm_up_rounds):
+        if swapped and (zenflow.selects_every or zenflow.full_warm_up_rounds):
             text = (
                 "DeepSpeed stops at a later selection: weights on storage cannot be set to those of the GPU; "
                 "leave out select_interval and full_warm_up_rounds"

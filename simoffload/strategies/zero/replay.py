@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import lcm
@@ -199,9 +199,13 @@ class Decided(NamedTuple):
     state: State | None
     """State in which the layer begins, relative to it (``Passes.state``)."""
     handles: tuple[int, ...]
-    """Gathers that have not been waited for when it begins."""
+    """Gathers of this pass that have not been waited for when it begins."""
+    awaited: tuple[int, ...]
+    """Numbers of those for which it waits."""
     calls: tuple[tuple[SinkCall, ...], ...]
     """Calls in each hook before or after a module."""
+    kind: int
+    """Number of what is done in it, which is that of all layers in which the same is done."""
 
 
 class _Recorder(CoordinatorSink):
@@ -209,33 +213,62 @@ class _Recorder(CoordinatorSink):
 
     def __init__(self) -> None:
         self._calls: list[SinkCall] = []
+        self._facts: list[Hashable] = []
+        self.awaited: list[int] = []
+        """Numbers of the gathers for which the layer waits that were made before it."""
+        self._names: dict[int, int] = {}
+        self._number = 0
+
+    def begin(self, handles: Sequence[int]) -> None:
+        """Begin a layer, with the gathers that have not been waited for."""
+        self._names = {handle: number for number, handle in enumerate(handles)}
+        self._number, self._facts, self.awaited = len(handles), [len(handles)], list[int]()
 
     def taken(self) -> tuple[SinkCall, ...]:
         """Return the calls since the last time."""
         calls, self._calls = self._calls, []
+        self._facts.append(len(calls))
         return tuple(calls)
+
+    def done(self, handles: Sequence[int]) -> Hashable:
+        """Return what was done in a layer after which ``handles`` have not been waited for: equal for layers
+        in which the same was done, of which the handles differ."""
+        return (*self._facts, tuple(map(self._name, handles)))
+
+    def _name(self, handle: int) -> int:
+        """Return the number of a gather among those that were known when its layer began, and its own."""
+        return self._names.setdefault(handle, len(self._names))
 
     def read(self, tensors: Sequence[Tensor], /) -> None:
         self._calls.append(methodcaller("read", tensors))
+        self._facts.append(tuple(tensors))
 
     def wait_reads(self) -> None:
         self._calls.append(_WAIT_READS)
+        self._facts.append("wait for reads")
 
     def gather(self, handle: int, tensors: Sequence[Tensor], /, *, prefetch: bool) -> None:
         self._calls.append(methodcaller("gather", handle, tensors, prefetch=prefetch))
+        self._facts.append((self._name(handle), tuple(tensors), prefetch))
 
     def wait(self, handle: int, /) -> None:
         self._calls.append(methodcaller("wait", handle))
+        self._facts.append(("wait", self._name(handle)))
+        if self._name(handle) < self._number:
+            self.awaited.append(self._name(handle))
 
     def throttle(self) -> None:
         self._calls.append(_THROTTLE)
+        self._facts.append("throttle")
 
     def fetch_event(self) -> None:
         self._calls.append(_FETCH_EVENT)
+        self._facts.append("event")
 
     def release(self, count: int, /) -> None:
         if count:
             self._calls.append(methodcaller("release", count))
+            self._facts.append(("release", count))
 
 
 _WAIT_READS, _THROTTLE, _FETCH_EVENT = map(methodcaller, ("wait_reads", "throttle", "fetch_event"))
@@ -248,9 +281,11 @@ class Decisions:
     def __init__(self, stack: LayerStack, settings: OffloadSettings, ranks: int, *, warm: bool) -> None:
         """Replay forward; ``warm``: the trace is recorded."""
         self.stack = stack
-        self._recorder = _Recorder()
+        self._recorder, self._kinds = _Recorder(), dict[Hashable, int]()
         self._coordinator = stack.coordinator(settings, ranks, self._recorder, warm=warm)
         self._forward = dict(self._decided(backward=False))
+        self.peak = self._coordinator.peak_on_gpu, self._coordinator.largest_gather
+        """Largest sizes in forward [elements] of all that is gathered at a time, and in one call."""
 
     @cached_property
     def _backward(self) -> dict[int, Decided]:
@@ -268,12 +303,19 @@ class Decisions:
         for visit, events in trace.pieces(backward=backward):
             inside = 0 <= visit < trace.layers
             state = passes.state(visit, backward=backward) if inside else None
-            handles, calls = tuple(coordinator.handles()), []
+            handles, calls = self._handles, []
+            self._recorder.begin(handles)
             for event in events:
                 if event.kind in _HOOKS:
                     hook(event, coordinator, self.stack.parameters)
                     calls.append(self._recorder.taken())
-            yield visit, Decided(state, handles, tuple(calls))
+            done = self._recorder.done(self._handles)
+            kind = self._kinds.setdefault(done, len(self._kinds))
+            yield visit, Decided(state, handles, tuple(self._recorder.awaited), tuple(calls), kind)
+
+    @property
+    def _handles(self) -> tuple[int, ...]:
+        return tuple([one for one in self._coordinator.handles() if one >= 0])
 
     def recur(self, skipped: SkippedLayers | None) -> bool:
         """Return whether the layers that forward leaves out repeat a period before them, as they must."""
@@ -290,7 +332,7 @@ class LayerWalk:
     """A LayerWalk leads through more layers than a stack has.
 
     If a layer begins in the state in which an earlier one began, relative to each, the walk goes back to that
-    one, as long as layers are left out. What is done in a layer can then be repeated without the coordinator.
+    one, as long as layers are left out.
     """
 
     def __init__(self, decided: Mapping[int, Decided] | None, skipped: SkippedLayers | None) -> None:
@@ -300,48 +342,23 @@ class LayerWalk:
         """Number of layers that are still to be left out."""
         self.layer = -1
         """Number of the layer in the stack, in the order of the pass."""
-        self.state: int | None = None
-        """Number of the state in which the layer begins; None if no layer may repeat it."""
-        self.is_back = False
-        """Whether the layer is an earlier one, to which it went back."""
-        self._numbers: dict[State, int] = {}
-        self._kept: list[int] = []  # layer, by state
-        self._following: dict[int, int] = {}  # the state after a layer, by the one before it
+        self._kept: dict[State, int] = {}  # the first layer that began in a state
 
-    def go_on(self) -> None:
-        """Note that a layer was done, or what is before all layers."""
-        before, self.layer = self.state, self.layer + 1
-        self.state, self.is_back = self._number(), False
-        if self.state is None:
-            return
-        if before is not None:
-            self._following[before] = self.state
-        if 0 < self.layer - self._kept[self.state] <= self.left:
-            self._go_to(self.state)
-
-    def repeat(self) -> None:
-        """Go on to the layer after one that is repeated."""
-        assert self.state is not None
+    def go_on(self) -> bool:
+        """Note that a layer was done, or what is before all layers; return whether it went back."""
         self.layer += 1
-        self._go_to(self._following[self.state])
-
-    def _number(self) -> int | None:
         skipped = self._skipped
         if skipped is None or not self.left or not skipped.after <= self.layer < skipped.before:
-            return None
-        relative = () if self._decided is None else self._decided[self.layer].state
-        if relative is None:
-            return None
-        number = self._numbers.setdefault(relative, len(self._kept))
-        if number == len(self._kept):
-            self._kept.append(self.layer)
-        return number
-
-    def _go_to(self, state: int) -> None:
-        """Go to the layer that began in a state first."""
-        layer = self._kept[state]
-        self.left -= self.layer - layer
-        self.layer, self.state, self.is_back = layer, state if self.left else None, True
+            return False
+        state = () if self._decided is None else self._decided[self.layer].state
+        if state is None:
+            return False
+        back = self.layer - self._kept.setdefault(state, self.layer)
+        if not 0 < back <= self.left:
+            return False
+        self.left -= back
+        self.layer -= back
+        return True
 
 
 def _last_hooks(trace: Trace) -> Iterator[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
@@ -26,7 +26,7 @@ from simoffload.strategies.passes.pass_writer import Call, Hook, Part, PassWrite
 from simoffload.strategies.passes.streams import Routes
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor, cut_tensors
-from simoffload.strategies.zero.replay import LayeredModel, Passes, hook
+from simoffload.strategies.zero.replay import LayeredModel, hook
 from simoffload.strategies.zero.trace import Event, Trace, forward_pass, leaf_modules
 
 
@@ -119,12 +119,9 @@ class InferenceLayers(LayeredModel):
     def peak(self) -> GatheredPeak:
         """Return the peak of gathered parameters in a pass after the first; raises InputError where DeepSpeed
         stops."""
-        for stack in self.stacks():
-            coordinator = stack.coordinator(self.fetching, self.ranks, CoordinatorSink(), warm=True)
-            happen = partial(hook, coordinator=coordinator, parameters=stack.parameters)
-            if Passes(stack, coordinator).go(happen, backward=False, skip=stack.forward):
-                break
-        return GatheredPeak(coordinator.peak_on_gpu, coordinator.largest_gather)
+        replayed = ((stack, self.decisions(stack)) for stack in self.stacks())
+        decisions = next(one for stack, one in replayed if one.recur(stack.forward))
+        return GatheredPeak(*decisions.peak)
 
     def replay(self, sink: CoordinatorSink) -> Iterator[Event]:
         """Replay a pass through all layers: yield each event, then make its calls to ``sink``."""

@@ -65,7 +65,7 @@ def test_nothing_tried_is_not_said_to_be_all_changes(listed: bool, monkeypatch: 
         else "simoffload.planning.advise.evaluate.options_of"
     )
     monkeypatch.setattr(what, stopped)
-    found = advise(too_large, evaluator=evaluator)
+    found = advise(evaluator)
     assert not found.tried
     assert found.stopped == "stopped by a limit"
     assert bool(found.untried) == listed

@@ -15,13 +15,11 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import purchases, search_catalogue
 from simoffload.planning.advise.catalogue import families, joined_edits, limits_of
-from simoffload.planning.advise.drives import drives
-from simoffload.planning.advise.options import options_of
-from simoffload.planning.advise.purchases import SimulatedPurchase
+from simoffload.planning.advise.options import drives, options_of
+from simoffload.planning.advise.purchases import Frontier, SimulatedPurchase
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import economics, load_costs
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.search import Frontier
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
@@ -171,7 +169,7 @@ def test_an_unknown_platform_names_near_ones(scenario: LoadedScenario) -> None:
 def choices(scenario: LoadedScenario) -> Iterator[Change]:
     """Storage that can be chosen with the scenario's own program and format."""
     for one in families(Evaluator(scenario), None, load_costs()):
-        yield from (choice for choice in one.storage if one.way is None and not choice.quality)
+        yield from (choice for choice in one.storage if one.program is None and not choice.quality)
 
 
 def offers(scenario: LoadedScenario) -> list[str]:

@@ -11,7 +11,7 @@ from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
 from simoffload.strategies.held import stages_of
-from simoffload.strategies.training.memory import held_in_training
+from simoffload.strategies.training.memory import TrainingMemory
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState
 from simoffload.workload import Training
@@ -76,7 +76,7 @@ def account(
     kinds = [_DEVICES.get(machine.tiers[tier].kind, "nvme") for tier in (weights, optimizer)]
     settings = settings._replace(params=settings.params._replace(device=kinds[0]), optimizer_device=kinds[1])
     state = TrainingState(model, settings, Places(ranks, weights, optimizer), weight_bits)
-    held = held_in_training(state, work or workload(), machine, peak=peak)
+    held = TrainingMemory(state, work or workload(), machine, peak).held()
     return machine, stages_of(list(held))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.smallest_changes import smallest_changes
+from simoffload.planning.remedies import smallest_changes
 from simoffload.results.capacity import TierUse
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
@@ -69,6 +69,19 @@ def test_what_a_gpu_has_no_room_for_is_paged_out() -> None:
     assert moved["host to GPU"] == moved["GPU to host"] == 2 * lacking
     assert any("paged optimizer" in one for one in result.warnings)
     assert not any("hbm fits with" in one for one in result.warnings), "moments make room for others"
+
+
+def test_so_it_is_under_zero() -> None:
+    zero = "{optimizer: {type: PagedAdamW}, zero_optimization: {stage: 3}}"
+    work = ["workload.batch_size=4", "workload.sequence_length=4096"]
+    strategy = f"strategy={{kind: zero_training, ranks: 2, ds_config: {zero}}}"
+    scenario = load_scenario("fsdp/llama-3.1-8b", overrides=[strategy, *work])
+    out = scenario.plan().paged_out  # type: ignore[attr-defined]
+    assert 2 * out == max(one.size for one in scenario.plan().held if one.name == PAGED_OUT) > 0
+    result = simulate(scenario)
+    moved = {cause.cause_text: cause.size for cause in result.passes[-1].shares}
+    assert moved["host to GPU"] == moved["GPU to host"] == pytest.approx(2 * out)
+    assert any("paged optimizer" in one for one in result.warnings)
 
 
 @pytest.mark.parametrize("program", ["fsdp", "zero"])

@@ -23,8 +23,7 @@ from simoffload.schedule import Schedule
 from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.held import memory_stages
-from simoffload.strategies.hooks.fsdp_units import ROOT, FsdpRuntime, FsdpSink
-from simoffload.strategies.programs.fsdp import Fsdp, FsdpPlan
+from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink
 from simoffload.workload import Training
 from tests.examples import some
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
