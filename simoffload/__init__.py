@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
+    from simoffload.planning.sweep.answer import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -42,6 +43,7 @@ __all__ = [
     "SimoffloadError",
     "SimulationError",
     "SimulationResult",
+    "SweepResult",
     "TrainingResult",
     "advise",
     "best_batch",
@@ -73,6 +75,7 @@ __all__ = [
     "simulate",
     "smallest_changes",
     "storage_curve",
+    "sweep",
     "write_comparison",
     "write_report",
     "write_trace",
@@ -90,6 +93,7 @@ _HOME = {
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
+    "SweepResult": "simoffload.planning.sweep.answer",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
     "best_batch": "simoffload.planning.reach",
@@ -121,6 +125,7 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
+    "sweep": "simoffload.planning.sweep.answer",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

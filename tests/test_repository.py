@@ -173,4 +173,4 @@ def test_wheel_finds_its_data_away_from_the_checkout(wheel: zipfile.ZipFile, tmp
     )
     home = str(tmp_path / "simoffload" / "__init__.py")
     assert result.stdout.splitlines() == [home, "8 True", "opt", "True 1"], result.stderr
-    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+    assert "<svg role=" in (tmp_path / "report.html").read_text()

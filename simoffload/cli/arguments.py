@@ -323,6 +323,7 @@ def _add_fit(parser: _Parser) -> None:
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
+    _add_output(parser, _WRITTEN)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from simoffload.cli.console import Console, ExitCode, Waiting
+from simoffload.cli.output import Answer, OutputFolder, report_files
 from simoffload.cli.sources import CommandChanges, refusal, scenario_set
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing, sharing
@@ -25,14 +26,18 @@ T = TypeVar("T")
 
 def fit(arguments: Namespace, console: Console) -> ExitCode:
     """Say what each tier must hold, how many machines are needed, or how large the work can be."""
+    folder = OutputFolder.of(arguments)
     targets = None if arguments.machines else arguments.on
-    answer = _answer(arguments, targets, console)
-    console.answer(answer.text, answer.data)
-    return ExitCode.OK if answer.fits else ExitCode.DOES_NOT_FIT
+    found = _answer(arguments, targets, console)
+    files = report_files(found.document, found.data) if folder else {}
+    answer = limited(Answer.of)(found.document, found.data, folder, files, console)
+    answer.show(console)
+    answer.list_files(console)
+    return ExitCode.OK if found.fits else ExitCode.DOES_NOT_FIT
 
 
 class _FitAnswer(NamedTuple):
-    text: str
+    document: ReportDocument
     data: dict[str, Any]
     fits: bool
 
@@ -54,18 +59,12 @@ def _answer(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
     if arguments.best_batch:
         return _best_batch(found, arguments.slo, console)
     if len(found) > 1 or targets:
-        return _several(found, console)
+        return _several(found, arguments.line, console)
     ((_, scenario),) = found.items()
-    return _one(scenario, console)
+    return _one(scenario, arguments.line, console)
 
 
-def _text(document: ReportDocument, console: Console) -> str:
-    from simoffload.report.terminal import terminal_text
-
-    return terminal_text(document, color=console.color, width=console.width)
-
-
-def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
+def _one(scenario: LoadedScenario, command: str, console: Console) -> _FitAnswer:
     from simoffload.planning.answers import fit
 
     with sharing(scenario.scenario.engine.timeout):
@@ -75,7 +74,7 @@ def _one(scenario: LoadedScenario, console: Console) -> _FitAnswer:
         if missing:
             console.note(f"other caches and changes that make it fit are left out: {missing}")
             result = replace(result, planner=None)
-        return _reported(scenario, result, console)
+        return _reported(scenario, result, command)
 
 
 def _planned(result: SimulationResult) -> str:
@@ -89,15 +88,15 @@ def _planned(result: SimulationResult) -> str:
 
 
 @limited
-def _reported(scenario: LoadedScenario, result: SimulationResult, console: Console) -> _FitAnswer:
+def _reported(scenario: LoadedScenario, result: SimulationResult, command: str) -> _FitAnswer:
     from simoffload.report.from_result import result_document
 
     keep(scenario.scenario.engine.limits)
     now_doing("reporting")
-    return _FitAnswer(_text(result_document(result), console), result.to_dict(), result.fits)
+    return _FitAnswer(result_document(result, command=command), result.to_dict(), result.fits)
 
 
-def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
+def _several(found: dict[str, LoadedScenario], command: str, console: Console) -> _FitAnswer:
     from simoffload.planning.compare import compare_fit
     from simoffload.report.from_comparison import comparison_document
 
@@ -105,8 +104,8 @@ def _several(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
         comparison = compare_fit(found)
         results = tuple(comparison.results.values())
         _ = [result.remedies for result in results]  # worked out here, and kept for the report
-    text = limited(_text)(comparison_document(results), console)
-    return _FitAnswer(text, comparison.to_dict(), comparison.fits)
+    document = limited(comparison_document)(results, command=command)
+    return _FitAnswer(document, comparison.to_dict(), comparison.fits)
 
 
 class _Each(NamedTuple, Generic[T]):
@@ -120,9 +119,11 @@ class _Each(NamedTuple, Generic[T]):
         """Reasons why scenarios have no answer."""
         return [f"{label}: {why}" for label, why in self.stopped.items()]
 
-    def as_answer(self, name: str, text: str, rows: list[dict[str, Any]], *, fits: bool) -> _FitAnswer:
+    def as_answer(
+        self, name: str, document: ReportDocument, rows: list[dict[str, Any]], *, fits: bool
+    ) -> _FitAnswer:
         """Return the answers under ``name``, with what was stopped."""
-        return _FitAnswer(text, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
+        return _FitAnswer(document, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
 
 
 def _each(
@@ -162,9 +163,9 @@ def _machines(
             raise InputError(named) from None
 
     each = _each(found, limited(needed), console)
-    text = _text(machines_document(each.answers, stopped=each.reasons), console)
+    document = machines_document(each.answers, stopped=each.reasons)
     fits = any(count.machines for one in each.answers for count in one.counts)
-    return each.as_answer("machines", text, [one.to_dict() for one in each.answers], fits=fits)
+    return each.as_answer("machines", document, [one.to_dict() for one in each.answers], fits=fits)
 
 
 def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
@@ -176,9 +177,9 @@ def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
         return largest(scenario)
 
     each = _each(found, limited(held), console)
-    text = _text(largest_document(each.answers, stopped=each.reasons), console)
+    document = largest_document(each.answers, stopped=each.reasons)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
-    return each.as_answer("largest", text, [one.to_dict() for one in each.answers], fits=fits)
+    return each.as_answer("largest", document, [one.to_dict() for one in each.answers], fits=fits)
 
 
 def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: Console) -> _FitAnswer:
@@ -196,6 +197,6 @@ def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: C
         for one in each.answers
         if one.stopped
     ]
-    text = _text(best_batch_document(each.answers, stopped=[*each.reasons, *partly]), console)
+    document = best_batch_document(each.answers, stopped=[*each.reasons, *partly])
     fits = any(one.best is not None for one in each.answers)
-    return each.as_answer("best_batch", text, [one.to_dict() for one in each.answers], fits=fits)
+    return each.as_answer("best_batch", document, [one.to_dict() for one in each.answers], fits=fits)

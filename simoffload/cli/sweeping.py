@@ -6,7 +6,9 @@ import argparse
 import shlex
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode, Waiting, bar, clock
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep
 
 _SCHEMA = "simoffload/sweep/1"
+_PAGE = ".html"
 _LINES = 10  # number of lines of progress where there is no terminal
 
 
@@ -47,7 +50,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 _AXIS = "key to vary: PATH=1,2,4 or PATH=range(min=1, max=64, n=7, scale=log); may be repeated"
 _CONSTRAINT = 'condition for points, such as "batch_size * ranks <= 256"; may be repeated'
-_OUTPUT = "table to write: .csv, .json or .parquet; may be repeated (default: SCENARIO-sweep.csv)"
+_OUTPUT = (
+    "table to write: .csv, .json or .parquet, or a page: .html; may be repeated (default: SCENARIO-sweep.csv)"
+)
 _EPILOG = """\
 example:
   simoffload sweep ddn/bloom-7b1 --axis workload.batch_size=1,4,16 --axis strategy.weights=dram,raid,ai400x2
@@ -62,7 +67,9 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
 
     if arguments.resume and arguments.overwrite:
         raise refusal("sweep", "--resume keeps what --overwrite would replace; give one of them")
-    outputs = arguments.outputs or [_default_output(arguments.scenario)]
+    pages = [path for path in arguments.outputs or () if path.suffix == _PAGE]
+    tables = [path for path in arguments.outputs or () if path.suffix != _PAGE]
+    outputs = tables or [_default_output(arguments.scenario)]
     document = _document(arguments)
     with Waiting(console):
         working_on("reading the sweep")
@@ -74,31 +81,58 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         )
         if not arguments.dry_run:  # errors in the sweep itself come first
             check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
+            _check_pages(pages, again=arguments.resume or arguments.overwrite)
         console.warn(defined.warnings)
         working_on("looking for equal points")
         points = find_points(defined)
     if arguments.dry_run:
         return _dry_run(defined, points, console)
     shown = ProgressBar(console, quiet=arguments.quiet)
-    try:
-        summary = run_sweep(
-            defined,
-            points,
-            outputs,
-            workers=arguments.workers,
-            chunk=arguments.chunk,
-            cluster=arguments.cluster,
-            resume=arguments.resume,
-            overwrite=arguments.overwrite,
-            progress=shown,
-        )
-    except BaseException as error:
+    with TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.json")
+        try:
+            summary = run_sweep(
+                defined,
+                points,
+                [*outputs, rows] if pages else outputs,
+                workers=arguments.workers,
+                chunk=arguments.chunk,
+                cluster=arguments.cluster,
+                resume=arguments.resume,
+                overwrite=arguments.overwrite,
+                progress=shown,
+            )
+        except BaseException as error:
+            console.erase()
+            if shown.counts is not None and not isinstance(error, InputError):
+                _print_resume_command(arguments, shown.counts, console)
+            raise
         console.erase()
-        if shown.counts is not None and not isinstance(error, InputError):
-            _print_resume_command(arguments, shown.counts, console)
-        raise
-    console.erase()
-    return _answer(summary, console)
+        _write_pages(pages, rows, arguments.line)
+    return _answer(summary._replace(outputs=(*outputs, *pages)), console)
+
+
+def _check_pages(pages: Sequence[Path], *, again: bool) -> None:
+    """Raise InputError unless the pages can be written."""
+    from simoffload.exchange.files import check_target
+
+    for path in pages:
+        check_target(path)
+        if path.exists() and not again:
+            raise refusal("sweep", f"{path} exists; name another file or give --overwrite")
+
+
+def _write_pages(pages: Sequence[Path], rows: Path, command: str) -> None:
+    """Write the report of a sweep from its rows."""
+    if not pages:
+        return
+    from simoffload.planning.sweep import SweepResult
+    from simoffload.report.from_sweep import sweep_document
+    from simoffload.report.html import write_html
+
+    document = sweep_document(SweepResult.read(rows), command=command)
+    for path in pages:
+        write_html(document, path)
 
 
 def _document(arguments: Namespace) -> Any:

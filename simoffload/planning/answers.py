@@ -16,6 +16,8 @@ from simoffload.results import Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from simoffload.planning.advise import Advice
     from simoffload.planning.caches import CacheLimits
     from simoffload.planning.confidence import Confidence
@@ -72,6 +74,12 @@ class ScenarioPlanner:
     progress: Watcher | None = None
     _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
     """The one that all further simulations ask, once there is one."""
+
+    def figure(self, result: SimulationResult) -> Figure:
+        """Draw where the time goes, or what each tier must hold."""
+        from simoffload.report import charts
+
+        return charts.capacity(result.capacity) if result.step is None else charts.causes(result.step)
 
     def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
         """Search for the smallest changes, within the limits of the scenario."""

@@ -28,6 +28,7 @@ from simoffload.simulation.metrics import refused
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
 
 SCHEMA = "simoffload/comparison/1"
 
@@ -142,6 +143,18 @@ class Comparison:
                 for label, result in self.results.items()
             ],
         }
+
+    def plot(self, *, log: bool = False) -> Figure:
+        """Return a plotly figure: the compared time of each result with its interval, the fastest on top.
+
+        With ``log`` the axis is logarithmic. If only memory was computed: the fullest tier of each.
+        """
+        from simoffload.report.comparison import groups
+        from simoffload.report.comparison_charts import capacity_compared, times_compared
+
+        found = groups(tuple(self.results.values()))
+        timed = any(result.step is not None for result in self.results.values())
+        return times_compared(found, log=log) if timed else capacity_compared(found)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90

@@ -21,7 +21,7 @@ from simoffload.results import PassResult, TierUse, TrainingResult
 from simoffload.units import format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure, Scatter
+    from plotly.graph_objects import Bar, Figure, Scatter
 
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
@@ -47,7 +47,7 @@ _CHANGES = {
 
 
 def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
-    """Draw the memory of each tier as a fraction of its capacity, stacked by term, with pinned memory
+    """Draw the memory of each tier as a fraction of its capacity, stacked by term; what exceeds it is
     hatched.
 
     ``names`` label the rows if a tier has several.
@@ -72,20 +72,41 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
                 x=[term.size / use.capacity for _, use, term in parts],
                 hover=[f"{draw.plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
                 color=draw.CYCLE[by_size.index(name) % len(draw.CYCLE)],
-                marker={"pattern": {"shape": "/" if pinned else "", "solidity": 0.15, "fillmode": "overlay"}},
+                marker={"pattern": {"shape": "." if pinned else "", "solidity": 0.15}},
+                **draw.labelled(name, len(parts)),
             )
         )
+    data += _excess(uses)
     widest = min(_WIDEST, 1.08 * max([1.0, *(use.needed / use.capacity for use in uses)]))
     return draw.figure(
         data,
         draw.height(len(uses), legends=-(-len(terms) // _TERMS_A_LINE), row=_TALL_ROW),
         barmode="stack",
+        showlegend=True,
+        uniformtext=draw.ROOM_FOR_NAMES,
         bargap=1 - _BAR,
         xaxis=draw.axis("needed, as a fraction of the tier's capacity", tickformat=".0%", range=[0, widest]),
         yaxis=draw.names_axis(names or [use.tier for use in uses]),
         annotations=[_filled(y, use) for y, use in enumerate(uses)],
         shapes=[draw.rule(1, color=draw.BLACK, dash="dot")],
     )
+
+
+def _excess(uses: Sequence[TierUse]) -> list[Bar]:
+    """Return the bars of what tiers hold beyond their capacity, if there are any."""
+    rows = [(y, use) for y, use in enumerate(uses) if not use.fits]
+    if not rows:
+        return []
+    excess = draw.bars(
+        "beyond capacity",
+        y=[y for y, _ in rows],
+        x=[use.needed / use.capacity - 1 for _, use in rows],
+        hover=[f"lacks {counted(-use.headroom, use)}" for _, use in rows],
+        color=draw.BLACK,
+        base=[1.0] * len(rows),
+        marker={"pattern": {"shape": "x", "fillmode": "replace", "fgcolor": draw.BLACK}},
+    )
+    return [excess]
 
 
 def _filled(y: int, use: TierUse) -> draw.Properties:
@@ -102,6 +123,7 @@ def causes(step: PassResult) -> Figure:
     colours = [draw.cause_colour(share.cause) for share in step.shares]
     exposed = [share.exposed_s for share in step.shares]
     hidden = [max(0.0, share.busy_s - share.exposed_s) for share in step.shares]
+    longest = max(map(sum, zip(exposed, hidden, strict=True)))
     faint = {"opacity": 0.45, "pattern": {"shape": "/", "solidity": 0.5, "bgcolor": "#ffffff"}}
 
     def hover(times: Sequence[float], how: str) -> list[str]:
@@ -116,9 +138,17 @@ def causes(step: PassResult) -> Figure:
         draw.height(len(step.shares)),
         barmode="stack",
         showlegend=False,
-        xaxis=draw.axis("time [s]", rangemode="tozero"),
+        xaxis=draw.seconds_axis("exposed time, and hidden time (hatched)", longest),
         yaxis=draw.names_axis([share.cause_text for share in step.shares]),
+        annotations=[
+            draw.beside(y, exposed[y] + hidden[y], _exposed(share.exposed_s, step.time_s))
+            for y, share in enumerate(step.shares)
+        ],
     )
+
+
+def _exposed(exposed: float, total: float) -> str:
+    return f"{format_seconds(exposed)}, {percent(exposed / total)}" if exposed else "hidden"
 
 
 def bounds(step: PassResult, *, most: int) -> Figure:
@@ -134,16 +164,17 @@ def bounds(step: PassResult, *, most: int) -> Figure:
                 y=range(len(largest)),
                 x=[time for _, time in largest],
                 hover=hover,
-                color=draw.SKY,
-                text=hover,
-                textposition="auto",
+                color=draw.GREY,
             )
         ],
         draw.height(len(largest)),
-        xaxis=draw.axis("time [s]", range=[0, 1.12 * step.time_s]),
+        xaxis=draw.seconds_axis("time", 1.1 * step.time_s),
         yaxis=draw.names_axis([group_name(names) for names, _ in largest]),
         shapes=[draw.rule(step.time_s, color=draw.VERMILION, width=3)],
-        annotations=[draw.note(text, x=step.time_s, **above)],
+        annotations=[
+            draw.note(text, x=step.time_s, **above),
+            *(draw.beside(y, largest[y][1], shown) for y, shown in enumerate(hover)),
+        ],
     )
 
 

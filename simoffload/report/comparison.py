@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
-from simoffload.report.formatting import percent, uncapitalized
-from simoffload.report.from_result import headline
-from simoffload.report.presentation import presentation, ranged
+from simoffload.report.formatting import percent
+from simoffload.report.presentation import MEASURES, Measure, headline, presentation
 from simoffload.results import SimulationResult
 from simoffload.units import format_number
 
@@ -20,6 +19,10 @@ _SHORT, _LONG = 8, 16
 _APART = 0.05
 """Relative difference between the ratios of time and of throughput above which both are shown (our
 choice)."""
+
+
+_LIKE = 1.005
+"""Ratio of times up to which both are as long."""
 
 
 class Published(NamedTuple):
@@ -38,7 +41,7 @@ class ComparisonRow(NamedTuple):
     """Name that is unique within the group: the target if that is sufficient, else the scenario."""
     result: SimulationResult
     ratio: float | None
-    """Time (``SimulationResult.compared_by``) over that of the baseline; None if either has none."""
+    """Time (``SimulationResult.step_by``) over that of the baseline; None if either has none."""
     throughput: float | None
     """Tokens (checkpoints) per second over those of the baseline."""
     published: Published | None
@@ -77,9 +80,38 @@ class Group(NamedTuple):
         )
 
     @property
-    def compared(self) -> str:
-        """Name of the time by which the rows are compared, for the beginning of a sentence."""
-        return presentation(self.rows[0].result).compared
+    def measure(self) -> Measure:
+        """Metric by which the rows are compared; throughput, where steps of training differ in their work."""
+        apart = self.kind == "training" and self.throughput_apart
+        return MEASURES["tokens_per_s" if apart else self.rows[0].result.step_by]
+
+    def value(self, row: ComparisonRow) -> float | None:
+        """Return the value of ``measure`` of a row; None if it has no times."""
+        return row.result.metrics()[self.measure.metric] if row.result.step is not None else None
+
+    @property
+    def ordered(self) -> tuple[ComparisonRow, ...]:
+        """The rows, the fastest first, and those without times last."""
+        sign = -1 if self.measure.larger else 1
+        values = {row.label: self.value(row) for row in self.rows}
+        return tuple(
+            sorted(self.rows, key=lambda row: (values[row.label] is None, sign * (values[row.label] or 0.0)))
+        )
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """Labels of the fastest row, and of those that are as fast within the uncertainty."""
+        timed = [row for row in self.ordered if self.value(row) is not None]
+        best = timed[:1]
+        return tuple(row.label for row in timed if row in best or tie(row.result, best[0].result))
+
+    def behind(self, row: ComparisonRow) -> str:
+        """Return how much slower a row is than the fastest: "4.87× as long"; "" without times."""
+        best, value = self.value(self.ordered[0]), self.value(row)
+        if not best or not value:
+            return ""
+        ratio = best / value if self.measure.larger else value / best
+        return f"{format_number(ratio)}× as long" if ratio > _LIKE else "as long"
 
     @property
     def narrow(self) -> bool:
@@ -133,7 +165,7 @@ def _rows(
     results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
 ) -> tuple[tuple[ComparisonRow, ...], str]:
     """Return the rows of a group, and the label of its baseline."""
-    timed = [result for result in results if result.compared_s is not None]
+    timed = [result for result in results if result.step_time_s is not None]
     named = [result for result in timed if baseline is not None and baseline in _names(result)]
     reference = next(iter(named or (timed if baseline is None else [])), None)
     rows = []
@@ -145,9 +177,9 @@ def _rows(
 
 
 def _ratio(result: SimulationResult, reference: SimulationResult | None) -> float | None:
-    if reference is None or reference.compared_s is None or result.compared_s is None:
+    if reference is None or reference.step_time_s is None or result.step_time_s is None:
         return None
-    return result.compared_s / reference.compared_s
+    return result.step_time_s / reference.step_time_s
 
 
 def _throughput(result: SimulationResult, reference: SimulationResult | None) -> float | None:
@@ -157,7 +189,7 @@ def _throughput(result: SimulationResult, reference: SimulationResult | None) ->
 
 
 def _tie_within(result: SimulationResult, reference: SimulationResult | None) -> float | None:
-    if reference is None or result is reference or result.compared_s is None or not tie(result, reference):
+    if reference is None or result is reference or result.step_time_s is None or not tie(result, reference):
         return None
     return margin(result, reference)
 
@@ -195,24 +227,6 @@ def by_kind(found: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
     """Return the groups of each kind of work, in order."""
     kinds = dict.fromkeys(group.kind for group in found)
     return {kind: tuple(group for group in found if group.kind == kind) for kind in kinds}
-
-
-def group_verdict(group: Group) -> str:
-    """Return the verdict of a group, such as "bloom-176b, time per output token (TPOT) [80 % interval]:
-    dram 2 s [1.8 to 2.2], raid 4 s [3.2 to 5] (2×); does not fit: hbm."."""
-    timed = [row for row in group.rows if row.result.compared_s is not None]
-    timed.sort(key=lambda row: row.result.compared_s or 0.0)
-    shown_as = []
-    for row in timed:
-        ratio = f" ({row.ratio_text})" if row.ratio is not None and row.label != group.baseline else ""
-        shown_as.append(f"{row.label} {ranged(row.result, row.result.compared_by)}{ratio}")
-    times = f"{uncapitalized(group.compared)} [80 % interval]: {', '.join(shown_as)}" if shown_as else ""
-    missing = [row.label for row in group.rows if not row.result.fits and not row.result.refused]
-    too_large = f"does not fit: {', '.join(missing)}" if missing else ""
-    barred = [row.label for row in group.rows if row.result.refused]
-    refused = f"refused: {', '.join(barred)}" if barred else ""
-    parts = filter(None, (times, too_large, refused))
-    return f"{group.title}, {'; '.join(parts) or 'fits on all targets'}."
 
 
 def tie_rule(found: Sequence[Group]) -> str:

@@ -2,128 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import floor, log10
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
+from simoffload.report.charts import capacity
 from simoffload.report.comparison import ComparisonRow, Group
 from simoffload.report.formatting import uncapitalized
-from simoffload.report.presentation import presentation
+from simoffload.report.presentation import presentation, ranged
 from simoffload.results import Share, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
 
-_FLAT = 6
-"""Number of bars up to which there is room for horizontal text between them."""
 _ONE_LINE = 8
 """Number of causes up to which one line of legend is enough; beyond, a line has three."""
 
 
-def times_compared(groups: Sequence[Group]) -> Figure:
-    """Draw the time by which results are compared: a cluster of bars per model, a colour per target, and
-    published ratios as marks."""
-    labels = list(dict.fromkeys(row.label for group in groups for row in group.rows))
-    width = 0.8 / len(labels)
-    at = {
-        (cluster, label): cluster + (number - (len(labels) - 1) / 2) * width
-        for cluster in range(len(groups))
-        for number, label in enumerate(labels)
-    }
+def times_compared(groups: Sequence[Group], *, log: bool = False) -> Figure:
+    """Draw the time by which results are compared, the fastest of each model on top, with 80 % intervals.
+
+    What may be the fastest has one tint, published ratios are diamonds, and what has no time has a row
+    without a bar. The axis begins at zero unless a logarithmic one is asked for.
+    """
+    rows = [_TimeRow(group, row) for group in groups for row in group.ordered]
+    timed = [(y, one) for y, one in enumerate(rows) if one.value is not None]
     data = [
-        _times(
-            label,
-            groups,
-            at,
-            width=0.92 * width,
-            marker={"color": draw.CYCLE[number % len(draw.CYCLE)]},
-            showlegend=len(groups) > 1,
-        )
-        for number, label in enumerate(labels)
+        _times([(y, one) for y, one in timed if one.leads is leads], name, color)
+        for leads, name, color in ((True, "fastest or a tie", draw.BLUE), (False, "slower", draw.GREY))
     ]
-    if len(groups) == 1:
-        names = {at[0, label]: draw.short(label) for label in labels}
+    marks = _published(groups, rows)
+    ends = [end for _, one in timed for end in one.ends] + [x for trace in marks for x in trace.x]
+    measure = groups[0].measure
+    title = uncapitalized(measure.name)
+    if log:
+        across = draw.axis(f"{title} [{'1/s' if measure.larger else 's'}]", type="log")
+    elif measure.larger:
+        across = draw.axis(title, rangemode="tozero")
     else:
-        names = {float(cluster): draw.short(group.title) for cluster, group in enumerate(groups)}
-    marks = _marks(groups, at)
-    times = [time for trace in (*data, *marks) for time in trace.y]
+        across = draw.seconds_axis(title, max(ends, default=1.0))
     return draw.figure(
         [*data, *marks],
-        380,
+        draw.height(len(rows)),
         barmode="overlay",
-        xaxis=draw.axis(
-            showgrid=False,
-            zeroline=False,
-            range=[-0.5, len(groups) - 0.5],
-            tickvals=list(names),
-            ticktext=list(names.values()),
-        ),
-        yaxis=draw.axis(
-            f"{uncapitalized(groups[0].compared)} [ms]",
-            type="log",
-            dtick=1,
-            exponentformat="none",
-            range=[floor(log10(min(times) / 2)), log10(max(times) * 2)],
-        ),
-        annotations=_refused(groups, at),
+        showlegend=False,
+        xaxis=across,
+        yaxis=_rows_axis(groups, [(one.group, one.row) for one in rows]),
+        annotations=[draw.beside(y, max(one.ends, default=0.0), one.text) for y, one in enumerate(rows)],
     )
 
 
-def _times(label: str, groups: Sequence[Group], at: Mapping[tuple[int, str], float], **more: Any) -> Bar:
-    from plotly.graph_objects import Bar
+class _TimeRow(NamedTuple):
+    """A _TimeRow is a row of the chart of times."""
 
-    found = [
-        (at[cluster, label], row.result.compared_s)
-        for cluster, group in enumerate(groups)
-        for row in group.rows
-        if row.label == label and row.result.compared_s is not None
-    ]
-    return Bar(
-        name=draw.plain(label),
-        x=[x for x, _ in found],
-        y=[time * 1e3 for _, time in found],
-        text=[format_seconds(time) for _, time in found],
-        textposition="inside",
-        insidetextanchor="start",
-        hovertext=[f"{draw.plain(label)}: {format_seconds(time)}" for _, time in found],
-        hoverinfo="text",
-        **more,
+    group: Group
+    row: ComparisonRow
+
+    @property
+    def value(self) -> float | None:
+        return self.group.value(self.row)
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """P10 and P90; nothing without a time."""
+        result = self.row.result
+        return () if self.value is None else confidence(result).interval(self.group.measure.metric)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the fastest, or as fast within the uncertainty."""
+        return self.row.label in self.group.leading
+
+    @property
+    def text(self) -> str:
+        """Value, interval and relation to the fastest; or the reason why there is none."""
+        result, measure = self.row.result, self.group.measure
+        if self.value is None:
+            return "refused" if result.refused else "fits" if result.fits else "does not fit"
+        best = self.group.ordered[0]
+        relation = "tie" if self.leads else self.group.behind(self.row)
+        if self.row is best:
+            relation = "fastest" if len(self.group.rows) > 1 else ""
+        return ", ".join(filter(None, (ranged(result, measure.metric, measure.shown), relation)))
+
+
+def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> Bar:
+    values = [one.value or 0.0 for _, one in rows]
+    pairs = list(zip(values, (one.ends for _, one in rows), strict=True))
+    return draw.bars(
+        name,
+        y=[y for y, _ in rows],
+        x=values,
+        hover=[f"{draw.plain(one.row.label)}: {one.text}" for _, one in rows],
+        color=color,
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [ends[1] - value for value, ends in pairs],
+            "arrayminus": [value - ends[0] for value, ends in pairs],
+        },
     )
 
 
-def _marks(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[Scatter]:
+def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[Scatter]:
     """Draw published ratios times the simulated baseline, if there are any."""
-    found = []
-    for cluster, group in enumerate(groups):
-        base = next((row.result.compared_s for row in group.rows if row.label == group.baseline), None)
-        for row in group.rows:
-            if row.published is not None and base is not None:
-                hover = f"published: {format_number(row.published.ratio)} × {draw.plain(group.baseline)}"
-                found.append((at[cluster, row.label], row.published.ratio * base * 1e3, hover))
-    if not found:
+    bases = {
+        group.title: next((group.value(row) for row in group.rows if row.label == group.baseline), None)
+        for group in groups
+    }
+    found = [
+        (y, one.row.published.ratio, base, one.group.baseline)
+        for y, one in enumerate(rows)
+        if one.row.published is not None and (base := bases[one.group.title]) is not None
+    ]
+    if not found or groups[0].measure.larger:
         return []
-    x, y, hovers = zip(*found, strict=True)
+    hover = [f"published: {format_number(ratio)} × {draw.plain(name)}" for _, ratio, _, name in found]
     marker = {"symbol": "diamond-open", "size": 11, "color": draw.BLACK, "line": {"width": 2}}
     name = "published ratio × simulated baseline"
-    return [draw.points(name, x=x, y=y, hover=hovers, showlegend=True, marker=marker)]
+    x, y = [ratio * base for _, ratio, base, _ in found], [y for y, *_ in found]
+    return [draw.points(name, x=x, y=y, hover=hover, marker=marker)]
 
 
-def _refused(groups: Sequence[Group], at: Mapping[tuple[int, str], float]) -> list[draw.Properties]:
-    """Write the reason for a missing bar."""
-    below = {"y": 0, "yref": "paper", "yanchor": "bottom", "textangle": 0 if len(at) <= _FLAT else -90}
-    return [
-        draw.note(
-            "refused" if row.result.refused else "does not fit",
-            x=at[cluster, row.label],
-            font={"color": draw.VERMILION},
-            **below,
-        )
-        for cluster, group in enumerate(groups)
-        for row in group.rows
-        if not row.result.fits
+def capacity_compared(groups: Sequence[Group]) -> Figure:
+    """Draw the fullest tier of each result."""
+    rows = [(group, row) for group in groups for row in group.rows if row.result.capacity]
+    fullest = [max(row.result.capacity, key=lambda use: use.needed / use.capacity) for _, row in rows]
+    names = [
+        f"{_named(groups, group, row)}: {use.tier}" for (group, row), use in zip(rows, fullest, strict=True)
     ]
+    return capacity(fullest, names=names)
 
 
 def causes_compared(groups: Sequence[Group]) -> Figure:
@@ -182,22 +192,19 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
         barmode="stack",
         showlegend=True,
         uniformtext=draw.ROOM_FOR_NAMES,
-        xaxis=draw.axis("time of one step [s]", rangemode="tozero"),
+        xaxis=draw.seconds_axis("time of one step", max(result.step_s or 0.0 for _, _, result in rows)),
         yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
     )
 
 
 def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRow]]) -> draw.Properties:
     """Return the axis with the names of results, with their models where there are several."""
-    return draw.names_axis(
-        [row.label if len(groups) == 1 else _both(group, row.label) for group, row in rows]
-    )
+    return draw.names_axis([_named(groups, group, row) for group, row in rows])
 
 
-def _both(group: Group, label: str) -> str:
-    """Join the names of model and target; a name that is too long is cut."""
-    room = max(8, 25 - len(label))
-    return f"{group.model if len(group.model) <= room else group.model[:room] + '…'}, {label}"
+def _named(groups: Sequence[Group], group: Group, row: ComparisonRow) -> str:
+    """Return the name of a result, with its model where there are several."""
+    return row.label if len(groups) == 1 else f"{group.model}, {row.label}"
 
 
 def _general(share: Share, result: SimulationResult) -> str:

@@ -158,11 +158,30 @@ class ReportDocument(NamedTuple):
     """The inputs from which the findings were computed."""
     each: tuple[tuple[str, ReportDocument], ...] = ()
     """The documents of several results, each under its name."""
+    name: str = ""
+    """Name of the scenario or of what is compared, with which the report is headed; "" = the title."""
+    summary: tuple[str, ...] = ()
+    """The answer in a sentence to repeat, for each model and kind of work."""
+    facts: tuple[str, ...] = ()
+    """What the sentence assumes, in a few words each."""
+
+    @property
+    def small_print(self) -> tuple[str, ...]:
+        """What stands in small type below the sentence: the title, unless it is the heading, and facts."""
+        return (*(self.title if self.name else ()), *self.facts)
+
+    @property
+    def heading(self) -> str:
+        """Heading of the report and title of its page."""
+        return self.name or ", ".join(self.title)
 
     def to_dict(self) -> dict[str, Any]:
         """The document as plain values; charts are left out, since their numbers are in the tables."""
         return {
             "schema": _SCHEMA,
+            "name": self.heading,
+            "summary": list(self.summary),
+            "facts": list(self.facts),
             "title": list(self.title),
             "fits": self.fits,
             "verdicts": list(self.verdicts),

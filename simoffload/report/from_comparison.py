@@ -16,7 +16,6 @@ from simoffload.report.comparison import (
     Group,
     Published,
     by_kind,
-    group_verdict,
     groups,
     in_common,
     keys,
@@ -48,6 +47,7 @@ from simoffload.report.sections.background import (
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
+from simoffload.report.summary import common_name, facts, group_summary
 from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
@@ -74,16 +74,20 @@ def comparison_document(
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)
+    answers = tuple(group_summary(group, titled=len(found) > 1) for group in found)
     return ReportDocument(
         in_common(results) or ("comparison",),
         None,
-        tuple(map(group_verdict, found)),
+        answers,
         tuple(warnings(found)),
-        (*_side_by_side(found, notes), *_fastest(found), *_charts(found), _capacity(found), *_costs(found)),
+        (*_side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
         ),
+        common_name([result.name for result in results]),
+        answers,
+        facts(results),
     )
 
 
@@ -107,15 +111,29 @@ def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[Repo
             tuple(dict.fromkeys(sentences)),
             tuple(one for one in (table, _interval_table(mine)) if one.rows),
             tuple(_legend(mine, table)),
+            charts=tuple(_times_chart(mine)),
             notes_on_terminal=True,
         )
+
+
+def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
+    """Yield the chart of the times of the groups of a kind of work, if there are any."""
+    if not any(row.result.step for group in mine for row in group.rows):
+        return
+    notes = [f"{mine[0].measure.name}, with 80 % intervals"]
+    if any(len(group.leading) > 1 for group in mine):
+        notes.append("blue: as fast within the uncertainty")
+    if any(row.published for group in mine for row in group.rows):
+        notes.append("diamonds: the published ratio times the simulated baseline")
+    label = f"{uncapitalized(mine[0].measure.name)} of each"
+    yield Chart(label, partial(comparison_charts.times_compared, mine), "; ".join(notes))
 
 
 def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
     """Return what to type or to copy for the fastest result of each group."""
     for group in found:
-        timed = [row for row in group.rows if row.result.compared_s is not None]
-        for row in sorted(timed, key=lambda row: row.result.compared_s or 0.0)[:1]:
+        timed = [row for row in group.rows if row.result.step_time_s is not None]
+        for row in sorted(timed, key=lambda row: row.result.step_time_s or 0.0)[:1]:
             shown = commands if len(found) == 1 else partial(settings, title=COMMAND)
             label = row.label if len(found) == 1 else f"{row.label} of {group.title}"
             yield from shown(row.result.provenance, f"with the fastest, {label}")
@@ -167,7 +185,7 @@ def _reservations(compared: Sequence[Group]) -> Iterator[str]:
     timed = [
         (label, confidence(row.result))
         for label, row in _labels(compared)
-        if row.result.compared_s is not None
+        if row.result.step_time_s is not None
     ]
     about = {
         "no comparable real runs": [label for label, found in timed if found.unlike],
@@ -255,7 +273,7 @@ def _interval_table(found: Sequence[Group]) -> ReportTable:
     """Return the interval of every time and rate of the table of the groups."""
     heads, named = _named_rows(found)
     cells = presentation(found[0].rows[0].result)
-    rows = tuple((*name, *_spans(row.result)) for name, row, _ in named if row.result.compared_s is not None)
+    rows = tuple((*name, *_spans(row.result)) for name, row, _ in named if row.result.step_time_s is not None)
     head = (*heads, *cells.cells)
     numbers = tuple(range(len(heads), len(head)))
     table = ReportTable(INTERVAL, head, rows, numbers, keys=len(heads), grouped=len(found) > 1)
@@ -299,16 +317,10 @@ def _answer(result: SimulationResult, *, lacking: bool) -> str:
 
 def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
     kinds = by_kind(found)
-    published = any(row.published for group in found for row in group.rows)
-    diamonds = " Diamonds: the published ratio times the simulated baseline." if published else ""
     for kind, mine in kinds.items():
         if not any(row.result.step for group in mine for row in group.rows):
             continue
         about = f": {kind}" if len(kinds) > 1 else ""
-        label = f"{uncapitalized(mine[0].compared)} of each target"
-        times = Chart(label, partial(comparison_charts.times_compared, mine))
-        note = f"Logarithmic axis.{diamonds}"
-        yield ReportSection(f"{mine[0].compared}{about}", notes=(note,), charts=(times,), page_only=True)
         if isinstance(mine[0].rows[0].result, TrainingResult):
             phases = Chart(
                 "phases of a step of each target", partial(comparison_charts.phases_compared, mine)
@@ -322,6 +334,7 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
     """Return the memory of every tier; a terminal shows it only if a result has no times."""
     result = "result" if any(group.narrow for group in found) else "weights"
     head = (result, "tier", "needed", "capacity", "filled", "scope", "")
+    untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
     tables = []
     for group in found:
         uses = [(row.label, use) for row in group.rows for use in row.result.capacity]
@@ -339,9 +352,20 @@ def _capacity(found: Sequence[Group]) -> ReportSection:
         )
         refused = tuple(number for number, (_, use) in enumerate(uses) if not use.fits)
         caption = group.title if len(found) > 1 else ""
-        tables.append(ReportTable(caption, head, rows, (2, 3, 4), keys=2, refused=refused, grouped=True))
-    untimed = any(row.result.fits and row.result.step is None for group in found for row in group.rows)
-    return ReportSection(CAPACITY, tables=tuple(tables), page_only=not untimed)
+        folded = "" if untimed else "Memory of every tier"
+        tables.append(
+            ReportTable(caption, head, rows, (2, 3, 4), 2, refused=refused, grouped=True, folded=folded)
+        )
+    return ReportSection(CAPACITY, tables=tuple(tables), charts=_memory(found), page_only=not untimed)
+
+
+def _memory(found: Sequence[Group]) -> tuple[Chart, ...]:
+    """Return the chart of the fullest tier of each result, if any result has tiers."""
+    if not any(row.result.capacity for group in found for row in group.rows):
+        return ()
+    label = "what the fullest tier of each must hold"
+    drawn = partial(comparison_charts.capacity_compared, found)
+    return (Chart(label, drawn, "The fullest tier of each"),)
 
 
 def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst, largest
+from simoffload.report.formatting import NameFirst, largest, per_second
 from simoffload.report.presentation import presentation, ranged
 from simoffload.units import format_bytes, format_number, plural
 
@@ -29,13 +29,29 @@ _BEST = (
 )
 
 
+_MOST_SENTENCES = 3
+"""Number of scenarios that have a sentence at the beginning; all have a row."""
+
+
 def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str] = ()) -> ReportDocument:
     """Return a table for each platform, with a row for each scenario and a column for each tier; ``stopped``
     has the reasons why other scenarios have no row."""
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     warnings = (*_warnings(found), *stopped)
-    return ReportDocument(("Number of machines needed",), None, (), warnings, tuple(sections))
+    answers = tuple(f"{one.model} ({one.work}) {_fewest(one)}." for one in found)
+    return ReportDocument(
+        ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_MOST_SENTENCES]
+    )
+
+
+def _fewest(one: MachinesNeeded) -> str:
+    """Return the smallest number of machines, and where the work is then held."""
+    known = [(count.machines, count.tier) for count in one.counts if count.machines is not None]
+    if not known:
+        return f"fits on no number of machines of {one.platform}"
+    machines, tier = min(known, key=lambda count: count[0])
+    return f"needs {plural(machines, 'machine')} of {one.platform} with {tier}"
 
 
 def _warnings(found: Sequence[MachinesNeeded] | Sequence[Largest]) -> tuple[str, ...]:
@@ -96,7 +112,12 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     table = ReportTable("", head, rows, (2, 3, 4, 5), keys=2)
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     warnings = (*_warnings(found), *made_for, *stopped)
-    return ReportDocument(("Largest batch, context and model that fit",), None, (), warnings, (section,))
+    answers = tuple(
+        f"{one.model} on {one.target}: batch {_limit(one.batch)} per GPU, context {_limit(one.context)}."
+        for one in found
+    )
+    title = ("Largest batch, context and model that fit",)
+    return ReportDocument(title, None, (), warnings, (section,), summary=answers[:_MOST_SENTENCES])
 
 
 def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = ()) -> ReportDocument:
@@ -118,7 +139,15 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
     section = ReportSection(
         "Current → highest throughput", (*keeps, *missing), (table,), _BEST, notes_on_terminal=True
     )
-    return ReportDocument(("Best batch",), None, (), tuple(stopped), (section,))
+    answers = tuple(
+        f"{one.model} on {one.target}: batch {one.best.value} gives "
+        f"{ranged(one.best.result, 'tokens_per_s', per_second)}."
+        for one in found
+        if one.best is not None and one.best.result is not None
+    )
+    return ReportDocument(
+        ("Best batch",), None, (), tuple(stopped), (section,), summary=answers[:_MOST_SENTENCES]
+    )
 
 
 def _best(one: BestBatch, heads: Sequence[str]) -> Iterator[Entry]:

@@ -19,8 +19,7 @@ from simoffload.report.document import (
     ReportTable,
 )
 from simoffload.report.formatting import NameFirst, largest, percent
-from simoffload.report.from_result import headline
-from simoffload.report.presentation import BRACKETS, ranged
+from simoffload.report.presentation import BRACKETS, headline, ranged
 from simoffload.report.sections import background
 from simoffload.report.sections.background import COMMAND
 from simoffload.results import SimulationResult

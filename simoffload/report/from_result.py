@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from simoffload.errors import printable
 from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import percent, simulated_work
-from simoffload.report.presentation import BRACKETS, presentation
+from simoffload.report.presentation import BRACKETS, headline, presentation
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import caches_section, capacity, remedies_section
 from simoffload.report.sections.costs import costs
 from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
 from simoffload.report.sections.training_overheads import storage, training_overheads
+from simoffload.report.summary import facts, result_summary
 from simoffload.report.timeline import timeline
 from simoffload.results import SimulationResult, TrainingResult
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.service_levels import ServiceLevel
 
-MOST_BARS = 12_000
-"""Number of operations drawn on a page, about 2 MB."""
+MOST_BARS = 2_000
+"""Number of operations drawn on a page, about 500 kB."""
 
 
 def result_document(result: SimulationResult, *, command: str = "", bars: int = MOST_BARS) -> ReportDocument:
@@ -38,6 +40,9 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
         result.all_warnings,
         (*findings(result), *_planned(result), *drawn),
         _background(result, command),
+        name=printable(result.name),
+        summary=(result_summary(result),),
+        facts=facts([result]),
     )
 
 
@@ -70,11 +75,6 @@ def advice_document(
         verdicts=(*bought, advice_verdict(advice)),
         sections=(*looked, *advised(advice, curve), *unchanged),
     )
-
-
-def headline(result: SimulationResult) -> tuple[str, ...]:
-    """Model, data type, workload and platform, in a few words each."""
-    return result.model, result.dtype, *presentation(result).work, result.platform
 
 
 def verdict(result: SimulationResult) -> str:

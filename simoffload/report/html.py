@@ -1,15 +1,18 @@
-"""A report document as one HTML file, which loads nothing from a network and is readable without scripts."""
+"""A report document as one HTML file, which loads nothing from a network and needs no script.
+
+Its only script sorts tables; a Content-Security-Policy forbids any other.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
@@ -18,6 +21,7 @@ from simoffload.report.document import Chart, ReportDocument, ReportTable, shown
 from simoffload.report.formatting import sentence
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
+from simoffload.report.svg import drawn, hatches, stylesheet
 from simoffload.results import SimulationResult
 
 
@@ -53,34 +57,33 @@ def write_comparison(
 
 def write_html(document: ReportDocument, path: str | Path) -> None:
     """Write a document as a page. Raises InputError if the file cannot be written."""
-    figures = _Figures()
     environment = _environment()
-    environment.filters["drawn"] = figures.add
-    # The script of the figures comes last; jinja's tojson escapes <, >, & and ' for use inside of it.
-    template = environment.get_template("page.html")
-    text = template.render(document=document, figures=figures.drawn, plotly=Markup(get_plotlyjs()))
+    sorter = _source(environment, "tables.js")
+    style = stylesheet() + _source(environment, "style.css")
+    text = environment.get_template("page.html").render(
+        document=document,
+        hatches=hatches(),
+        policy=f"default-src 'none'; script-src {_digest(sorter)}; style-src {_digest(style)}",
+        script=sorter,
+        style=style,
+    )
     with replacing(path) as file:
         file.write(text)
 
 
-class _Drawn(NamedTuple):
-    """A _Drawn is the number and the height [px] of a figure, for which a template reserves space."""
+def _source(environment: jinja2.Environment, name: str) -> Markup:
+    """Return one of our own scripts or style sheets."""
+    assert environment.loader is not None
+    return Markup(environment.loader.get_source(environment, name)[0])
 
-    number: int
-    height: float
+
+def _digest(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows an inline script or style sheet."""
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-class _Figures:
-    """_Figures are the figures of a page, numbered in the order in which they are drawn."""
-
-    def __init__(self) -> None:
-        self.drawn: list[dict[str, Any]] = []
-
-    def add(self, chart: Chart) -> _Drawn:
-        """Draw a chart; return its number and height."""
-        figure = chart.draw().to_plotly_json()
-        self.drawn.append(figure)
-        return _Drawn(len(self.drawn) - 1, figure["layout"]["height"])
+def _figure(chart: Chart) -> Markup:
+    return drawn(chart.draw().to_plotly_json(), chart.label)
 
 
 def _printed(value: object) -> object:
@@ -110,6 +113,11 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"by_fold": _by_fold, "lines": _lines, "sentence": sentence, "shown": shown}
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {
+        "by_fold": _by_fold,
+        "drawn": _figure,
+        "lines": _lines,
+        "sentence": sentence,
+        "shown": shown,
+    }
     return environment

@@ -29,11 +29,14 @@ def write_markdown(document: ReportDocument, path: str | Path) -> None:
 
 def markdown(document: ReportDocument) -> str:
     """The document without its charts."""
-    return "\n\n".join((f"# {_text(' · '.join(document.title))}", *_document(document, level=1))) + "\n"
+    return "\n\n".join((f"# {_text(document.heading)}", *_document(document, level=1))) + "\n"
 
 
 def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
-    yield from (f"**{_text(verdict)}**" for verdict in document.verdicts)
+    yield from (f"**{_text(answer)}**" for answer in document.summary)
+    if document.small_print:
+        yield _text(" · ".join(document.small_print))
+    yield from (_text(verdict) for verdict in document.verdicts if verdict not in document.summary)
     yield from (f"> **Warning:** {_text(warning)}" for warning in document.warnings)
     yield from _sections(document.sections, level + 1)
     if document.each:

@@ -9,9 +9,12 @@ colours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import ceil, floor, log10
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from simoffload.schedule import Cause, CauseKind
+from simoffload.units import format_number
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
@@ -24,49 +27,151 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 DARK_BLUE, DARK_GREEN, DARK_PURPLE = "#003A5C", "#00563F", "#7A3F62"
 DARK_GREY, DARK_ORANGE, DARK_YELLOW = "#555555", "#7A4F00", "#A39A00"
+LIGHT_GREEN = "#8FCFB5"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GREY, BLACK)
+
+
+class Colour(NamedTuple):
+    """A Colour is the name of a colour, its shade on a dark page, and those of text on both."""
+
+    name: str
+    dark: str
+    on: str = "#000000"
+    on_dark: str = "#000000"
+
+
+_WHITE = "#FFFFFF"
+PALETTE: Mapping[str, Colour] = {
+    BLACK: Colour("black", "#E0E0E0", _WHITE),
+    GREY: Colour("grey", GREY),
+    ORANGE: Colour("orange", ORANGE),
+    SKY: Colour("sky", SKY),
+    GREEN: Colour("green", "#00B487"),
+    YELLOW: Colour("yellow", YELLOW),
+    BLUE: Colour("blue", "#1E88CC", _WHITE),
+    VERMILION: Colour("vermilion", "#F07A1F"),
+    PURPLE: Colour("purple", PURPLE),
+    DARK_BLUE: Colour("dark-blue", "#9CCBEB", _WHITE),
+    DARK_GREEN: Colour("dark-green", "#A5E0CB", _WHITE),
+    DARK_PURPLE: Colour("dark-purple", "#EBC4DB", _WHITE),
+    DARK_GREY: Colour("dark-grey", "#C4C4C4", _WHITE),
+    DARK_ORANGE: Colour("dark-orange", "#C79A45", _WHITE),
+    DARK_YELLOW: Colour("dark-yellow", "#C9C05A"),
+    LIGHT_GREEN: Colour("light-green", "#5FAF90"),
+}
+"""Colours of all charts; on a dark page most are lighter. Text on them has a contrast of 4.5 or more."""
 _CAUSES: Mapping[CauseKind, str] = {
     "host-thread": GREY,
     "update-wait": DARK_ORANGE,
     "gpu-compute": GREEN,
     "gpu-optimizer": DARK_ORANGE,
     "gpu-gradients": DARK_GREEN,
-    "gathered-copies": SKY,
+    "gathered-copies": LIGHT_GREEN,
     "in-place": BLUE,
     "host-to-gpu": BLUE,
     "gpu-to-host": DARK_BLUE,
-    "gpu-to-gpu": BLUE,
-    "stage-to-stage": BLUE,
+    "gpu-to-gpu": PURPLE,
+    "stage-to-stage": PURPLE,
     "all-gather": PURPLE,
-    "all-reduce": BLUE,
+    "all-reduce": DARK_PURPLE,
     "gradient-reduction": DARK_PURPLE,
-    "broadcast": BLUE,
-    "column-broadcast": BLUE,
+    "broadcast": PURPLE,
+    "column-broadcast": DARK_PURPLE,
     "read": VERMILION,
     "write": ORANGE,
     "mapped-copies": BLUE,
-    "host-copies": BLUE,
+    "host-copies": DARK_GREY,
     "new-pages": GREY,
     "new-pinned-memory": GREY,
     "page-cache-entry": DARK_GREY,
-    "crc32": PURPLE,
-    "cpu-work": BLUE,
+    "crc32": DARK_YELLOW,
+    "cpu-work": BLACK,
     "cpu-adam": BLACK,
-    "cpu-adamw": BLUE,
+    "cpu-adamw": BLACK,
     "cpu-casts": DARK_GREY,
-    "cpu-overflow-check": BLUE,
-    "cpu-attention": BLUE,
-    "cache-stores": BLUE,
-    "tensor-loops": BLUE,
-    "to-io-buffer": BLUE,
-    "to-array": BLUE,
-    "to-snapshot": BLUE,
-    "to-optimizer": BLUE,
+    "cpu-overflow-check": DARK_GREY,
+    "cpu-attention": BLACK,
+    "cache-stores": SKY,
+    "tensor-loops": DARK_GREY,
+    "to-io-buffer": DARK_GREY,
+    "to-array": DARK_GREY,
+    "to-snapshot": DARK_GREY,
+    "to-optimizer": DARK_GREY,
     "to-page-cache": SKY,
-    "from-page-cache": BLUE,
-    "file-to-file": BLUE,
+    "from-page-cache": DARK_GREY,
+    "file-to-file": DARK_GREY,
     "own": BLUE,
 }
+
+_TICKS = 5
+"""Largest number of intervals between ticks."""
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers from ``low`` to ``high`` at equal distances of 1, 2 or 5 and a power of ten."""
+    if high <= low:
+        return [low]
+    exponent = floor(log10((high - low) / _TICKS))
+    steps = (factor * 10.0**power for power in (exponent, exponent + 1) for factor in (1, 2, 5))
+    step = next(one for one in steps if (high - low) / one <= _TICKS)
+    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten between two numbers, with 2 and 5 times them where there are few."""
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    factors = (1, 2, 5) if log10(high / low) < 3 else (1,)
+    every = max(1, len(powers) // (_TICKS + 1))
+    found = [factor * 10.0**power for power in powers[::every] for factor in factors]
+    return [value for value in found if low * 0.999 <= value <= high * 1.001]
+
+
+class ChartAxis(NamedTuple):
+    """A ChartAxis maps values to fractions of its length, and has ticks at round numbers."""
+
+    low: float
+    high: float
+    title: str
+    ticks: tuple[tuple[float, str], ...]
+    logarithmic: bool = False
+
+    @classmethod
+    def of(cls, layout: Properties, values: Sequence[float]) -> Self:
+        """Return the axis that a layout describes, long enough for ``values`` where it has no range."""
+        log = layout.get("type") == "log"
+        low, high = min(values, default=0.0), max(values, default=1.0)
+        given = layout.get("range")
+        if given is not None:
+            low, high = (10.0**end for end in given) if log else given
+        elif log:
+            low, high = low / 1.1, high * 1.1
+        else:
+            room = 0.04 * (high - low) or 0.5
+            if layout.get("rangemode") == "tozero":
+                low = min(0.0, low)
+            low, high = low - (room if low else 0.0), high + room
+        if (ticks := layout.get("tickvals")) is None:
+            ticks = _log_ticks(low, high) if log else round_ticks(low, high)
+        texts = layout.get("ticktext") or [_formatted(value, layout.get("tickformat", "")) for value in ticks]
+        return cls(low, high, layout["title"]["text"], tuple(zip(ticks, texts, strict=True)), log)
+
+    def at(self, value: float) -> float:
+        """Return the place of a value, from 0 to 1."""
+        if self.logarithmic:
+            share = log10(value / self.low) / log10(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, share))
+
+
+def _formatted(value: float, form: str) -> str:
+    """Return the text of a tick, in per cent if its format is."""
+    if not form.endswith("%"):
+        return format_number(value).replace("-", "−")
+    sign = "+" if form.startswith("+") and value > 0 else ""
+    return f"{sign}{format_number(round(100 * value, 6))} %".replace("-", "−")
+
 
 _BAR = 0.7
 """Width of a bar, in rows; by default plotly makes it depend on the gaps between the bars of one colour."""
@@ -82,14 +187,16 @@ def plain(text: str) -> str:
     return text.replace("<", "‹").replace(">", "›")
 
 
-def short(name: str) -> str:
-    """Return a name cut to a length that leaves room for the chart."""
-    return plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
+def wrapped(name: str) -> str:
+    """Return a name in lines that leave room for the chart, for plotly."""
+    return "<br>".join(wrap(plain(name), _LONGEST_NAME, break_on_hyphens=False)) or plain(name)
 
 
 def cause_colour(cause: Cause) -> str:
     """Return the colour of a cause of time, the same in every chart."""
-    if cause.moves_cache or cause.memory == "never written":
+    if cause.moves_cache:
+        return SKY
+    if cause.memory == "never written":
         return BLUE
     if cause.memory == "pageable":
         return DARK_YELLOW if cause.kind == "gpu-to-host" else YELLOW
@@ -130,6 +237,17 @@ def axis(title: str = "", **more: Any) -> Properties:
     }
 
 
+def seconds_axis(title: str, most: float, **more: Any) -> Properties:
+    """Return an axis of times [s] from 0 to ``most`` with ticks in the unit that suits them."""
+    unit, scale = next(
+        (one for one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)) if most >= 2 * one[1]), ("ns", 1e-9)
+    )
+    ticks = round_ticks(0, most / scale)
+    texts = [format_number(value) for value in ticks]
+    values = [value * scale for value in ticks]
+    return axis(f"{title} [{unit}]", range=[0, 1.02 * most], tickvals=values, ticktext=texts, **more)
+
+
 def names_axis(names: Sequence[str]) -> Properties:
     """Return a vertical axis with names at 0, 1, 2, …, the first one on top."""
     return axis(
@@ -138,7 +256,7 @@ def names_axis(names: Sequence[str]) -> Properties:
         zeroline=False,
         ticklabelstandoff=6,
         tickvals=list(range(len(names))),
-        ticktext=[short(name) for name in names],
+        ticktext=[wrapped(name) for name in names],
     )
 
 
@@ -251,3 +369,8 @@ def rule(x: float, **line: Any) -> Properties:
 def note(text: str, **more: Any) -> Properties:
     """Return a text in the chart, without an arrow."""
     return {"text": text, "showarrow": False, **more}
+
+
+def beside(row: int, x: float, text: str) -> Properties:
+    """Return the text of a row, which is written beside or above its bar."""
+    return note(f" {text}", x=x, y=row, xanchor="left")

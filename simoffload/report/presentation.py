@@ -29,6 +29,32 @@ class Metric(NamedTuple):
     """Share of the step, for a metric that is a part of it."""
 
 
+class Measure(NamedTuple):
+    """A Measure is a metric by which results are compared."""
+
+    metric: str
+    name: str
+    """For the beginning of a sentence."""
+    each: str
+    """Words after a value: "1.2 s per step"."""
+    shown: Callable[[float], str] = format_seconds
+    larger: bool = False
+    """Whether the larger value is the better one."""
+
+
+MEASURES = {
+    one.metric: one
+    for one in (
+        Measure("tpot_s", "Time per output token (TPOT)", " per output token"),
+        Measure("ttft_s", "Time to first token (TTFT)", " to the first token"),
+        Measure("step_s", "Time per step", " per step"),
+        Measure("save_s", "Time per checkpoint", " per checkpoint"),
+        Measure("tokens_per_s", "Throughput", "", per_second, larger=True),
+    )
+}
+"""By the names of metrics: of ``SimulationResult.step_by``, and throughput."""
+
+
 class TierAssignment(NamedTuple):
     """A TierAssignment is a kind of data that can be offloaded, and the tier that holds it."""
 
@@ -50,9 +76,9 @@ class Presentation(NamedTuple):
     step: str
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
-    """Name of ``SimulationResult.compared_s``, for the beginning of a sentence."""
+    """Name of ``SimulationResult.step_time_s``, for the beginning of a sentence."""
     ratio: str
-    """Short name of that time, for the heading of a column of ratios: "TPOT", "time/token"."""
+    """Short name of that time, for the heading of a column of ratios: "TPOT", "step"."""
     places: tuple[TierAssignment, ...]
     """What is offloaded with its tiers, the weights first."""
     placed: str
@@ -113,6 +139,11 @@ def presentation(result: SimulationResult) -> Presentation:
     if isinstance(result, CheckpointResult):
         return _checkpoint(result)
     raise TypeError(f"{type(result).__name__} is a kind of result that no report knows")
+
+
+def headline(result: SimulationResult) -> tuple[str, ...]:
+    """Model, data type, workload and platform, in a few words each."""
+    return result.model, result.dtype, *presentation(result).work, result.platform
 
 
 def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
@@ -193,7 +224,7 @@ def _inference(result: InferenceResult) -> Presentation:
         ),
         times=partial(_inference_times, result),
         step="TPOT" if several else "TTFT",
-        compared="Time per output token (TPOT)" if several else "Time to first token (TTFT)",
+        compared=MEASURES["tpot_s" if several else "ttft_s"].name,
         ratio="TPOT" if several else "TTFT",
         places=places,
         placed=_placed(places, result.placement_words),
@@ -256,8 +287,8 @@ def _training(result: TrainingResult) -> Presentation:
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
         times=partial(_training_times, result),
         step="step",
-        compared="Time per token",
-        ratio="time/token",
+        compared=MEASURES["step_s"].name,
+        ratio="step",
         places=places,
         placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
@@ -271,8 +302,8 @@ def _training(result: TrainingResult) -> Presentation:
             "tokens/s": rate(result.tokens_per_s),
         },
         cell_metrics=("step_s", *_PARTS, "tokens_per_s"),
-        legend={"ratio": "ratio: time per token over that of the baseline"},
-        formulas=("step_s", "optimizer_s", "tokens_per_s", "per_token_s"),
+        legend={"ratio": "ratio: time per step over that of the baseline"},
+        formulas=("step_s", "optimizer_s", "tokens_per_s"),
         shown=longest.result if longest else None,
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
@@ -347,7 +378,7 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
         ),
         times=partial(_checkpoint_times, result),
         step="checkpoint",
-        compared="Time per checkpoint",
+        compared=MEASURES["save_s"].name,
         ratio="saved",
         places=places,
         placed=_placed(places),

@@ -16,6 +16,7 @@ from simoffload.results.values import by_name, definitions
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
 
     from simoffload.planning.advise.evaluate import Advice
     from simoffload.planning.caches import CacheLimits
@@ -28,6 +29,10 @@ SCHEMA = "simoffload/result/1"
 
 class Planner(Protocol):
     """A Planner computes the parts of a result that need more simulations, when they are first accessed."""
+
+    def figure(self, result: SimulationResult) -> Figure:
+        """Return a chart of the result."""
+        ...
 
     def remedies(self, result: SimulationResult) -> Remedies:
         """Return the smallest changes that make the scenario fit."""
@@ -333,6 +338,17 @@ class SimulationResult(ABC):
             **by_name(self.step, "bound_s bound_by"),
             **by_name(self, "bound_fraction"),
         }
+
+    def plot(self) -> Figure:
+        """Return a plotly figure: the exposed and hidden time of each cause, or what each tier must hold.
+
+        Raises ValueError for a result that was unpickled or refused.
+        """
+        if self.planner is None or self.refused:
+            raise ValueError(
+                "only a result of simulate(), fit() or compare() that is not refused has a chart"
+            )
+        return self.planner.figure(self)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s,

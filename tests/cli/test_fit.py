@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,25 @@ def test_what_does_not_fit_comes_with_changes_to_copy(program, command: str) -> 
     assert rendered[-len(with_other_answers) :] == with_other_answers, "they come last"
     for line in rendered:
         assert program("fit", *IN_HBM, *shlex.split(line)).status == 0
+
+
+def test_it_writes_a_page(program, tmp_path: Path) -> None:
+    assert program("fit", *IN_HBM, "--output-dir", str(tmp_path / "one")).status == 3
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert "bloom-176b does not fit on dgx-a100" in page
+    assert "beyond capacity" in page
+    assert "--set strategy.weights=dram" in page
+    several = program("fit", "ddn/bloom-7b1", "--on", "dram,raid", "--output-dir", str(tmp_path / "more"))
+    assert several.out.splitlines()[-1].startswith("wrote ")
+    assert "dram and raid fit." in (tmp_path / "more" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("question", ["--machines", "--largest", "--best-batch"])
+def test_every_question_has_a_sentence(program, tmp_path: Path, question: str) -> None:
+    answer = program("fit", "xinnor/llama-1b", question, "--output-dir", str(tmp_path / "out"))
+    assert answer.status == 0
+    (found,) = json.loads((tmp_path / "out" / "report.json").read_text())["summary"]
+    assert "llama-3.1-8b" in found
 
 
 def test_what_fits_has_none(program) -> None:

@@ -46,6 +46,20 @@ def test_the_table_lies_beside_its_journal(program) -> None:
     ]
 
 
+def test_a_page_lies_beside_the_table(program) -> None:
+    page = ("sweep", "small.yaml", *AXES, *HERE, "-o", "page.html")
+    assert program(*page).out == "4 points\nwrote small-sweep.csv, page.html\n"
+    text = Path("page.html").read_text()
+    assert "is best: " in text
+    assert text.count('role="img"') == 4
+    Path("small-sweep.csv").unlink()
+    Path("small-sweep.csv.journal").unlink()
+    again = program(*page)
+    assert again.status == 2
+    assert "page.html exists; name another file or give --overwrite" in again.err
+    assert program(*page, "--overwrite").status == 0
+
+
 def test_axes_in_the_file(program, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text((tmp_path / "small.yaml").read_text() + SECTION)
     answer = program("sweep", "small.yaml", "-o", "r.csv", "--set", "strategy.weights=ai400x2", *HERE)

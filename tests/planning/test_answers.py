@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,13 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
         so.simulate("bloom-7b1")
     with pytest.raises(TypeError, match=r"a scenario cannot be dict; write what load_scenario\(\) returns"):
         so.simulate({"model": "bloom-7b1"})  # type: ignore[arg-type]
+
+
+def test_results_and_comparisons_plot() -> None:
+    result = so.simulate("ddn/bloom-7b1")
+    assert result.plot().layout.yaxis.ticktext[0] == result.bottleneck
+    assert list(so.fit("ddn/bloom-7b1").plot().layout.yaxis.ticktext) == [use.tier for use in result.capacity]
+    compared = so.compare("ddn/bloom-7b1", ["dram", "raid"])
+    assert list(compared.plot().layout.yaxis.ticktext) == ["tensor parallel", "dram", "raid"]
+    with pytest.raises(ValueError, match="only a result of"):
+        replace(result, planner=None).plot()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.report.comparison import Published, group_verdict, groups, warnings
+from simoffload.report.comparison import Published, groups, warnings
 from simoffload.report.comparison_charts import causes_compared
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import checked, compare_text
@@ -64,18 +64,6 @@ def test_published_values_find_their_row(make_result: Make) -> None:
     published = {"raid": Published(2.0), "b@raid": Published(3.0, "elsewhere")}
     (group,) = groups(results, published=published)
     assert [row.published for row in group.rows] == [Published(2.0), Published(3.0, "elsewhere")]
-
-
-def test_the_verdict_is_a_sentence(make_result: Make, make_refusal: Make) -> None:
-    (group,) = groups(
-        [make_refusal(target="hbm"), make_result(target="nfs", time_s=20), make_result(target="dram")],
-        baseline="dram",
-    )
-    assert (
-        group_verdict(group)
-        == "bloom-7b1, time per output token (TPOT) [80 % interval]: dram 2.01 s [1.83 to 2.21], "
-        "nfs 20.1 s [18.3 to 22.1] (10×); does not fit: hbm."
-    )
 
 
 def test_a_warning_is_said_once(make_result: Make) -> None:

@@ -159,7 +159,7 @@ def test_a_page_says_the_same_without_scripts(
     write_report(make_result(), tmp_path / "plain.html")
     write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
-    assert len(after.figures) == len(before.figures) + 2
+    assert after.charts == before.charts + 2
     assert "Confidence 80 % interval of the time per output token (TPOT): 1.7 to 2.39 s" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text

@@ -31,6 +31,7 @@ def test_capacity_is_a_fraction_of_the_tier(make_refusal: Make) -> None:
         ("activations", [0], [0.025]),
         ("swap buffers (pinned)", [1], [0.01171875]),
         ("weights", [2], [1.4]),
+        ("beyond capacity", [2], [pytest.approx(0.4)]),
     ]
     assert figure["layout"]["xaxis"]["range"][1] == pytest.approx(1.4 * 1.08)
     assert figure["layout"]["annotations"][2]["text"] == " 14 GB of 10 GB (140 %)"
@@ -65,30 +66,34 @@ def test_the_timeline_has_a_row_for_each_stream(timeline: Timeline) -> None:
     )
 
 
-def test_times_of_one_model_are_labelled_by_target(make_result: Make, make_refusal: Make) -> None:
-    results = [make_refusal(target="hbm"), make_result(target="dram"), make_result(target="nfs", time_s=20)]
-    figure = checked(times_compared(groups(results, published={"nfs": Published(10.0)})))
-    assert figure["layout"]["xaxis"]["ticktext"] == ["hbm", "dram", "nfs"]
-    bars, marks = figure["data"][:-1], figure["data"][-1]
-    assert [trace["y"] for trace in bars] == [
-        [],
-        [pytest.approx(2014.2857142857142)],
-        [pytest.approx(20142.857142857142)],
-    ]
-    assert (marks["x"], marks["y"]) == (bars[2]["x"], [pytest.approx(20142.857142857142)])
-    low, high = figure["layout"]["yaxis"]["range"]
-    assert 10**low < 2014 < 20143 < 10**high
-    assert [note["x"] for note in figure["layout"]["annotations"]] == figure["layout"]["xaxis"]["tickvals"][
-        :1
+def test_times_are_sorted_and_have_intervals(make_result: Make, make_refusal: Make) -> None:
+    results = [make_refusal(target="hbm"), make_result(target="nfs", time_s=20), make_result(target="dram")]
+    figure = checked(times_compared(groups(results, published={"nfs": Published(0.1)}, baseline="nfs")))
+    assert figure["layout"]["yaxis"]["ticktext"] == ["dram", "nfs", "hbm"]
+    fast, slow, marks = figure["data"]
+    assert (fast["y"], fast["x"]) == ([0], pytest.approx([2.0142857142857142]))
+    assert (slow["y"], slow["x"]) == ([1], pytest.approx([20.142857142857142]))
+    assert (marks["y"], marks["x"]) == ([1], pytest.approx([2.0142857142857142]))
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert low == 0
+    assert high > slow["x"][0] + slow["error_x"]["array"][0]
+    texts = [note["text"].strip() for note in figure["layout"]["annotations"]]
+    assert texts == [
+        "2.01 s [1.83 to 2.21], fastest",
+        "20.1 s [18.3 to 22.1], 10× as long",
+        "does not fit",
     ]
 
 
-def test_times_of_several_models_come_in_clusters(make_result: Make) -> None:
+def test_a_logarithmic_axis_is_drawn_on_request(make_result: Make) -> None:
+    found = groups([make_result(target="nfs", time_s=20), make_result(target="dram")])
+    assert checked(times_compared(found, log=True))["layout"]["xaxis"]["type"] == "log"
+
+
+def test_times_of_several_models_stay_together(make_result: Make) -> None:
     results = [make_result(model=model, target=target) for model in ("a", "b") for target in ("dram", "nfs")]
     figure = checked(times_compared(groups(results)))
-    assert figure["layout"]["xaxis"]["ticktext"] == ["a", "b"]
-    assert [trace["name"] for trace in figure["data"]] == ["dram", "nfs"]
-    assert [trace["x"] for trace in figure["data"]] == [pytest.approx([-0.2, 0.8]), pytest.approx([0.2, 1.2])]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["a, dram", "a, nfs", "b, dram", "b, nfs"]
 
 
 def test_causes_of_each_target_add_up(make_result: Make) -> None:

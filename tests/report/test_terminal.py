@@ -94,8 +94,8 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1, time per output token (TPOT) [80 % interval]: dram 1.01 s [917 ms to 1.11 s],
-  raid 1.81 s [1.53 to 2.15] (1.8×), nfs 19.1 s [17.4 to 21] (19×); does not fit: hbm.
+Verdict: dram is fastest: 1.01 s per output token (±9.8 %), raid takes 1.8× as long; hbm does not
+  fit.
 Warning: nfs: slow
 
 Comparison

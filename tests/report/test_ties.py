@@ -12,10 +12,11 @@ from simoffload.hardware import P90
 from simoffload.planning import confidence as module
 from simoffload.planning.compare import Comparison
 from simoffload.planning.confidence import CalibrationError
-from simoffload.report.comparison import group_verdict, groups
+from simoffload.report.comparison import groups
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.html import write_comparison
 from simoffload.report.markdown import write_markdown
+from simoffload.report.summary import group_summary
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import compare_text
 
@@ -109,9 +110,9 @@ def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path:
 
 def test_the_verdict_says_it(near: list[SimulationResult]) -> None:
     (group,) = groups(near)
-    assert group_verdict(group).endswith(
-        "raid 2.01 s [1.91 to 2.12], dram 2.09 s [2.02 to 2.18] (1.04× tie), nfs 4.03 s [3.88 to 4.19] (2×); "
-        "does not fit: hbm."
+    assert group_summary(group) == (
+        "raid takes 2.01 s per output token (±5.3 %); dram is as fast within the uncertainty; "
+        "hbm does not fit."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simoffload.planning.sweep.answer import SweepResult, sweep
 from simoffload.planning.sweep.axes import Axis
 from simoffload.planning.sweep.definition import MOST_POINTS, Grid, Points, Sweep, define_sweep, find_points
 from simoffload.planning.sweep.run import (
@@ -23,10 +24,12 @@ __all__ = [
     "Progress",
     "Summary",
     "Sweep",
+    "SweepResult",
     "check_files",
     "define_sweep",
     "find_points",
     "journal_of",
     "run_sweep",
+    "sweep",
     "usable_cores",
 ]

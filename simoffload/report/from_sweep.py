@@ -1,0 +1,131 @@
+"""The report document of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simoffload.report import sweep_charts
+from simoffload.report.document import (
+    Chart,
+    Datum,
+    Entry,
+    Listing,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+)
+from simoffload.report.formatting import percent, uncapitalized
+from simoffload.report.presentation import MEASURES
+from simoffload.report.sweep_charts import Row, best_first, called, measure_of, ranged, varied
+from simoffload.units import format_number, plural
+
+if TYPE_CHECKING:
+    from simoffload.planning.sweep import SweepResult
+
+_MOST_ROWS = 200
+"""Number of points in the table of a page; all are in the tables that a sweep writes."""
+_TABLED = ("tokens_per_s", "tpot_s", "ttft_s", "step_s", "save_s")
+
+
+def sweep_document(found: SweepResult, *, command: str = "") -> ReportDocument:
+    """Return the document of a sweep: the best point, heat map, axes, Pareto front, and the points."""
+    counts = f"{plural(len(found.rows), 'point')} of {', '.join(varied(found))}"
+    background = (ReportSection("Command", listings=(Listing("", command),)),) if command else ()
+    return ReportDocument(
+        (counts,),
+        None,
+        (),
+        tuple(_warnings(found)),
+        (*_charts(found), _points(found)),
+        background,
+        name=found.name or "sweep",
+        summary=(_answer(found),),
+        facts=("brackets: 80 % intervals",),
+    )
+
+
+def _answer(found: SweepResult) -> str:
+    """Return the best point, its value, and by how much it is better than the worst that fits."""
+    known, measure = best_first(found), measure_of(found)
+    if not known:
+        return f"None of {plural(len(found.rows), 'point')} has a result."
+    best, last = known[0], known[-1]
+    text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}"
+    ratio = best[measure.metric] / last[measure.metric]
+    ratio = ratio if measure.larger else 1 / ratio
+    if len(known) > 1:
+        text += f", {format_number(ratio)} times as good as the worst of {len(known):,}"
+    return f"{text}."
+
+
+def _warnings(found: SweepResult) -> Iterator[str]:
+    """Yield how many points have no result, and why."""
+    lacking = [row for row in found.rows if row.get("fits") is False]
+    failed = [row for row in found.rows if row.get("error")]
+    fit = "does not fit" if len(lacking) == 1 else "do not fit"
+    for rows, what, why in ((lacking, fit, "advice"), (failed, "failed", "error")):
+        if rows:
+            share = percent(len(rows) / len(found.rows))
+            yield f"{plural(len(rows), 'point')} ({share}) {what}; {called(found, rows[0])}: {rows[0][why]}"
+
+
+def _charts(found: SweepResult) -> Iterator[ReportSection]:
+    if not best_first(found):
+        return
+    name = f"{measure_of(found).name} [{'tokens/s' if measure_of(found).larger else 's'}]"
+    if sweep_charts.has_heat_map(found):
+        label = f"{name} of each pair of values"
+        yield ReportSection(name, charts=(Chart(label, partial(sweep_charts.heat_map, found)),))
+    charts = [
+        Chart(f"best value over {axis}", partial(sweep_charts.along, found, axis), axis)
+        for axis in varied(found)
+    ]
+    title = "Best of each value" if len(charts) > 1 else name
+    notes = ("Lines: 80 % intervals; all other axes have their best values.",)
+    yield ReportSection(title, charts=tuple(charts), notes=notes if len(charts) > 1 else ())
+    best = sweep_charts.front(found)
+    if best is not None:
+        text = f"no point has both a higher throughput and a shorter {uncapitalized(best.time.name)}"
+        if len(best.points) == 1:
+            text = (
+                f"one point has both the highest throughput and the shortest {uncapitalized(best.time.name)}"
+            )
+        yield ReportSection(
+            "Throughput against time",
+            (text,),
+            (_table(found, best.points, caption="Pareto front"),),
+            charts=(Chart("throughput over time", partial(sweep_charts.pareto, found, best)),),
+        )
+
+
+def _points(found: SweepResult) -> ReportSection:
+    """Return the points, the best first."""
+    known = best_first(found)
+    ids = {id(row) for row in known}
+    rows = (*known, *(row for row in found.rows if id(row) not in ids))
+    first = f"The first {_MOST_ROWS} of " if len(rows) > _MOST_ROWS else "All "
+    folded = f"{first}{plural(len(rows), 'point')}, the best first"
+    return ReportSection("Points", tables=(_table(found, rows[:_MOST_ROWS], folded=folded),))
+
+
+def _table(found: SweepResult, rows: tuple[Row, ...], *, caption: str = "", folded: str = "") -> ReportTable:
+    axes = varied(found)
+    metrics = [name for name in _TABLED if any(row.get(name) for row in rows)]
+    head = (*axes, *metrics, "bottleneck")
+    cells = tuple((*(str(row[axis]) for axis in axes), *_values(row, metrics), _last(row)) for row in rows)
+    numbers = tuple(range(len(axes), len(head) - 1))
+    refused = tuple(at for at, row in enumerate(rows) if not row.get("fits"))
+    return ReportTable(caption, head, cells, numbers, len(axes), refused=refused, folded=folded)
+
+
+def _values(row: Row, metrics: list[str]) -> Iterator[Entry]:
+    for name in metrics:
+        value = row.get(name)
+        unit = "1/s" if MEASURES[name].larger else "s"
+        yield Datum(ranged(row, MEASURES[name]), value, unit) if value else ""
+
+
+def _last(row: Row) -> str:
+    return row.get("bottleneck") or ("does not fit" if row.get("fits") is False else row.get("error") or "")

@@ -1,0 +1,201 @@
+"""The sentence with which a report begins, for a reader who has ten seconds.
+
+It has at most four numbers: the value, its 80 % interval, the advantage over the next one, and the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import shorten
+
+from simoffload.errors import printable
+from simoffload.planning.confidence import confidence
+from simoffload.report.comparison import ComparisonRow, Group
+from simoffload.report.formatting import counted, percent
+from simoffload.report.presentation import MEASURES, Measure, presentation
+from simoffload.results import SimulationResult
+from simoffload.units import format_number
+
+LONGEST = 200
+"""Length of a sentence [characters] that is read at a glance: our choice."""
+_TWO_LINES = 145
+"""[characters] that two lines of 80 have room for, with a label and words that are not broken."""
+_FACTOR = 1.3
+"""Ratio of P90 and the value from which an interval is called a factor."""
+_NAMED = 2
+"""Number of results that a sentence names; of more it gives the number."""
+_SIMILAR_COST = 0.05
+"""Relative difference of costs up to which they are called the same."""
+
+
+def result_summary(result: SimulationResult) -> str:
+    """Return the answer of one result: how fast it is and how sure that is, what takes the time, the cost."""
+    wording, name = presentation(result), printable(result.model.partition(" (")[0])
+    where = f"on {printable(result.platform)}"
+    if result.refused:
+        return _joined(f"{name} is refused {where}: {printable(result.refused[0])}")
+    if not result.fits:
+        return _joined(f"{name} does not fit {where}: {_lacking(result)}", *_fits_with(result))
+    step = result.step
+    if step is None:
+        use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
+        free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
+        return _joined(f"{name} fits {where} with {wording.placed}: {free}")
+    value = _value(result, MEASURES[result.step_by])
+    share = (
+        f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
+    )
+    return _joined(
+        f"{name} {wording.verb} {where} with {wording.placed}: {value}", f"; {share}", *_cost(result)
+    )
+
+
+def group_summary(group: Group, *, titled: bool = False) -> str:
+    """Return the answer of a comparison: the fastest, how sure that is, what is as fast, the cost.
+
+    The model is named if the group is ``titled``.
+    """
+    title = f"{group.title}: " if titled else ""
+    timed = [row for row in group.ordered if group.value(row) is not None]
+    if not timed:
+        return _joined(f"{title}{_untimed(group)}")
+    best, out = timed[0], [row for row in group.rows if not row.result.fits]
+    value = _value(best.result, group.measure)
+    others = f"; {_listed(out)} {_not(out)}" if out else ""
+    ties = [row for row in timed[1:] if row.label in group.leading]
+    if ties:
+        first = f"{title}{best.label} {'gives' if group.measure.larger else 'takes'} {value}"
+        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), last=others)
+    if len(timed) > 1:
+        slower = timed[1]
+        behind = f", {slower.label} takes {group.behind(slower)}"
+        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), last=others)
+    only = f"only {best.label} fits" if out else best.label
+    return _joined(f"{title}{only}: {value}", *_cost(best.result))
+
+
+def _joined(first: str, *more: str, last: str = "") -> str:
+    """Return a sentence with as many of the further parts, the least important ones last, as it has room
+    for; with the ``last`` one only if it stays within two lines of a terminal."""
+    text = first
+    for part in more:
+        if len(text) + len(part) < LONGEST:
+            text += part
+    text += last if len(text) + len(last) < _TWO_LINES else ""
+    return f"{shorten(text, LONGEST - 1, placeholder='…')}."
+
+
+def _value(result: SimulationResult, measure: Measure) -> str:
+    """Return a value with its interval: "9.81 s per step (±10 %)", "9.81 s per step (within a factor of
+    2)"."""
+    value = result.metrics()[measure.metric] or 0.0
+    factor = confidence(result).interval(measure.metric)[1] / value
+    wide = f"within a factor of {format_number(factor, digits=2)}"
+    interval = f"±{percent(factor - 1)}" if factor < _FACTOR else wide
+    return f"{measure.shown(value)}{measure.each} ({interval})"
+
+
+def _per_million(result: SimulationResult) -> float | None:
+    costs = result.costs
+    return None if costs is None else costs.at_least()["cost_per_million_tokens"]
+
+
+def _cost(result: SimulationResult) -> Iterator[str]:
+    """Yield the cost of a million tokens, if it is known."""
+    cost, costs = _per_million(result), result.costs
+    if cost is not None and costs is not None:
+        least = "at least " if costs.missing else ""
+        amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
+        yield f"; {least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
+
+
+def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
+    """Return what is as fast as the fastest, and whether it costs more: "raid is as fast within the
+    uncertainty and costs more"."""
+    verb, plural = ("is", "costs") if len(ties) == 1 else ("are", "cost")
+    prices = [_per_million(row.result) for row in (best, *ties)]
+    text = f"{_names(ties)} {verb} as fast within the uncertainty"
+    if not prices[0] or None in prices:
+        return text
+    ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]
+    if all(abs(ratio) <= _SIMILAR_COST for ratio in ratios):
+        return f"{text} and {plural} as much"
+    if all(ratio > _SIMILAR_COST for ratio in ratios):
+        return f"{text} but {plural} more"
+    return f"{text} but {plural} less" if all(ratio < -_SIMILAR_COST for ratio in ratios) else text
+
+
+def _names(rows: Sequence[ComparisonRow]) -> str:
+    if len(rows) > _NAMED:
+        return f"{len(rows)} others"
+    return " and ".join(row.label for row in rows)
+
+
+def _untimed(group: Group) -> str:
+    """Return which rows fit where no times were computed, or that nothing does."""
+    fitting = [row for row in group.rows if row.result.fits]
+    if len(fitting) == len(group.rows):
+        return f"{_listed(group.rows)} {'fits' if len(fitting) == 1 else 'fit'}"
+    if fitting:
+        others = [row for row in group.rows if row not in fitting]
+        return (
+            f"{_listed(fitting)} {'fits' if len(fitting) == 1 else 'fit'}, {_listed(others)} {_not(others)}"
+        )
+    if all(row.result.refused for row in group.rows):
+        return f"every answer is refused: {printable(group.rows[0].result.refused[0])}"
+    return "; ".join(f"{row.label} {_why(row.result)}" for row in group.rows)
+
+
+def _listed(rows: Sequence[ComparisonRow]) -> str:
+    if len(rows) <= _NAMED + 1:
+        *first, last = (row.label for row in rows)
+        return f"{', '.join(first)} and {last}" if first else last
+    return f"{rows[0].label} and {len(rows) - 1} others"
+
+
+def _not(rows: Sequence[ComparisonRow]) -> str:
+    """Return the verb for rows that do not fit."""
+    refused = [row for row in rows if row.result.refused]
+    if len(refused) == len(rows):
+        return "is refused" if len(rows) == 1 else "are refused"
+    return "does not fit" if len(rows) == 1 else "do not fit"
+
+
+def _why(result: SimulationResult) -> str:
+    return "is refused" if result.refused else f"does not fit ({_lacking(result)})"
+
+
+def _lacking(result: SimulationResult) -> str:
+    """Return what the tightest tier lacks: "hbm lacks 4 GB per GPU"."""
+    use = min(result.capacity, key=lambda use: use.headroom)
+    return f"{printable(use.tier)} lacks {counted(-use.headroom, use).removeprefix('−')} {use.scope}"
+
+
+def _fits_with(result: SimulationResult) -> Iterator[str]:
+    """Yield the smallest change with which it fits, if one is known."""
+    found = result.remedies
+    if found is not None and found.changes:
+        yield f"; it fits with this change: {found.changes[0].description}"
+
+
+def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
+    """Return what stands in small type below the sentence: what "±" means, and the prices with their date."""
+    found = []
+    if any(result.step is not None for result in results):
+        found.append("± and brackets: 80 % interval")
+    prices = [costs for result in results if (costs := result.costs) is not None and costs.prices]
+    if prices:
+        names = dict.fromkeys(
+            printable(name.rpartition("/")[2]) for one in prices for name, _ in one.costs.sources
+        )
+        latest = max(price.date for one in prices for price in one.prices)
+        found.append(f"prices: {', '.join(names)}, of {latest}")
+    return tuple(found)
+
+
+def common_name(names: Sequence[str]) -> str:
+    """Return the name of a report about scenarios with these names."""
+    first, *others = dict.fromkeys(map(printable, names))
+    if len(others) > _NAMED:
+        return f"{first} and {len(others)} others"
+    return " and ".join((first, *others))

@@ -1,0 +1,137 @@
+"""Figures as SVG: places in per cent, round ticks, no overlap, and colours that can be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from simoffload.report import plotting as draw
+from simoffload.report.charts import capacity
+from simoffload.report.svg import drawn, stylesheet
+from simoffload.results.result import SimulationResult
+
+Attributes = dict[str, str]
+
+
+def chart(data: Sequence[Any], **layout: Any) -> ElementTree.Element:
+    figure = draw.figure(data, 100, **layout).to_plotly_json()
+    return ElementTree.fromstring(str(drawn(figure, "a chart")))
+
+
+def shapes(root: ElementTree.Element, tag: str) -> list[Attributes]:
+    return [one.attrib for one in root.find("div").iter(tag)]  # type: ignore[union-attr]
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return ["".join(one.itertext()) for one in root.iter("text")]
+
+
+def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
+    return {"xaxis": draw.axis("time", range=[0, 10]), "yaxis": draw.names_axis(names), **more}
+
+
+def bar(x: Sequence[float], **more: Any) -> Any:
+    return draw.bars("a", y=range(len(x)), x=x, hover=["" for _ in x], color=draw.BLUE, **more)
+
+
+def test_bars_are_in_per_cent_of_the_axis() -> None:
+    root = chart([bar([5, 10])], **rows(["one", "two"]))
+    assert [one["width"] for one in shapes(root, "rect")] == ["50%", "100%"]
+    assert [text for text in texts(root) if text] == ["0", "2", "4", "6", "8", "10", "time", "one", "two"]
+    image = root.find("div/svg")
+    assert image is not None
+    assert (image.get("role"), image.get("aria-label")) == ("img", "a chart")
+
+
+def test_stacked_bars_begin_where_the_last_one_ends() -> None:
+    root = chart([bar([2, 3]), bar([4, 1])], barmode="stack", **rows(["one", "two"]))
+    assert [one["x"] for one in shapes(root, "rect")] == ["0%", "0%", "20%", "30%"]
+
+
+def test_intervals_are_lines_with_ends() -> None:
+    error = {"type": "data", "symmetric": False, "array": [2], "arrayminus": [1]}
+    lines = shapes(chart([bar([5], error_x=error)], **rows(["one"])), "line")
+    found = [(one["x1"], one["x2"]) for one in lines if one["class"] == "interval"]
+    assert found == [("40%", "70%"), ("40%", "40%"), ("70%", "70%")]
+
+
+def test_a_name_without_room_goes_to_the_legend() -> None:
+    wide, narrow = (
+        bar([x], text=[name], textposition="inside") for x, name in ((9, "wide"), (1, "a long name"))
+    )
+    narrow.name, wide.name = "a long name", "wide"
+    root = chart([wide, narrow], barmode="stack", showlegend=True, **rows(["one"]))
+    inside = {one.text: one.get("class") for one in root.iter("text") if "in " in one.get("class", "")}
+    assert inside == {"wide": "in on-blue", "a long name": "in on-blue from-960"}
+    legend = [("".join(one.itertext()), one.get("class")) for one in root.iter("li")]
+    assert legend == [("a long name", "until-960")], "where it is not in its bar"
+
+
+def test_hover_texts_are_titles_and_names_stay_text() -> None:
+    trace = draw.bars("a", y=[0], x=[1], hover=["<b>bold</b>&"], color=draw.BLUE)
+    root = chart([trace], **rows(["<script>"]))
+    assert [one.text for one in root.iter("title")] == ["<b>bold</b>&"]
+    assert not list(root.iter("script"))
+
+
+def test_what_exceeds_a_tier_is_hatched(make_refusal: Callable[..., SimulationResult]) -> None:
+    figure = capacity(make_refusal().capacity).to_plotly_json()
+    root = ElementTree.fromstring(str(drawn(figure, "memory")))
+    assert any(one.get("class") == "hollow s-black" for one in shapes(root, "rect"))
+    assert "beyond capacity" in ["".join(one.itertext()) for one in root.iter("li")]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (0, 0.3, [0, 0.1, 0.2, 0.3]),
+        (3, 7.5, [3, 4, 5, 6, 7]),
+        (-20, 20, [-20, -10, 0, 10, 20]),
+        (5, 5, [5]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
+    assert draw.round_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_a_logarithmic_axis_has_its_own_ticks() -> None:
+    axis = draw.ChartAxis.of(draw.axis("rate", type="log"), [1, 100])
+    assert [text for _, text in axis.ticks] == ["1", "2", "5", "10", "20", "50", "100"]
+    assert axis.at(10) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("most", [3e-6, 0.02, 1.5, 40])
+def test_times_have_ticks_in_a_unit_that_suits_them(most: float) -> None:
+    axis = draw.ChartAxis.of(draw.seconds_axis("time", most), [])
+    assert all(len(text) <= 5 for _, text in axis.ticks)
+    assert len({text for _, text in axis.ticks}) == len(axis.ticks) >= 3
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance by WCAG 2.2."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("value", draw.PALETTE)
+def test_names_in_bars_can_be_read(value: str) -> None:
+    colour = draw.PALETTE[value]
+    assert contrast(value, colour.on) >= 4.5
+    assert contrast(colour.dark, colour.on_dark) >= 4.5
+
+
+def test_every_colour_of_causes_is_in_the_palette() -> None:
+    assert set(draw._CAUSES.values()) <= draw.PALETTE.keys()
+    names = re.findall(r"\.f-([\w-]+)", str(stylesheet()))
+    assert len(names) == len(set(names)) == len(draw.PALETTE)
