@@ -22,7 +22,10 @@ Watcher = Callable[[str], None]
 
 
 class Progress:
-    """The Progress of a question is what it has done, and as far as that is known still has to do."""
+    """The Progress of a question is what it has done, and as far as that is known still has to do.
+
+    Another thread may read it while the question goes on.
+    """
 
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.activity = ""
@@ -47,20 +50,19 @@ class Progress:
     @property
     def now(self) -> str:
         """What happens now, without the number of the outermost step."""
-        first = self.stages[0].name if self.stages else ""
-        return ": ".join(filter(None, (first, *(one.text for one in self.stages[1:]), self.activity)))
+        names = [one.text if number else one.name for number, one in enumerate(self.stages)]
+        return ": ".join(filter(None, (*names, self.activity)))
 
     @property
     def done(self) -> int:
         """Number of steps of outermost stages that have ended."""
-        return self.ended + (self.stages[0].done if self.total else 0)
+        return self.ended + sum(one.done for one in self.stages[:1] if one.total is not None)
 
     @property
     def total(self) -> int | None:
         """Number of steps of the outermost stages so far; None while it is unknown."""
-        if not self.stages or self.stages[0].total is None:
-            return None
-        return self.ended + self.stages[0].total
+        first = next(iter(self.stages), None)
+        return None if first is None or first.total is None else self.ended + first.total
 
     @property
     def share(self) -> float:
@@ -68,7 +70,8 @@ class Progress:
         inside = 0.0  # of the current step
         for one in reversed(self.stages[1:]):
             inside = (one.done + inside) / one.total if one.total else 0.0
-        return (self.done + inside) / self.total if self.total else 0.0
+        total = self.total
+        return (self.done + inside) / total if total else 0.0
 
     def time_left(self) -> float | None:
         """Return the time [s] that the stages will probably take from now on; None where that is unknown."""

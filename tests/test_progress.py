@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.progress import Progress, stage, step, steps, watched_by, working_on
+from simoffload.progress import Progress, Stage, stage, step, steps, watched_by, working_on
 
 
 def test_a_function_hears_of_each_step_and_of_what_happens_in_it() -> None:
@@ -117,3 +117,27 @@ def test_the_time_left_of_a_first_step_follows_from_the_steps_within_it(clock: l
             assert progress.time_left() is None
             inner.step()
             assert progress.time_left() == 3.0 + 2 * 4.0
+
+
+def test_another_thread_may_read_while_a_stage_ends() -> None:
+    class Ending(Progress):
+        """A Progress whose stage ends after it was read once."""
+
+        @property
+        def stages(self) -> tuple[Stage, ...]:
+            found, self._found = self._found, ()
+            return found
+
+        @stages.setter
+        def stages(self, found: tuple[Stage, ...]) -> None:
+            self._found = found
+
+    def begun() -> Ending:
+        progress = Ending()
+        one = Stage(progress, 4)
+        one.begun, one.name = 2, "b"
+        progress.stages = (one,)
+        return progress
+
+    assert (begun().total, begun().done, begun().now) == (4, 1, "b")
+    assert begun().share == 0  # it has ended when the steps are counted
