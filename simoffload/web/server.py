@@ -1,0 +1,70 @@
+"""The server of the page, for one or several people at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+
+from simoffload.errors import InputError
+
+try:
+    import waitress
+    from dash import Dash
+except ImportError as missing:
+    text = f"the page needs {missing.name}; install it with: pip install 'simoffload[web]'"
+    raise InputError.at("", text, path="simoffload serve") from None
+
+from simoffload.web.guard import LARGEST_REQUEST, is_loopback, protect
+from simoffload.web.jobs import Jobs
+from simoffload.web.page import add_callbacks, kinds, layout
+from simoffload.web.state import State
+
+_THREADS = 24
+"""Requests that are answered at once; most of them wait for a worker."""
+
+
+def application(jobs: Jobs, *, token: str = "") -> Dash:
+    """Return the page as an application, whose attribute ``server`` is one of WSGI."""
+    app = Dash(
+        "simoffload.web",
+        title="simoffload",
+        update_title="",
+        compress=False,
+        serve_locally=True,
+        suppress_callback_exceptions=True,
+    )
+    app.layout = layout
+    add_callbacks(app, jobs)
+    protect(app.server, scripts=list(app.csp_hashes()), token=token)
+    return app
+
+
+def serve(host: str, port: int, *, start: State | None, say: Callable[[str], None]) -> None:
+    """Serve the page until the process is interrupted; ``say`` is told its address.
+
+    Where other machines can reach it, it asks for a token. Raises InputError for an address that cannot be
+    used.
+    """
+    token = "" if is_loopback(host) else secrets.token_urlsafe(16)
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    jobs = Jobs(kinds(os.cpu_count() or 2))
+    try:
+        app = application(jobs, token=token)
+        try:
+            server = waitress.create_server(
+                app.server, host=host, port=port, threads=_THREADS, ident=None,
+                max_request_body_size=LARGEST_REQUEST, connection_limit=200, channel_timeout=60,
+            )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            text = f"{host}:{port} cannot be used: {reason}; choose another with --port or --host"
+            raise InputError.at("", text, path="--port") from None
+        name = f"[{host}]" if ":" in host else host
+        query = f"?token={token}" if token else ""
+        fragment = f"#{start.text}" if start else ""
+        say(f"open http://{name}:{server.effective_port}/{query}{fragment} (Ctrl-C ends it)")
+        server.run()
+    finally:
+        jobs.close()
