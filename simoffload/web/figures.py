@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simoffload.report import plotting as draw
 from simoffload.report.comparison import Group
@@ -13,6 +13,22 @@ from simoffload.results import SimulationResult
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+
+_LETTER, _BELOW = 7.5, 48
+"""[px] of a letter of a name beside a bar, and of the axis below the bars."""
+
+
+def drawn(figure: Figure) -> dict[str, Any]:
+    """Return a figure for a page, with margins that are known: to find them out takes a browser as long as to
+    draw."""
+    found: dict[str, Any] = figure.to_plotly_json()
+    layout = found["layout"]
+    names = layout["yaxis"].get("ticktext", ())
+    for axis in ("xaxis", "yaxis"):
+        layout[axis]["automargin"] = False
+    layout["margin"] |= {"l": 14 + _LETTER * max(map(len, names), default=0), "b": _BELOW}
+    return found
 
 
 def variants(groups: Sequence[Group], current: SimulationResult) -> Figure:
@@ -36,7 +52,12 @@ def variants(groups: Sequence[Group], current: SimulationResult) -> Figure:
                 y=[y],
                 hover=[f"{draw.plain(row.label)}: {text}"],
                 marker={"size": 11, "color": draw.BLUE if row.result is current else draw.GREY},
-                error_x={"type": "data", "symmetric": False, "array": [high - time], "arrayminus": [time - low]},
+                error_x={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [high - time],
+                    "arrayminus": [time - low],
+                },
             )
         )
     return draw.figure(
@@ -45,7 +66,9 @@ def variants(groups: Sequence[Group], current: SimulationResult) -> Figure:
         showlegend=False,
         xaxis=draw.axis(f"{uncapitalized(groups[0].compared)} [s]", rangemode="tozero"),
         yaxis={
-            **draw.names_axis([row.label if len(groups) == 1 else f"{g.model}, {row.label}" for g, row in rows]),
+            **draw.names_axis(
+                [row.label if len(groups) == 1 else f"{g.model}, {row.label}" for g, row in rows]
+            ),
             "range": [len(rows) - 0.4, -0.6],
             "autorange": False,
         },

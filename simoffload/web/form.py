@@ -82,7 +82,9 @@ def panels(
     kinds = Input("work", "kind of work", work.kind, choices=("inference", "training", "checkpoint"))
     shown = Input("edit model", "model", str(model.get("name", scenario.model.name)), proposals="models")
     found = (
-        Panel("Model", (shown, *(one for one in own if one.label == "quantization")), _others(own, _SHORT[1:])),
+        Panel(
+            "Model", (shown, *(one for one in own if one.label == "quantization")), _others(own, _SHORT[1:])
+        ),
         Panel("Machine", tuple(_machine(scenario))),
         Panel("Program", (programs, *places), tuple(one for one in fields if one not in places)),
         Panel("Work", (kinds,), tuple(tasks)),
@@ -203,9 +205,7 @@ def proposals() -> dict[str, tuple[str, ...]]:
 # ---- sliders -----------------------------------------------------------------------------------
 
 
-def _sliders(
-    scenario: LoadedScenario, variant: Variant, result: SimulationResult | None
-) -> Iterator[Input]:
+def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResult | None) -> Iterator[Input]:
     """Yield what people ask: how much work, how many GPUs and drives, how fast the storage is, its price."""
     work = scenario.scenario.workload
     for key, field in type(work).model_fields.items():

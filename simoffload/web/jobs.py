@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from simoffload.errors import InputError, Problem, SimulationError
 from simoffload.progress import Progress, watched_by
 from simoffload.strategies.registry import register, registered_outside
+from simoffload.web.questions import QUESTIONS, START
 
 _MEMORY = 6 << 30
 """Address space [B] of a worker, within which the limits of a simulation apply."""
@@ -113,6 +114,7 @@ class Jobs:
                 if self._queues[kind].qsize() >= _MOST_WAITING:
                     return Outcome(problems=("too many people ask at once; try again in a moment",))
                 job = self._running[key] = _Job(question, arguments)
+                job.pages.add(page)
                 self._queues[kind].put(job)
             self._leave(page, kind, keep=job)
             job.pages.add(page)
@@ -130,8 +132,12 @@ class Jobs:
 
     def _leave(self, page: str, kind: str, keep: _Job | None = None) -> None:
         before = self._of_pages.pop((page, kind), None)
-        if before is not None and before is not keep:
-            before.pages.discard(page)
+        if before is None or before is keep:
+            return
+        before.pages.discard(page)
+        key = (before.question, before.arguments)
+        if not before.pages and self._running.get(key) is before:
+            del self._running[key]  # who asks from now on gets a job of its own
 
     def close(self) -> None:
         """End all workers."""
@@ -154,7 +160,8 @@ class Jobs:
                 outcome = worker.answer(job, kind.seconds)
             with self._lock:
                 key = (job.question, job.arguments)
-                self._running.pop(key, None)
+                if self._running.get(key) is job:
+                    del self._running[key]
                 if outcome.value is not None:
                     self._answers[key] = outcome
                     while len(self._answers) > _KEPT:
@@ -199,7 +206,9 @@ class _Worker:
                     return Outcome(problems=(why,))
         except (OSError, EOFError):
             self.kill()
-            return Outcome(problems=("stopped: the process that worked on it ended, perhaps for lack of memory",))
+            return Outcome(
+                problems=("stopped: the process that worked on it ended, perhaps for lack of memory",)
+            )
 
 
 # ---- in the worker -----------------------------------------------------------------------------
@@ -216,6 +225,7 @@ def work(connection: Connection, folder: str, nice: int, outside: Sequence[Any])
     gc.set_threshold(100_000)
     for one in outside:
         register(one)
+    _answered(connection, "answer", (START,))  # what it needs is then in memory of its own
     while True:
         try:
             question, arguments = connection.recv()
@@ -232,8 +242,6 @@ def _limit_memory() -> None:
 
 
 def _answered(connection: Connection, question: str, arguments: tuple[Any, ...]) -> Outcome:
-    from simoffload.web.questions import QUESTIONS
-
     shown = 0.0
 
     def show(_line: str) -> None:

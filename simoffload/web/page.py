@@ -7,6 +7,7 @@ import binascii
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -39,12 +40,17 @@ def kinds(processors: int) -> dict[str, Kind]:
 # ---- layout ------------------------------------------------------------------------------------
 
 
+def index(head: str) -> str:
+    """Return the page around the elements, with the lists of proposals, which would slow down Dash."""
+    lists = []
+    for name, values in form.proposals().items():
+        options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
+        lists.append(f'<datalist id="{name}">{options}</datalist>')
+    return head.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
+
+
 def layout() -> Any:
     """Return the elements of a new page."""
-    lists = [
-        html.Datalist([html.Option(value=name) for name in names], id=name_of_list)
-        for name_of_list, names in form.proposals().items()
-    ]
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
@@ -52,7 +58,6 @@ def layout() -> Any:
             dcc.Interval(id="tick", interval=_TICK, disabled=True),
             dcc.Interval(id="next-tick", interval=_NEXT_TICK, disabled=True),
             dcc.Download(id="download"),
-            *lists,
             html.Header([html.H1("simoffload"), _start()]),
             html.Main(
                 [
@@ -109,9 +114,14 @@ def _answer() -> Any:
         [
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
             html.Dl(id="metrics"),
+            dcc.Checklist(["Numbers of the charts, as tables"], id="numbers"),
             html.Div(id="charts"),
             html.Section(
-                [html.H2("What to change next"), html.P(id="next-progress", role="status"), html.Div(id="next")]
+                [
+                    html.H2("What to change next"),
+                    html.P(id="next-progress", role="status"),
+                    html.Div(id="next"),
+                ]
             ),
             html.Div(id="details"),
             html.Details(
@@ -139,12 +149,12 @@ def _typed(name: str, value: Any, proposals: str, placeholder: str) -> Any:
 
 def _control(one: form.Input) -> Any:
     if one.most is not None:
-        return dcc.Input(
-            id={"set": one.name}, value=one.value, type="range", min=0, max=one.most, step=1, debounce=0.05
-        )
+        return dcc.Input(id={"set": one.name}, value=one.value, type="range", min=0, max=one.most, step=1)
     if one.choices:
         options = list(dict.fromkeys((*one.choices, *([one.value] if one.value else []))))
-        return dcc.Dropdown(options, one.value or None, id={"set": one.name}, placeholder=one.note or "default")
+        return dcc.Dropdown(
+            options, one.value or None, id={"set": one.name}, placeholder=one.note or "default"
+        )
     return _typed(one.name, one.value, one.proposals, one.note)
 
 
@@ -192,12 +202,13 @@ def _tables(section: Section) -> list[Any]:
         for caption, head, rows in section.tables
         if rows
     ]
-    return [html.Details([html.Summary("Numbers"), *tables])] if tables else []
+    return tables
 
 
-def _section(number: int, section: Section) -> Any:
+def _section(number: int, section: Section, *, numbers: bool) -> Any:
     texts = [html.P(text) for text in section.sentences]
-    return html.Section([html.H2(section.title), _graph(number, section), *texts, *_tables(section)])
+    tables = _tables(section) if numbers else []
+    return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
 
 
 def _details(found: Answer) -> list[Any]:
@@ -230,6 +241,7 @@ def _next(found: Next) -> Any:
 
 # ---- callbacks ---------------------------------------------------------------------------------
 
+
 def add_callbacks(app: Dash, jobs: Jobs) -> None:
     """Let a page ask the jobs."""
     app.callback(
@@ -255,16 +267,18 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
         },
         {
             "address": Input("url", "hash"),
-            "_values": Input({"set": ALL}, "value"),
+            "values": Input({"set": ALL}, "value"),
             "_tries": Input({"try": ALL}, "n_clicks"),
             "at": Input("basket", "value"),
             "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
             "content": Input("upload", "contents"),
             "_ticks": Input("tick", "n_intervals"),
+            "numbers": Input("numbers", "value"),
             "me": State("me", "data"),
             "file": State("upload", "filename"),
             "text": State("yaml", "value"),
             "shape": State("shape", "data"),
+            "notes": State({"note": ALL}, "children"),
             "asked": State("asked", "data"),
         },
     )(lambda **given: _updated(jobs, **given))
@@ -318,7 +332,7 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
     shown |= {"progress": "", "ticking": True, "asked": None}
     if outcome.value is None:
         return shown | {"problems": _lines(outcome.problems)}
-    return shown | _elements(outcome.value, given["shape"] or [], names)
+    return shown | _elements(outcome.value, given, names)
 
 
 def _unchanged(output: Any) -> Any:
@@ -333,7 +347,7 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
     trigger, state = ctx.triggered_id, _state(given["address"])
     changed = ctx.triggered[0]["value"] if len(ctx.triggered) == 1 else None
     match trigger:
-        case None | "url":
+        case None | "url" | "numbers":
             return state.text, "", None
         case "tick" if isinstance(given["asked"], list) and len(given["asked"]) == 3:
             text, name, value = given["asked"]
@@ -370,8 +384,8 @@ def _content(data: str) -> str:
         raise InputError.at("", "the file is not text in UTF-8") from None
 
 
-def _elements(found: Answer, shape: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the elements of an answer; inputs that stay the same ones only get their values."""
+def _elements(found: Answer, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the elements of an answer; inputs that stay the same ones only get the values that they lack."""
     inputs = [one for panel in found.panels for one in (*panel.inputs, *panel.more)]
     known = {one.name: one for one in (*inputs, *found.further)}
     new_shape = [one.name for one in inputs]
@@ -383,20 +397,34 @@ def _elements(found: Answer, shape: Sequence[Any], names: Sequence[str]) -> dict
         "dimmed": "dimmed" if found.problems else "",
         "yaml": found.scenario or no_update,
     }
-    if found.panels and new_shape != shape:
+    if found.panels and new_shape != given["shape"]:
         elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
-    elements["values"] = [known[name].value if name in known else no_update for name in names]
-    notes = [one["id"]["note"] for one in ctx.outputs_grouping["notes"]]
-    elements["notes"] = [_note(known[name]) if name in known else no_update for name in notes]
+    values = {name: one.value for name, one in known.items()}
+    elements["values"] = _lacking(names, given["values"], values)
+    notes = {name: _note(one) for name, one in known.items()}
+    elements["notes"] = _lacking(
+        [one["id"]["note"] for one in ctx.outputs_grouping["notes"]], given["notes"], notes
+    )
     if found.sentence:
         elements |= {
             "sentence": found.sentence,
             "facts": found.facts,
             "metrics": list(_metrics(found)),
-            "charts": [_section(number, one) for number, one in enumerate(found.sections)],
+            "charts": [
+                _section(number, one, numbers=bool(given["numbers"]))
+                for number, one in enumerate(found.sections)
+                if one.figure or one.sentences or given["numbers"]
+            ],
             "details": _details(found),
         }
     return elements
+
+
+def _lacking(names: Sequence[str], there: Sequence[Any], new: Mapping[str, Any]) -> list[Any]:
+    """Return the new values of inputs, of those alone that are not there already: each costs the browser a
+    redrawing."""
+    pairs = zip(names, there, strict=True)
+    return [new[name] if name in new and new[name] != (old or "") else no_update for name, old in pairs]
 
 
 def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:

@@ -210,12 +210,16 @@ def summary(compared: Sequence[Group], current: SimulationResult) -> str:
     if (priced := best.costs) is not None:
         cost = priced.at_least()["cost_per_million_tokens"]
         least = "at least " if priced.missing else ""
-        text += f", for {least}{_plain(money(cost, priced.costs.currency))} per million tokens" if cost else ""
+        text += (
+            f", for {least}{_plain(money(cost, priced.costs.currency))} per million tokens" if cost else ""
+        )
     if len(timed) > 1:
         own = groups([one.result for one in timed])[0].rows[1]
         tied = own.margin is not None
         text += f"; {timed[1].label} " + (
-            "is as fast within the uncertainty" if tied else f"takes {format_number(own.ratio or 1.0)} × as long"
+            "is as fast within the uncertainty"
+            if tied
+            else f"takes {format_number(own.ratio or 1.0)} × as long"
         )
     elif best.step is not None:
         part = best.step.bottleneck
@@ -265,19 +269,19 @@ def _plain(cell: Any) -> str:
 
 def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[Section]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        yield Section("Variants", figures.variants(compared, result).to_plotly_json())
+        yield Section("Variants", figures.drawn(figures.variants(compared, result)))
     if result.refused:
         return
     yield _section(capacity(result))
     if result.step is not None:
-        drawn = causes_compared(compared).to_plotly_json()
+        drawn = figures.drawn(causes_compared(compared))
         yield _section(causes(result, result.step))._replace(title=CAUSES, figure=drawn)
     for one in cost_sections(result, result.costs) if result.costs is not None else ():
         yield _section(one)
 
 
 def _section(one: ReportSection) -> Section:
-    drawn = one.charts[0].draw().to_plotly_json() if one.charts else None
+    drawn = figures.drawn(one.charts[0].draw()) if one.charts else None
     return Section(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
 
 

@@ -83,7 +83,9 @@ def parameter(variant: Variant, profile: str, key: str) -> ProfileParameter | No
     """Return a number of the machine before the variant changes it; None if the machine has none such."""
     path = edit_of(profile, key, 0).assignment.removesuffix("=0")
     machine = load(variant.edited(path)).machine
-    return next((one for one in profile_parameters(machine) if (one.profile, one.key) == (profile, key)), None)
+    return next(
+        (one for one in profile_parameters(machine) if (one.profile, one.key) == (profile, key)), None
+    )
 
 
 def times(number: ProfileParameter, factor: float) -> str | None:

@@ -18,7 +18,7 @@ except ImportError as missing:
 
 from simoffload.web.guard import LARGEST_REQUEST, is_loopback, protect
 from simoffload.web.jobs import Jobs
-from simoffload.web.page import add_callbacks, kinds, layout
+from simoffload.web.page import add_callbacks, index, kinds, layout
 from simoffload.web.state import State
 
 _THREADS = 24
@@ -35,6 +35,7 @@ def application(jobs: Jobs, *, token: str = "") -> Dash:
         serve_locally=True,
         suppress_callback_exceptions=True,
     )
+    app.index_string = index(app.index_string)
     app.layout = layout
     add_callbacks(app, jobs)
     protect(app.server, scripts=list(app.csp_hashes()), token=token)
@@ -54,8 +55,14 @@ def serve(host: str, port: int, *, start: State | None, say: Callable[[str], Non
         app = application(jobs, token=token)
         try:
             server = waitress.create_server(
-                app.server, host=host, port=port, threads=_THREADS, ident=None,
-                max_request_body_size=LARGEST_REQUEST, connection_limit=200, channel_timeout=60,
+                app.server,
+                host=host,
+                port=port,
+                threads=_THREADS,
+                ident=None,
+                max_request_body_size=LARGEST_REQUEST,
+                connection_limit=200,
+                channel_timeout=60,
             )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
