@@ -51,29 +51,32 @@ def protect(server: Flask, *, scripts: list[str], token: str) -> None:
         )
     )
 
-    @server.before_request
     def check() -> Response | None:
         _check_origin(request, token)
         if not token or hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), token.encode()):
             return None
         if not hmac.compare_digest(request.args.get("token", "").encode(), token.encode()):
             abort(403, _WRONG)
-        # The fragment, which holds the state, stays with the browser.
-        answer: Response = redirect("/", code=303)  # type: ignore[assignment]
+        answer: Response = redirect("/", code=303)  # the fragment, which holds the state, stays
         answer.set_cookie(_COOKIE, token, httponly=True, samesite="Lax")
         return answer
 
-    @server.after_request
     def guarded(response: Response) -> Response:
         response.headers.update(_HEADERS)
         response.headers["Content-Security-Policy"] = policy
         return response
 
-    @server.errorhandler(Exception)
-    def say(error: Exception) -> tuple[str, int, dict[str, str]]:
-        code = (error.code or 500) if isinstance(error, HTTPException) else 400
-        text = str(error.description) if isinstance(error, HTTPException) else "this page has no such request"
-        return f"{text}\n", code, {"Content-Type": "text/plain; charset=utf-8"}
+    server.before_request(check)
+    server.after_request(guarded)
+    server.register_error_handler(Exception, _refusal)
+
+
+def _refusal(error: Exception) -> tuple[str, int, dict[str, str]]:
+    """Return one line about a request that cannot be answered."""
+    text, code = "this page has no such request", 400
+    if isinstance(error, HTTPException):
+        text, code = str(error.description), error.code or 500
+    return f"{text}\n", code, {"Content-Type": "text/plain; charset=utf-8"}
 
 
 def _check_origin(one: Request, token: str) -> None:

@@ -188,7 +188,7 @@ def _graph(number: int, section: Section) -> Any:
 
 
 def _tables(section: Section) -> list[Any]:
-    tables = [
+    return [
         html.Div(
             html.Table(
                 [
@@ -202,7 +202,6 @@ def _tables(section: Section) -> list[Any]:
         for caption, head, rows in section.tables
         if rows
     ]
-    return tables
 
 
 def _section(number: int, section: Section, *, numbers: bool) -> Any:

@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any, NamedTuple
 
 from simoffload.documents import ds_config_text, parse_yaml, yaml_text
-from simoffload.errors import InputError, Problem, SimulationError, printable
+from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import simulate
@@ -30,8 +30,8 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import CAUSES, causes
 from simoffload.results import SimulationResult
-from simoffload.simulation.metrics import refused
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.simulation.metrics import refused
 from simoffload.units import format_number
 from simoffload.web import figures
 from simoffload.web.form import Input, Panel, multiple, panels
@@ -106,11 +106,12 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     """
     state = changed(state, name, value) if name else state
     variant, problems = state.current, tuple[Problem, ...]()
+    result: SimulationResult | None = None
     try:
-        scenario, result = load(variant), _result(variant)
+        result = _result(variant)
     except InputError as error:
-        scenario, problems = _nearest(variant), error.problems
-        result = None
+        problems = error.problems
+    scenario = _nearest(variant)
     if scenario is None:
         return Answer(state, tuple(map(str, problems)), (), _labels(state))
     found = Answer(
@@ -183,7 +184,7 @@ def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
         else:
             try:
                 one = _result(variant)
-            except (InputError, SimulationError) as error:
+            except (InputError, WorkLimitError) as error:
                 one = refused(load(state.current), error)
         yield replace(one, name=f"{number + 1}: {one.name}")
 

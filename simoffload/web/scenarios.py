@@ -9,7 +9,9 @@ from functools import lru_cache
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from simoffload.documents import Edit, parse_json, parse_yaml, yaml_text
 from simoffload.errors import InputError, shortened
@@ -24,8 +26,9 @@ from simoffload.scenario import (
     load_scenario,
     resolve,
 )
-from simoffload.strategies import strategy_for, strategy_of
+from simoffload.strategies import strategy_for
 from simoffload.web.state import State, Variant
+from simoffload.workload import Workload
 
 FILE = "scenario.yaml"
 """Name of the scenario of a page in messages and downloads."""
@@ -155,9 +158,11 @@ def _price(variant: Variant, key: str, value: Any) -> Variant:
     return variant.priced(key, amount)
 
 
-def _program(variant: Variant, _rest: str, value: Any) -> Variant:
-    """Return the variant with another program, which uses as many GPUs."""
-    before = load(variant)
+def _program(
+    variant: Variant, _rest: str = "", value: Any = "", before: LoadedScenario | None = None
+) -> Variant:
+    """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
+    before = before or load(variant)
     chosen = variant.edited(Edit(("strategy",), {"kind": str(value)}).assignment)
     return chosen.edited(*(one.assignment for one in _completing(chosen, before)))
 
@@ -171,22 +176,15 @@ def _completing(chosen: Variant, before: LoadedScenario) -> Iterator[Edit]:
 
 def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     """Return the variant with another kind of work, under the program that is usual for it."""
-    before, program = load(variant), strategy_of(strategy_for(str(value))[0])
-    now = before.document.data["workload"]
-    fields = _fields_of_work(str(value))
-    required = [key for key, field in fields.items() if field.is_required() and key != "kind"]
-    work = {"kind": str(value), **{key: now.get(key, _USUAL.get(key, 1)) for key in required}}
-    assert program is not None
-    edits = Edit(("workload",), work), Edit(("strategy",), {"kind": program.model_fields["kind"].default})
-    chosen = variant.edited(*(one.assignment for one in edits))
-    return chosen.edited(*(one.assignment for one in _completing(chosen, before)))
+    (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
+    now, fields = load(variant).document.data["workload"], kind.model_fields
+    work = {key: now.get(key, usual) for key, usual in _USUAL.items() if key in fields}
+    chosen = variant.edited(Edit(("workload",), {"kind": str(value), **work}).assignment)
+    return _program(chosen, before=load(variant), value=strategy_for(str(value))[0])
 
 
-def _fields_of_work(kind: str) -> Mapping[str, Any]:
-    from simoffload.workload import Checkpointing, Inference, Training
-
-    kinds = {"inference": Inference, "training": Training, "checkpoint": Checkpointing}
-    return kinds[kind].model_fields
+def _kinds(work: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(work.model_fields["kind"].annotation)
 
 
 def _file(variant: Variant, name: str, value: Any) -> Variant:

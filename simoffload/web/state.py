@@ -17,8 +17,7 @@ _LARGEST = 1_000_000
 _REPLACED = {
     "platform": ("equipment", "profiles", "nodes"),
     "model": ("strategy.ds_config",),
-    "strategy.kind": ("strategy",),
-    "workload.kind": ("workload", "strategy", "checkpoint", "dataset"),
+    "workload": ("checkpoint", "dataset"),
 }
 """Sections whose edits do not go with another value of a key."""
 
