@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import ds_config_text, parse_yaml, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
+from simoffload.models import is_model
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import simulate
 from simoffload.planning.evaluator import Evaluator
@@ -30,12 +32,12 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import CAUSES, causes
 from simoffload.results import SimulationResult
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, find_scenario, resolve
 from simoffload.simulation.metrics import refused
 from simoffload.units import format_number
 from simoffload.web import figures
 from simoffload.web.form import Input, Panel, multiple, panels
-from simoffload.web.scenarios import FILE, PRICES, bounded, changed, costs, load, price_list
+from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
@@ -111,6 +113,8 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         result = _result(variant)
     except InputError as error:
         problems = error.problems
+    except WorkLimitError as error:
+        problems = (Problem("", None, None, "", str(error)),)
     scenario = _nearest(variant)
     if scenario is None:
         return Answer(state, tuple(map(str, problems)), (), _labels(state))
@@ -133,12 +137,12 @@ def _result(variant: Variant) -> SimulationResult:
 
 
 def _nearest(variant: Variant) -> LoadedScenario | None:
-    """Return the scenario without the last edits, so that the others have their inputs."""
-    for count in range(len(variant.edits), -1, -1):
-        try:
-            return load(variant._replace(edits=variant.edits[:count]))
-        except InputError:
-            continue
+    """Return the scenario, if need be without an edit or those after one, so that there are inputs."""
+    edits = variant.edits
+    without = [(*edits[:at], *edits[at + 1 :]) for at in reversed(range(len(edits)))]
+    for kept in (edits, *without, *(edits[:at] for at in reversed(range(len(edits))))):
+        with suppress(InputError):
+            return load(variant._replace(edits=kept))
     return None
 
 
@@ -293,7 +297,9 @@ def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, .
 def command(variant: Variant) -> str:
     """Return the command line that gives the same numbers."""
     name = FILE if "\n" in variant.base else variant.base
-    words = [word for one in variant.edits for word in ("--set", one)]
+    alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
+    edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
+    words = [word for one in edits for word in ("--set", one)]
     return join(["simoffload", "run", name, *words, *(["--costs", PRICES] if variant.prices else [])])
 
 
@@ -377,5 +383,5 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "file": file,
 }
 """What may be asked, by name."""
-START = State((Variant("llama-3.3-70b", ("platform=rtx-4090-desktop", "strategy.weights=nvme")),))
+START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))
 """What a page shows at first: a model that no desktop holds in its GPU."""

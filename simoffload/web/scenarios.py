@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from math import isfinite
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from simoffload.documents import Edit, parse_json, parse_yaml, yaml_text
 from simoffload.errors import InputError, shortened
+from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
@@ -26,16 +28,19 @@ from simoffload.scenario import (
     load_scenario,
     resolve,
 )
-from simoffload.strategies import strategy_for
+from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies.tunables import tier_paths
 from simoffload.web.state import State, Variant
 from simoffload.workload import Workload
 
+DESKTOP = "rtx-4090-desktop"
+"""Platform of a model that is named alone."""
 FILE = "scenario.yaml"
 """Name of the scenario of a page in messages and downloads."""
 PRICES = "prices.yaml"
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
-_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 20_000_000}
+_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 100_000_000}
 """Limits of one simulation for a page: our choice."""
 _USUAL = {"batch_size": 1, "prompt_length": 512, "output_length": 32, "sequence_length": 2048}
 """Values of required keys of a workload that is chosen anew."""
@@ -55,7 +60,7 @@ def load(variant: Variant) -> LoadedScenario:
     if not is_model(base):
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         raise InputError.at("", text, path=shortened(base))
-    return default_scenario(base, overrides=edits)
+    return default_scenario(base, DESKTOP, overrides=edits)
 
 
 def bounded(variant: Variant) -> LoadedScenario:
@@ -116,17 +121,29 @@ def changed(state: State, name: str, value: Any) -> State:
 
 
 def _base(_variant: Variant, _rest: str, value: Any) -> Variant:
-    return Variant(str(value), _machine_of(str(value)))
-
-
-def _machine_of(base: str) -> tuple[str, ...]:
-    """Return the assignments without which the name of a model is no scenario."""
-    return () if find_scenario(base) or not is_model(base) else ("platform=rtx-4090-desktop",)
+    return Variant(str(value))
 
 
 def _edit(variant: Variant, path: str, value: Any) -> Variant:
     text = str(value).strip()
-    return variant.edited(f"{path}={text}" if text else path)
+    moved = _moved(variant, text) if path == "platform" and text else ()
+    return variant.edited(f"{path}={text}" if text else path, *moved)
+
+
+def _moved(variant: Variant, platform: str) -> Iterator[str]:
+    """Yield the assignments of tiers that another platform has, in place of those that it does not have."""
+    scenario = load(variant)
+    strategy, now = type(scenario.scenario.strategy), scenario.document.data["strategy"]
+    with suppress(InputError):  # an unknown platform is said where the scenario is loaded
+        tiers = scenario.platform(Edit(("platform",), platform)).machine().tiers
+        for key in tier_paths(strategy):
+            if key in now and now[key] not in tiers:
+                yield f"strategy.{key}={_storage(tiers)}"
+
+
+def _storage(tiers: Mapping[str, Tier]) -> str:
+    """Return the first tier on storage; host memory where there is none."""
+    return next((name for name, tier in tiers.items() if tier.is_storage), CPU)
 
 
 def _slide(variant: Variant, rest: str, value: Any) -> Variant:
@@ -163,7 +180,13 @@ def _program(
 ) -> Variant:
     """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
     before = before or load(variant)
-    chosen = variant.edited(Edit(("strategy",), {"kind": str(value)}).assignment)
+    program = strategy_of(value)
+    fields = program.model_fields if program is not None else {}
+    storage = _storage(before.machine.tiers)
+    needed = {
+        key: storage for key in tier_paths(program or Strategy) if key in fields and fields[key].is_required()
+    }
+    chosen = variant.edited(Edit(("strategy",), {"kind": str(value), **needed}).assignment)
     return chosen.edited(*(one.assignment for one in _completing(chosen, before)))
 
 
