@@ -27,7 +27,7 @@ def drawn(figure: Figure) -> dict[str, Any]:
     names = layout["yaxis"].get("ticktext", ())
     for axis in ("xaxis", "yaxis"):
         layout[axis]["automargin"] = False
-    layout["margin"] |= {"l": 14 + _LETTER * max(map(len, names), default=0), "b": _BELOW}
+    layout["margin"] |= {"l": 20 + _LETTER * max(map(len, names), default=0), "b": _BELOW}
     return found
 
 

@@ -153,7 +153,11 @@ def _control(one: form.Input) -> Any:
     if one.choices:
         options = list(dict.fromkeys((*one.choices, *([one.value] if one.value else []))))
         return dcc.Dropdown(
-            options, one.value or None, id={"set": one.name}, placeholder=one.note or "default"
+            options,
+            one.value or None,
+            id={"set": one.name},
+            placeholder=one.note or "default",
+            clearable=one.name.startswith("edit "),
         )
     return _typed(one.name, one.value, one.proposals, one.note)
 
@@ -172,7 +176,8 @@ def _note(one: form.Input) -> Any:
 
 def _panel(panel: form.Panel) -> Any:
     more = [html.Details([html.Summary("More"), *map(_input, panel.more)])] if panel.more else []
-    return html.Section([html.H2(panel.title), *map(_input, panel.inputs), *more])
+    shown = html.Div([_input(one) for one in panel.inputs], className="inputs")
+    return html.Section([html.H2(panel.title), shown, *more])
 
 
 # ---- the answer as elements --------------------------------------------------------------------
@@ -207,6 +212,8 @@ def _tables(section: Section) -> list[Any]:
 def _section(number: int, section: Section, *, numbers: bool) -> Any:
     texts = [html.P(text) for text in section.sentences]
     tables = _tables(section) if numbers else []
+    if section.figure is None:
+        return html.Details([html.Summary(section.title), *texts, *tables])
     return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
 
 

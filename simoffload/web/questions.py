@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
-from simoffload.documents import ds_config_text, parse_yaml, yaml_text
+from simoffload.documents import ds_config_text, parse_yaml, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
 from simoffload.models import is_model
@@ -37,11 +36,12 @@ from simoffload.simulation.metrics import refused
 from simoffload.units import format_number
 from simoffload.web import figures
 from simoffload.web.form import Input, Panel, multiple, panels
-from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, price_list
+from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
-_LONGEST = 200  # [characters] of the sentence
+_LONGEST, _LONGEST_NAME = 200, 60  # [characters] of the sentence and of a variant
+QUOTE = '"'
 _NEXT_TIME = 60.0
 """Time [s] for which what to change is looked for: our choice."""
 
@@ -115,7 +115,7 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         problems = error.problems
     except WorkLimitError as error:
         problems = (Problem("", None, None, "", str(error)),)
-    scenario = _nearest(variant)
+    scenario = nearest(variant)
     if scenario is None:
         return Answer(state, tuple(map(str, problems)), (), _labels(state))
     found = Answer(
@@ -136,33 +136,23 @@ def _result(variant: Variant) -> SimulationResult:
     return simulate(bounded(variant), costs=costs(variant))
 
 
-def _nearest(variant: Variant) -> LoadedScenario | None:
-    """Return the scenario, if need be without an edit or those after one, so that there are inputs."""
-    edits = variant.edits
-    without = [(*edits[:at], *edits[at + 1 :]) for at in reversed(range(len(edits)))]
-    for kept in (edits, *without, *(edits[:at] for at in reversed(range(len(edits))))):
-        with suppress(InputError):
-            return load(variant._replace(edits=kept))
-    return None
-
-
-def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
-    for name in names[:_MOST_SLIDERS]:
-        kind, profile, key, *_ = (*name.split(" "), "", "")
-        found = multiple(variant, profile, key) if kind == "scale" else None
-        if found is not None:
-            yield found
-
-
 def _labels(state: State) -> tuple[str, ...]:
-    return tuple(f"{number}: {_called(one)}" for number, one in enumerate(state.variants, 1))
+    """Return the names of the variants: their numbers, and what distinguishes them."""
+    common = set.intersection(*(set(one.edits) for one in state.variants))
+    bases = {one.base for one in state.variants}
+    return tuple(
+        f"{number}: {_called(variant, common, named=len(bases) > 1)}"
+        for number, variant in enumerate(state.variants, 1)
+    )
 
 
-def _called(variant: Variant) -> str:
+def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
     base = "own scenario" if "\n" in variant.base else variant.base
-    edits = [one.replace("strategy.", "").replace("workload.", "") for one in variant.edits]
-    text = ", ".join([base, *edits, *(f"{key} {amount:g}" for key, amount in variant.prices)])
-    return printable(text if len(text) <= 80 else f"{text[:79]}…")
+    edits = [split_assignment(one) for one in variant.edits if one not in common]
+    texts = [f"{key.rpartition('.')[2]} {str(value).strip(QUOTE)}" for key, value in edits]
+    texts += [f"{key.rpartition('/')[2]} {amount:,.6g}" for key, amount in variant.prices]
+    text = ", ".join([base, *texts] if named or not texts else texts)
+    return printable(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
 
 
 def _shown(found: Answer, scenario: LoadedScenario, result: SimulationResult) -> Answer:
@@ -182,6 +172,7 @@ def _shown(found: Answer, scenario: LoadedScenario, result: SimulationResult) ->
 def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
     """Yield the results of all variants that are scenarios, named by their numbers; why one has none is a
     result, too."""
+    names = _labels(state)
     for number, variant in enumerate(state.variants):
         if number == state.at:
             one = result
@@ -190,7 +181,7 @@ def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
                 one = _result(variant)
             except (InputError, WorkLimitError) as error:
                 one = refused(load(state.current), error)
-        yield replace(one, name=f"{number + 1}: {one.name}")
+        yield replace(one, name=names[number])
 
 
 def _facts(result: SimulationResult) -> Iterator[str]:
@@ -332,9 +323,13 @@ def next_changes(state: State) -> Next:
 
 
 def _sliders(variant: Variant, evaluator: Evaluator) -> Iterator[Input]:
-    rows = sensitivity(evaluator.scenario, evaluator=evaluator).rows
-    found = (multiple(variant, row.number.profile, row.number.key) for row in rows)
-    yield from [one for one in found if one is not None][:_MOST_SLIDERS]
+    """Yield sliders of the numbers that change most, one of each part of the machine."""
+    parts: dict[str, Input | None] = {}
+    for row in sensitivity(evaluator.scenario, evaluator=evaluator).rows:
+        profile, key = row.number.profile, row.number.key
+        if profile not in parts and len(parts) < _MOST_SLIDERS:
+            parts[profile] = multiple(variant, profile, key)
+    yield from filter(None, parts.values())
 
 
 def check(text: str) -> tuple[str, ...]:

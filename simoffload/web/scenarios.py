@@ -63,6 +63,24 @@ def load(variant: Variant) -> LoadedScenario:
     return default_scenario(base, DESKTOP, overrides=edits)
 
 
+def nearest(variant: Variant) -> LoadedScenario | None:
+    """Return the scenario, if need be without an edit or those after one, so that there are inputs."""
+    edits = variant.edits
+    without = [(*edits[:at], *edits[at + 1 :]) for at in reversed(range(len(edits)))]
+    for kept in (edits, *without, *(edits[:at] for at in reversed(range(len(edits))))):
+        with suppress(InputError):
+            return load(variant._replace(edits=kept))
+    return None
+
+
+def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
+    for name in names[:_MOST_SLIDERS]:
+        kind, profile, key, *_ = (*name.split(" "), "", "")
+        found = multiple(variant, profile, key) if kind == "scale" else None
+        if found is not None:
+            yield found
+
+
 def bounded(variant: Variant) -> LoadedScenario:
     """Return the scenario with the limits of a page on time, memory and operations. Raises InputError."""
     return load(variant).edited(*(Edit(("engine", key), most) for key, most in _LIMITS.items()))
@@ -120,6 +138,12 @@ def changed(state: State, name: str, value: Any) -> State:
         raise InputError.at(shortened(rest or name), f"{shortened(str(value))} is no value of it") from None
 
 
+def _now(variant: Variant) -> LoadedScenario:
+    """Return the scenario to change, which may have mistakes. Raises InputError where nothing of it can be
+    used."""
+    return nearest(variant) or load(variant)
+
+
 def _base(_variant: Variant, _rest: str, value: Any) -> Variant:
     return Variant(str(value))
 
@@ -132,7 +156,7 @@ def _edit(variant: Variant, path: str, value: Any) -> Variant:
 
 def _moved(variant: Variant, platform: str) -> Iterator[str]:
     """Yield the assignments of tiers that another platform has, in place of those that it does not have."""
-    scenario = load(variant)
+    scenario = _now(variant)
     strategy, now = type(scenario.scenario.strategy), scenario.document.data["strategy"]
     with suppress(InputError):  # an unknown platform is said where the scenario is loaded
         tiers = scenario.platform(Edit(("platform",), platform)).machine().tiers
@@ -165,7 +189,7 @@ def _scale(variant: Variant, rest: str, value: Any) -> Variant:
 def _part(variant: Variant, rest: str, value: Any) -> Variant:
     given: dict[str, Any] = {rest: int(value) if rest == "gpus" else str(value)}
     parts = MachineParts(**given)
-    return variant.edited(*(one.assignment for one in parts.edits(load(variant))))
+    return variant.edited(*(one.assignment for one in parts.edits(_now(variant))))
 
 
 def _price(variant: Variant, key: str, value: Any) -> Variant:
@@ -179,7 +203,7 @@ def _program(
     variant: Variant, _rest: str = "", value: Any = "", before: LoadedScenario | None = None
 ) -> Variant:
     """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
-    before = before or load(variant)
+    before = before or _now(variant)
     program = strategy_of(value)
     fields = program.model_fields if program is not None else {}
     storage = _storage(before.machine.tiers)
@@ -200,10 +224,10 @@ def _completing(chosen: Variant, before: LoadedScenario) -> Iterator[Edit]:
 def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     """Return the variant with another kind of work, under the program that is usual for it."""
     (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
-    now, fields = load(variant).document.data["workload"], kind.model_fields
+    now, fields = _now(variant).document.data["workload"], kind.model_fields
     work = {key: now.get(key, usual) for key, usual in _USUAL.items() if key in fields}
     chosen = variant.edited(Edit(("workload",), {"kind": str(value), **work}).assignment)
-    return _program(chosen, before=load(variant), value=strategy_for(str(value))[0])
+    return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
 
 
 def _kinds(work: type[BaseModel]) -> tuple[str, ...]:
@@ -218,7 +242,7 @@ def _file(variant: Variant, name: str, value: Any) -> Variant:
     data = parse_json(text, name=shortened(name), root=Path()).data
     if "model_type" not in data:
         return Variant(f"{yaml_text(data)}\n")
-    own = Variant(yaml_text(load(variant).document.data), prices=variant.prices, config=text)
+    own = Variant(yaml_text(_now(variant).document.data), prices=variant.prices, config=text)
     return own.edited(f"model={json.dumps({'config': config_name(text)})}")
 
 
