@@ -136,6 +136,14 @@ def _result(variant: Variant) -> SimulationResult:
     return simulate(bounded(variant), costs=costs(variant))
 
 
+def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
+    for name in names[:_MOST_SLIDERS]:
+        kind, profile, key, *_ = (*name.split(" "), "", "")
+        found = multiple(variant, profile, key) if kind == "scale" else None
+        if found is not None:
+            yield found
+
+
 def _labels(state: State) -> tuple[str, ...]:
     """Return the names of the variants: their numbers, and what distinguishes them."""
     common = set.intersection(*(set(one.edits) for one in state.variants))

@@ -73,14 +73,6 @@ def nearest(variant: Variant) -> LoadedScenario | None:
     return None
 
 
-def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
-    for name in names[:_MOST_SLIDERS]:
-        kind, profile, key, *_ = (*name.split(" "), "", "")
-        found = multiple(variant, profile, key) if kind == "scale" else None
-        if found is not None:
-            yield found
-
-
 def bounded(variant: Variant) -> LoadedScenario:
     """Return the scenario with the limits of a page on time, memory and operations. Raises InputError."""
     return load(variant).edited(*(Edit(("engine", key), most) for key, most in _LIMITS.items()))
