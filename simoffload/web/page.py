@@ -82,10 +82,9 @@ def _start() -> Any:
         [
             html.Label(["Start from ", _typed("base", "", "bases", "scenario or model")]),
             dcc.Upload(
-                html.Button("Drop a scenario or config.json here"),
+                html.Button("Drop a scenario or config.json (up to 1 MB)"),
                 id="upload",
                 max_size=LARGEST_FILE,
-                className_reject="rejected",
             ),
             html.Div([html.Button(text, id={"get": kind}) for kind, text in _FILES.items()], role="group"),
         ],

@@ -40,7 +40,7 @@ FILE = "scenario.yaml"
 PRICES = "prices.yaml"
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
-_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 100_000_000}
+_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 1_000_000_000}
 """Limits of one simulation for a page: our choice."""
 _USUAL = {"batch_size": 1, "prompt_length": 512, "output_length": 32, "sequence_length": 2048}
 """Values of required keys of a workload that is chosen anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Callable
 
 from simoffload.errors import InputError
@@ -49,29 +50,34 @@ def serve(host: str, port: int, *, start: State | None, say: Callable[[str], Non
     used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    jobs = Jobs(kinds(os.cpu_count() or 2))
-    try:
-        app = application(jobs, token=token)
+    with _listening(host, port) as listening:
+        jobs = Jobs(kinds(os.cpu_count() or 2))
         try:
+            app = application(jobs, token=token)
+            logging.getLogger("waitress.queue").setLevel(logging.ERROR)
             server = waitress.create_server(
                 app.server,
-                host=host,
-                port=port,
+                sockets=[listening],
                 threads=_THREADS,
                 ident=None,
                 max_request_body_size=LARGEST_REQUEST,
                 connection_limit=200,
                 channel_timeout=60,
             )
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            text = f"{host}:{port} cannot be used: {reason}; choose another with --port or --host"
-            raise InputError.at("", text, path="--port") from None
-        name = f"[{host}]" if ":" in host else host
-        query = f"?token={token}" if token else ""
-        fragment = f"#{start.text}" if start else ""
-        say(f"open http://{name}:{server.effective_port}/{query}{fragment} (Ctrl-C ends it)")
-        server.run()
-    finally:
-        jobs.close()
+            name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+            query, fragment = f"?token={token}" if token else "", f"#{start.text}" if start else ""
+            number = listening.getsockname()[1]
+            say(f"open http://{name}:{number}/{query}{fragment} (Ctrl-C ends it)")
+            server.run()
+        finally:
+            jobs.close()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else "this machine has no such address"
+        text = f"{host}:{port} cannot be used: {reason}; choose another with --port or --host"
+        raise InputError.at("", text, path="simoffload serve") from None
