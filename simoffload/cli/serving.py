@@ -1,4 +1,4 @@
-"""``simoffload serve``: the page."""
+"""``simoffload serve``: a page on which all inputs can be changed."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ def _choices(node: Mapping[str, Any]) -> tuple[str, ...]:
     if node.get("type") == "boolean":
         return "true", "false"
     parts = [one for one in node.get("anyOf", [node]) if one.get("type") != "null"]
-    words = [str(word) for one in parts for word in one.get("enum", ())]
-    return tuple(words) if all("enum" in one for one in parts) else ()
+    values = [str(value) for one in parts for value in one.get("enum", ())]
+    return tuple(values) if all("enum" in one for one in parts) else ()
 
 
 def written(value: Any) -> str:

@@ -48,8 +48,8 @@ class Kind(NamedTuple):
     nice: int = 0
 
 
-class Outcome(NamedTuple):
-    """An Outcome is the answer to a question, or why there is none (yet)."""
+class JobOutcome(NamedTuple):
+    """A JobOutcome is the answer to a question, or why there is none (yet)."""
 
     value: Any = None
     problems: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class _Job:
     def __init__(self, question: str, arguments: tuple[Any, ...]) -> None:
         self.question, self.arguments = question, arguments
         self.done = threading.Event()
-        self.outcome = Outcome(progress="waiting")
+        self.outcome = JobOutcome(progress="waiting")
         self.began: float | None = None
         self.asked = time.monotonic()
         self.pages: set[str] = set()
@@ -75,7 +75,7 @@ class _Job:
         unwanted = not self.pages and for_now > _SHORT
         return "not needed any more" if unwanted or now - self.asked > _ABANDONED else ""
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: JobOutcome) -> None:
         self.outcome = outcome
         self.done.set()
 
@@ -86,7 +86,7 @@ class Jobs:
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         self._kinds = kinds
         self._lock = threading.Lock()
-        self._answers: OrderedDict[Hashable, Outcome] = OrderedDict()
+        self._answers: OrderedDict[Hashable, JobOutcome] = OrderedDict()
         self._running: dict[Hashable, _Job] = {}
         self._of_pages: OrderedDict[tuple[str, str], _Job] = OrderedDict()
         self._queues = {name: queue.SimpleQueue[_Job | None]() for name in kinds}
@@ -101,7 +101,7 @@ class Jobs:
         for thread in self._threads:
             thread.start()
 
-    def ask(self, page: str, kind: str, question: str, *arguments: Any, wait: float) -> Outcome:
+    def ask(self, page: str, kind: str, question: str, *arguments: Any, wait: float) -> JobOutcome:
         """Return the answer to a question if it is there within ``wait`` [s], else how far it is."""
         key = (question, arguments)
         with self._lock:
@@ -112,7 +112,7 @@ class Jobs:
             job = self._running.get(key)
             if job is None:
                 if self._queues[kind].qsize() >= _MOST_WAITING:
-                    return Outcome(problems=("too many people ask at once; try again in a moment",))
+                    return JobOutcome(problems=("too many people ask at once; try again in a moment",))
                 job = self._running[key] = _Job(question, arguments)
                 job.pages.add(page)
                 self._queues[kind].put(job)
@@ -140,7 +140,7 @@ class Jobs:
             del self._running[key]  # who asks from now on gets a job of its own
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers with what they do."""
         for name, kind in self._kinds.items():
             for _ in range(kind.workers):
                 self._queues[name].put(None)
@@ -154,7 +154,7 @@ class Jobs:
         kind, worker = self._kinds[name], None
         while (job := self._queues[name].get()) is not None:
             worker = worker if worker is not None and worker.is_alive() else self._started(kind)
-            outcome = Outcome(problems=("not needed any more",))
+            outcome = JobOutcome(problems=("not needed any more",))
             if job.pages:
                 job.began = time.monotonic()
                 outcome = worker.answer(job, kind.seconds)
@@ -191,22 +191,22 @@ class _Worker:
         self._process.join()
         self._connection.close()
 
-    def answer(self, job: _Job, seconds: float) -> Outcome:
+    def answer(self, job: _Job, seconds: float) -> JobOutcome:
         """Let the process answer; it is killed where the job shall end."""
         try:
             self._connection.send((job.question, job.arguments))
             while True:
                 if self._connection.poll(0.02):
-                    outcome: Outcome = self._connection.recv()
+                    outcome: JobOutcome = self._connection.recv()
                     if not outcome.progress:
                         return outcome
                     job.outcome = outcome
                 elif why := job.ended(seconds):
                     self.kill()
-                    return Outcome(problems=(why,))
+                    return JobOutcome(problems=(why,))
         except (OSError, EOFError):
             self.kill()
-            return Outcome(
+            return JobOutcome(
                 problems=("stopped: the process that worked on it ended, perhaps for lack of memory",)
             )
 
@@ -215,7 +215,7 @@ class _Worker:
 
 
 def work(connection: Connection, folder: str, nice: int, outside: Sequence[Any]) -> None:
-    """Answer questions until the other end of the connection is closed."""
+    """PageAnswer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     own = Path(folder) / str(os.getpid())
     own.mkdir(exist_ok=True)
@@ -241,7 +241,7 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
 
-def _answered(connection: Connection, question: str, arguments: tuple[Any, ...]) -> Outcome:
+def _answered(connection: Connection, question: str, arguments: tuple[Any, ...]) -> JobOutcome:
     shown = 0.0
 
     def show(_line: str) -> None:
@@ -250,20 +250,20 @@ def _answered(connection: Connection, question: str, arguments: tuple[Any, ...])
         if now - shown > _OFTEN:
             shown = now
             done = f"{progress.share:.0%} · " if progress.total else ""
-            connection.send(Outcome(progress=f"{done}{progress.now or 'working'}"))
+            connection.send(JobOutcome(progress=f"{done}{progress.now or 'working'}"))
 
     progress = Progress(show)
     try:
         with watched_by(progress):
-            return Outcome(QUESTIONS[question](*arguments))
+            return JobOutcome(QUESTIONS[question](*arguments))
     except InputError as error:
-        return Outcome(problems=tuple(map(str, error.problems)))
+        return JobOutcome(problems=tuple(map(str, error.problems)))
     except SimulationError as error:
-        return Outcome(problems=(str(error),))
+        return JobOutcome(problems=(str(error),))
     except MemoryError:
-        return Outcome(problems=("stopped by the memory that the page allows; simulate less",))
+        return JobOutcome(problems=("stopped by the memory that the page allows; simulate less",))
     except Exception as error:
         if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
             sys.excepthook(type(error), error, error.__traceback__)
         text = f"internal error: {type(error).__name__}: {error} (please report)"
-        return Outcome(problems=(str(Problem("", None, None, "", text.replace("\n", " "))),))
+        return JobOutcome(problems=(str(Problem("", None, None, "", text.replace("\n", " "))),))

@@ -15,8 +15,8 @@ from dash.exceptions import PreventUpdate
 
 from simoffload.errors import InputError
 from simoffload.web import form
-from simoffload.web.jobs import Jobs, Kind, Outcome
-from simoffload.web.questions import START, Answer, Next, Section
+from simoffload.web.jobs import JobOutcome, Jobs, Kind
+from simoffload.web.questions import START, Next, PageAnswer, PageSection
 from simoffload.web.state import MOST_VARIANTS, Variant
 from simoffload.web.state import State as PageState
 
@@ -182,7 +182,7 @@ def _panel(panel: form.Panel) -> Any:
 # ---- the answer as elements --------------------------------------------------------------------
 
 
-def _graph(number: int, section: Section) -> Any:
+def _graph(number: int, section: PageSection) -> Any:
     if section.figure is None:
         return None
     height = {"height": f"{section.figure['layout']['height']}px"}
@@ -191,7 +191,7 @@ def _graph(number: int, section: Section) -> Any:
     return html.Figure(graph, **{"aria-label": label})
 
 
-def _tables(section: Section) -> list[Any]:
+def _tables(section: PageSection) -> list[Any]:
     return [
         html.Div(
             html.Table(
@@ -208,7 +208,7 @@ def _tables(section: Section) -> list[Any]:
     ]
 
 
-def _section(number: int, section: Section, *, numbers: bool) -> Any:
+def _section(number: int, section: PageSection, *, numbers: bool) -> Any:
     texts = [html.P(text) for text in section.sentences]
     tables = _tables(section) if numbers else []
     if section.figure is None:
@@ -216,13 +216,13 @@ def _section(number: int, section: Section, *, numbers: bool) -> Any:
     return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
 
 
-def _details(found: Answer) -> list[Any]:
+def _details(found: PageAnswer) -> list[Any]:
     named = html.Summary(f"Warnings ({len(found.warnings)})")
     warnings = [html.Details([named, html.Ul([html.Li(text) for text in found.warnings])])]
     return [*(warnings if found.warnings else []), html.P(["The same answer: ", html.Code(found.command)])]
 
 
-def _metrics(found: Answer) -> Iterator[Any]:
+def _metrics(found: PageAnswer) -> Iterator[Any]:
     for name, value, interval in found.metrics:
         ends = html.Small(f" {interval}") if interval else None
         yield html.Div([html.Dt(name), html.Dd([html.Strong(value), ends])])
@@ -247,46 +247,49 @@ def _next(found: Next) -> Any:
 # ---- callbacks ---------------------------------------------------------------------------------
 
 
+_CHANGED = {
+    "hash": Output("url", "hash"),
+    "form": Output("form", "children"),
+    "shape": Output("shape", "data"),
+    "values": Output({"set": ALL}, "value"),
+    "notes": Output({"note": ALL}, "children"),
+    "sentence": Output("sentence", "children"),
+    "facts": Output("facts", "children"),
+    "metrics": Output("metrics", "children"),
+    "charts": Output("charts", "children"),
+    "details": Output("details", "children"),
+    "yaml": Output("yaml", "value"),
+    "basket": Output("basket", "options"),
+    "at": Output("basket", "value"),
+    "problems": Output("problems", "children"),
+    "progress": Output("progress", "children"),
+    "dimmed": Output("answer", "className"),
+    "asked": Output("asked", "data"),
+    "ticking": Output("tick", "disabled"),
+}
+"""What an answer changes on the page, by the names that ``_updated`` uses."""
+_GIVEN = {
+    "address": Input("url", "hash"),
+    "values": Input({"set": ALL}, "value"),
+    "_tries": Input({"try": ALL}, "n_clicks"),
+    "at": Input("basket", "value"),
+    "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
+    "content": Input("upload", "contents"),
+    "_ticks": Input("tick", "n_intervals"),
+    "numbers": Input("numbers", "value"),
+    "me": State("me", "data"),
+    "file": State("upload", "filename"),
+    "text": State("yaml", "value"),
+    "shape": State("shape", "data"),
+    "notes": State({"note": ALL}, "children"),
+    "asked": State("asked", "data"),
+}
+"""What happens on the page, and what is there when it does."""
+
+
 def add_callbacks(app: Dash, jobs: Jobs) -> None:
     """Let a page ask the jobs."""
-    app.callback(
-        {
-            "hash": Output("url", "hash"),
-            "form": Output("form", "children"),
-            "shape": Output("shape", "data"),
-            "values": Output({"set": ALL}, "value"),
-            "notes": Output({"note": ALL}, "children"),
-            "sentence": Output("sentence", "children"),
-            "facts": Output("facts", "children"),
-            "metrics": Output("metrics", "children"),
-            "charts": Output("charts", "children"),
-            "details": Output("details", "children"),
-            "yaml": Output("yaml", "value"),
-            "basket": Output("basket", "options"),
-            "at": Output("basket", "value"),
-            "problems": Output("problems", "children"),
-            "progress": Output("progress", "children"),
-            "dimmed": Output("answer", "className"),
-            "asked": Output("asked", "data"),
-            "ticking": Output("tick", "disabled"),
-        },
-        {
-            "address": Input("url", "hash"),
-            "values": Input({"set": ALL}, "value"),
-            "_tries": Input({"try": ALL}, "n_clicks"),
-            "at": Input("basket", "value"),
-            "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
-            "content": Input("upload", "contents"),
-            "_ticks": Input("tick", "n_intervals"),
-            "numbers": Input("numbers", "value"),
-            "me": State("me", "data"),
-            "file": State("upload", "filename"),
-            "text": State("yaml", "value"),
-            "shape": State("shape", "data"),
-            "notes": State({"note": ALL}, "children"),
-            "asked": State("asked", "data"),
-        },
-    )(lambda **given: _updated(jobs, **given))
+    app.callback(_CHANGED, _GIVEN)(lambda **given: _updated(jobs, **given))
     app.callback(
         [
             Output("next", "children"),
@@ -331,7 +334,7 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
         state, name, value = PageState.of(asked[0]), *asked[1:]
         outcome = jobs.ask(str(given["me"]), "quick", "answer", state, name, value, further, wait=_PATIENCE)
     except InputError as error:
-        outcome, asked = Outcome(problems=tuple(map(str, error.problems))), None
+        outcome, asked = JobOutcome(problems=tuple(map(str, error.problems))), None
     if outcome.progress:
         return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
     shown |= {"progress": "", "ticking": True, "asked": None}
@@ -389,7 +392,7 @@ def _content(data: str) -> str:
         raise InputError.at("", "the file is not text in UTF-8") from None
 
 
-def _elements(found: Answer, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the elements of an answer; inputs that stay the same ones only get the values that they lack."""
     inputs = [one for panel in found.panels for one in (*panel.inputs, *panel.more)]
     known = {one.name: one for one in (*inputs, *found.further)}
@@ -440,7 +443,7 @@ def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> lis
     try:
         outcome = jobs.ask(str(me), "slow", "next", _state(address), wait=0.05)
     except InputError as error:
-        outcome = Outcome(problems=tuple(map(str, error.problems)))
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.progress:
         return [no_update, no_update, f"looking for what to change: {outcome.progress}", "dimmed", False]
     if outcome.value is None:
@@ -458,7 +461,7 @@ def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
         kind = str(ctx.triggered_id["get"])
         outcome = jobs.ask(str(me), "quick", "file", _state(address), kind, wait=_FILE_TIME)
     except InputError as error:
-        outcome = Outcome(problems=tuple(map(str, error.problems)))
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.value is None:
         return [no_update, "; ".join(outcome.problems) or "the file takes too long"]
     name, content = outcome.value

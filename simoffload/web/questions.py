@@ -46,8 +46,8 @@ _NEXT_TIME = 60.0
 """Time [s] for which what to change is looked for: our choice."""
 
 
-class Section(NamedTuple):
-    """A Section is a part of an answer: a figure, what it says in words, and its numbers as tables."""
+class PageSection(NamedTuple):
+    """A PageSection is a part of an answer: a figure, what it says in words, and its numbers as tables."""
 
     title: str
     figure: Mapping[str, Any] | None = None
@@ -57,8 +57,8 @@ class Section(NamedTuple):
     """Caption, headings and rows of each table."""
 
 
-class Answer(NamedTuple):
-    """An Answer is all that a page shows of its state at once."""
+class PageAnswer(NamedTuple):
+    """A PageAnswer is all that a page shows of its state at once."""
 
     state: State
     problems: tuple[str, ...]
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     """What stands in small type below the sentence."""
     metrics: tuple[tuple[str, str, str], ...] = ()
     """Name, value and 80 % interval of each number."""
-    sections: tuple[Section, ...] = ()
+    sections: tuple[PageSection, ...] = ()
     warnings: tuple[str, ...] = ()
     further: tuple[Input, ...] = ()
     """Sliders that the page has beside those of the panels."""
@@ -101,7 +101,7 @@ class Next(NamedTuple):
 # ---- the answer --------------------------------------------------------------------------------
 
 
-def answer(state: State, name: str = "", value: Any = None, further: tuple[str, ...] = ()) -> Answer:
+def answer(state: State, name: str = "", value: Any = None, further: tuple[str, ...] = ()) -> PageAnswer:
     """Return what a page shows, after an input got a value if ``name`` says which. Raises InputError.
 
     ``further`` are the names of sliders that the page has beside those of the panels.
@@ -117,8 +117,8 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         problems = (Problem("", None, None, "", str(error)),)
     scenario = nearest(variant)
     if scenario is None:
-        return Answer(state, tuple(map(str, problems)), (), _labels(state))
-    found = Answer(
+        return PageAnswer(state, tuple(map(str, problems)), (), _labels(state))
+    found = PageAnswer(
         state,
         tuple(map(str, problems)),
         panels(scenario, variant, result, problems),
@@ -163,7 +163,7 @@ def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
     return printable(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
 
 
-def _shown(found: Answer, scenario: LoadedScenario, result: SimulationResult) -> Answer:
+def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult) -> PageAnswer:
     results = tuple(_each(found.state, result))
     compared = groups(results)
     priced = result.costs
@@ -271,9 +271,9 @@ def _plain(cell: Any) -> str:
     return cell if isinstance(cell, str) else str(cell.text)
 
 
-def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[Section]:
+def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        yield Section("Variants", figures.drawn(figures.variants(compared, result)))
+        yield PageSection("Variants", figures.drawn(figures.variants(compared, result)))
     if result.refused:
         return
     yield _section(capacity(result))
@@ -284,9 +284,9 @@ def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[S
         yield _section(one)
 
 
-def _section(one: ReportSection) -> Section:
+def _section(one: ReportSection) -> PageSection:
     drawn = figures.drawn(one.charts[0].draw()) if one.charts else None
-    return Section(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
+    return PageSection(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
 
 
 def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -298,8 +298,8 @@ def command(variant: Variant) -> str:
     name = FILE if "\n" in variant.base else variant.base
     alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
-    words = [word for one in edits for word in ("--set", one)]
-    return join(["simoffload", "run", name, *words, *(["--costs", PRICES] if variant.prices else [])])
+    given = [word for one in edits for word in ("--set", one)]
+    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
 
 
 # ---- what follows ------------------------------------------------------------------------------

@@ -142,11 +142,11 @@ def _base(_variant: Variant, _rest: str, value: Any) -> Variant:
 
 def _edit(variant: Variant, path: str, value: Any) -> Variant:
     text = str(value).strip()
-    moved = _moved(variant, text) if path == "platform" and text else ()
-    return variant.edited(f"{path}={text}" if text else path, *moved)
+    placed = _tiers_of(variant, text) if path == "platform" and text else ()
+    return variant.edited(f"{path}={text}" if text else path, *placed)
 
 
-def _moved(variant: Variant, platform: str) -> Iterator[str]:
+def _tiers_of(variant: Variant, platform: str) -> Iterator[str]:
     """Yield the assignments of tiers that another platform has, in place of those that it does not have."""
     scenario = _now(variant)
     strategy, now = type(scenario.scenario.strategy), scenario.document.data["strategy"]

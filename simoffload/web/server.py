@@ -78,6 +78,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else "this machine has no such address"
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else "this machine has no such address"
         text = f"{host}:{port} cannot be used: {reason}; choose another with --port or --host"
         raise InputError.at("", text, path="simoffload serve") from None

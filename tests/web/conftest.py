@@ -50,10 +50,17 @@ def update(app: Dash) -> Post:
             "state": _filled(app.callback_map[output]["state"], names, given),
             "changedPropIds": [trigger],
         }
-        answer = client.post(
-            "/_dash-update-component", data=json.dumps(body), content_type="application/json", base_url=LOCAL
-        )
-        return answer.get_json()["response"] if answer.status_code == 200 else {}
+        for _ in range(100):  # until the answer is there
+            answer = client.post(
+                "/_dash-update-component",
+                data=json.dumps(body),
+                content_type="application/json",
+                base_url=LOCAL,
+            )
+            found = answer.get_json()["response"] if answer.status_code == 200 else {}
+            if not found.get("progress", {}).get("children"):
+                break
+        return found
 
     return post
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 from dash import Dash
-from werkzeug.serving import make_server
 
 from simoffload.cli import main
 from simoffload.web.questions import START
@@ -72,17 +73,26 @@ def test_a_scenario_is_dropped(update: Post) -> None:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium to open the page in; to get it: apt install chromium")
 def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     options += ["--enable-logging=stderr", "--virtual-time-budget=8000", f"--user-data-dir={tmp_path}"]
-    server = make_server("127.0.0.1", 0, app.server, threaded=True)
+    server = make_server("127.0.0.1", 0, app.server, _Server, _Quiet)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         done = subprocess.run(
-            [CHROMIUM, *options, "--dump-dom", f"http://127.0.0.1:{server.port}/"],
+            [CHROMIUM, *options, "--dump-dom", f"http://127.0.0.1:{server.server_port}/"],
             capture_output=True,
             text=True,
             check=True,

@@ -15,7 +15,7 @@ from simoffload.report.presentation import presentation
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.strategies import strategies
 from simoffload.web import form
-from simoffload.web.questions import START, Answer, answer, check, file, next_changes
+from simoffload.web.questions import START, PageAnswer, answer, check, file, next_changes
 from simoffload.web.scenarios import changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return own
 
 
-def inputs(found: Answer) -> dict[str, form.Input]:
+def inputs(found: PageAnswer) -> dict[str, form.Input]:
     return {one.name: one for panel in found.panels for one in (*panel.inputs, *panel.more)}
 
 
