@@ -65,7 +65,7 @@ class PageAnswer(NamedTuple):
     """What is wrong with the scenario, which then has no results."""
     panels: tuple[Panel, ...]
     labels: tuple[str, ...]
-    """Names of the variants."""
+    """Names of the variants, in their order."""
     sentence: str = ""
     facts: str = ""
     """What stands in small type below the sentence."""
