@@ -20,13 +20,17 @@ _LETTER, _BELOW = 7.5, 48
 
 
 def drawn(figure: Figure) -> dict[str, Any]:
-    """Return a figure for a page, with margins that are known: to find them out takes a browser as long as to
-    draw."""
+    """Return a figure for a page: the names and colours of its legend are in ``meta``, as the page has one
+    that fits any width; margins are known, which a browser needs as long to find out as to draw."""
     found: dict[str, Any] = figure.to_plotly_json()
     layout = found["layout"]
     names = layout["yaxis"].get("ticktext", ())
     for axis in ("xaxis", "yaxis"):
         layout[axis]["automargin"] = False
+    data = found["data"]
+    shown = layout.get("showlegend", len(data) > 1)
+    layout["meta"] = [(one["name"], one["marker"]["color"]) for one in data] if shown else []
+    layout["showlegend"] = False
     layout["margin"] |= {"l": 20 + _LETTER * max(map(len, names), default=0), "b": _BELOW}
     return found
 

@@ -188,7 +188,11 @@ def _graph(number: int, section: PageSection) -> Any:
     height = {"height": f"{section.figure['layout']['height']}px"}
     label = " ".join((f"Chart: {section.title}.", *section.sentences))
     graph = dcc.Graph(id=f"chart-{number}", figure=section.figure, config=_GRAPH, style=height)
-    return html.Figure(graph, **{"aria-label": label})
+    names = [
+        html.Li([html.Span(style={"background": colour}), name])
+        for name, colour in section.figure["layout"]["meta"]
+    ]
+    return html.Figure([html.Ul(names, className="legend"), graph], **{"aria-label": label})
 
 
 def _tables(section: PageSection) -> list[Any]:

@@ -354,7 +354,9 @@ def file(state: State, kind: str) -> tuple[str, str]:
     variant = state.current
     if kind == "scenario":
         return FILE, yaml_text(load(variant).document.data)
-    if kind == "prices" and variant.prices:
+    if kind == "prices" and not variant.prices:
+        raise InputError.at("", "no price was changed; the shipped ones are those of reference")
+    if kind == "prices":
         return PRICES, price_list(variant)
     if kind == "settings":
         exports = load(variant).exports()
