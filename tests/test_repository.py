@@ -66,7 +66,14 @@ def test_locks_cover_what_the_project_requires(repository: Path) -> None:
     assert set(members(config["dependency-groups"], "dev")) <= dev.keys()
     calibrate = pinned(repository / "requirements" / "calibrate.txt")
     torch = pinned(repository / "requirements" / "torch.txt")
-    locks = {"cluster": dev, "notebook": dev, "parquet": dev, "search": dev, "calibrate": calibrate | torch}
+    locks = {
+        "cluster": dev,
+        "notebook": dev,
+        "parquet": dev,
+        "search": dev,
+        "web": dev,
+        "calibrate": calibrate | torch,
+    }
     for name, extra in config["project"]["optional-dependencies"].items():
         assert required(extra) <= locks[name].keys()
     groups = config["dependency-groups"]

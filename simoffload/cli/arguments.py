@@ -21,6 +21,7 @@ from simoffload.cli.option_types import (
     add_parts,
     budget,
     listed,
+    port,
     size,
 )
 from simoffload.errors import InputError, shortened
@@ -111,6 +112,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
     """Raise InputError where neither a scenario nor a model is named."""
     named = vars(arguments)
+    if "port" in named:
+        return  # the page has a scenario of its own
     if not (named.get("scenario") or named.get("scenarios") or arguments.model):
         text = f"the following arguments are required: SCENARIO, or --model NAME; see {command} --help"
         raise InputError.at("", text, path=command)
@@ -328,6 +331,26 @@ def _add_fit(parser: _Parser) -> None:
     parser.set_defaults(command=fitting.fit)
 
 
+def _add_serve(parser: _Parser) -> None:
+    from simoffload.cli import serving
+
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="what the page begins with")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen at; one that other machines reach needs the token that is printed "
+        "(default: %(default)s, this machine alone)",
+    )
+    parser.add_argument(
+        "--port", type=port, default=8050, help="port to listen at; 0: any (default: %(default)s)"
+    )
+    add_model(parser)
+    add_parts(parser)
+    add_overrides(parser)
+    add_json(parser)
+    parser.set_defaults(command=serving.serve)
+
+
 def _add_check(parser: _Parser) -> None:
     from simoffload.cli import checking
 
@@ -451,6 +474,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     "scenarios": ("list the shipped scenarios", _add_scenarios),
     "models": ("list models or show the modules of one", _add_models),
     "schema": ("print a JSON schema, which editors use to complete and check files", _add_schema),
+    "serve": ("show a page in the browser on which all inputs can be changed", _add_serve),
     "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
     "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
     "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),

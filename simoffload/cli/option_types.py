@@ -197,3 +197,10 @@ def gpu_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 64:
         raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a number of GPUs from 1 to 64')
     return int(text)
+
+
+def port(text: str) -> int:
+    """Return the number of a port."""
+    if not text.isascii() or not text.isdigit() or int(text[:6]) > 65_535:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a port from 0 to 65535')
+    return int(text)

@@ -1,0 +1,276 @@
+"""The inputs of a page: made from the schemas of the sections of a scenario, and from its machine.
+
+A program that is added has its inputs by the fields that it declares; nothing here knows programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from simoffload.documents import Edit, read_option
+from simoffload.documents.json_schema import json_schema
+from simoffload.errors import InputError, Problem
+from simoffload.hardware import STORAGE_KINDS, Library
+from simoffload.models import ModelSpec
+from simoffload.models.quantization import QUANTIZATIONS
+from simoffload.planning.profile_parameters import deciding_parameters
+from simoffload.results import SimulationResult
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import strategy_for
+from simoffload.strategies.tunables import tier_paths
+from simoffload.units import format_bytes
+from simoffload.web.scenarios import FACTORS, load, parameter, times
+from simoffload.web.state import Variant
+
+_SHORT = ("quantization", "dtype", "attention")
+_MOST = 18
+"""Number of powers of two among which a slider chooses a whole number: our choice."""
+
+
+class Input(NamedTuple):
+    """An Input is one thing that a page lets a person change."""
+
+    name: str
+    """What it changes, as ``scenarios.changed`` reads it; unique on the page."""
+    label: str
+    value: str | int
+    """Text of the value, or the position of a slider."""
+    note: str = ""
+    """What stands beside the label: the value of a slider, or what an empty field means."""
+    choices: tuple[str, ...] = ()
+    """All values that are valid, if these are few."""
+    proposals: str = ""
+    """Name of the list of values that are proposed while typing; others are valid, too."""
+    most: int | None = None
+    """Last position of a slider; None for other inputs."""
+    about: str = ""
+    """Explanation of the input, from the docstring of its field."""
+    problem: str = ""
+    """What is wrong with the value."""
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """What decides how the input looks, whatever its value is."""
+        return self.name, self.label, self.choices, self.most
+
+
+class Panel(NamedTuple):
+    """A Panel is a group of inputs, some of which are shown at once and the others when it is opened."""
+
+    title: str
+    inputs: tuple[Input, ...]
+    more: tuple[Input, ...] = ()
+
+
+def panels(
+    scenario: LoadedScenario, variant: Variant, result: SimulationResult | None, problems: Sequence[Problem]
+) -> tuple[Panel, ...]:
+    """Return the inputs for a scenario, with problems at the values that caused them."""
+    work, strategy = scenario.scenario.workload, scenario.scenario.strategy
+    data = scenario.document.data
+    model = data["model"] if isinstance(data["model"], dict) else {"name": data["model"]}
+    own = _named(ModelSpec, "model", model, {"quantization": ("none", *dict.fromkeys(_formats(scenario)))})
+    tiers = {key: tuple(_tiers(scenario, choice)) for key, choice in tier_paths(type(strategy)).items()}
+    fields = _named(type(strategy), "strategy", data["strategy"], tiers)
+    places = [one for one in fields if one.name.removeprefix("edit strategy.") in tiers]
+    tasks = _named(type(work), "workload", data["workload"], {})
+    programs = Input("program", "program", strategy.kind, choices=strategy_for(work.kind))
+    kinds = Input("work", "kind of work", work.kind, choices=("inference", "training", "checkpoint"))
+    shown = Input("edit model", "model", str(model.get("name", scenario.model.name)), proposals="models")
+    found = (
+        Panel(
+            "Model", (shown, *(one for one in own if one.label == "quantization")), _others(own, _SHORT[1:])
+        ),
+        Panel("Machine", tuple(_machine(scenario))),
+        Panel("Program", (programs, *places), tuple(one for one in fields if one not in places)),
+        Panel("Work", (kinds,), tuple(tasks)),
+        Panel("Try", tuple(_sliders(scenario, variant, result))),
+    )
+    return tuple(_with_problems(panel, variant, problems) for panel in found)
+
+
+def _others(found: Sequence[Input], labels: Sequence[str]) -> tuple[Input, ...]:
+    return tuple(one for one in found if one.label in labels)
+
+
+def _with_problems(panel: Panel, variant: Variant, problems: Sequence[Problem]) -> Panel:
+    def mended(one: Input) -> Input:
+        path = one.name.partition(" ")[2]
+        text = "; ".join(problem.message for problem in problems if path and problem.key == path)
+        given = variant.given(path) if text else None
+        return one._replace(problem=text, value=one.value if given is None else given)
+
+    return panel._replace(inputs=tuple(map(mended, panel.inputs)), more=tuple(map(mended, panel.more)))
+
+
+# ---- from schemas ------------------------------------------------------------------------------
+
+
+@cache
+def _schema(section: type[BaseModel]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json_schema(section, title="")["properties"]
+    return found
+
+
+def _named(
+    section: type[BaseModel], at: str, data: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]
+) -> list[Input]:
+    """Return an input for each key of a section; ``choices`` are values that the schema does not list."""
+    return [
+        Input(
+            f"edit {at}.{key}",
+            key,
+            written(data.get(key)),
+            f"default {written(node['default'])}" if node.get("default") is not None else "",
+            choices.get(key) or _choices(node),
+            about=node.get("description", ""),
+        )
+        for key, node in _schema(section).items()
+        if key != "kind"
+    ]
+
+
+def _choices(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the values of a key, if they are words or true and false."""
+    if node.get("type") == "boolean":
+        return "true", "false"
+    parts = [one for one in node.get("anyOf", [node]) if one.get("type") != "null"]
+    values = [str(value) for one in parts for value in one.get("enum", ())]
+    return tuple(values) if all("enum" in one for one in parts) else ()
+
+
+def written(value: Any) -> str:
+    """Return a value as a person types it after ``--set KEY=``; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        try:
+            if read_option(value, option="", key="").data == value:
+                return value
+        except InputError:
+            pass
+    return Edit(("value",), value).assignment.partition("=")[2]
+
+
+def _formats(scenario: LoadedScenario) -> Iterator[str]:
+    """Yield the formats of weights, those that the program loads first."""
+    yield from scenario.scenario.strategy.traits.formats
+    yield from QUANTIZATIONS
+
+
+def _tiers(scenario: LoadedScenario, choice: str) -> Iterator[str]:
+    for name, tier in scenario.machine.tiers.items():
+        if choice == "any" or tier.is_storage:
+            yield name
+
+
+# ---- of the machine ----------------------------------------------------------------------------
+
+
+def _machine(scenario: LoadedScenario) -> Iterator[Input]:
+    platform = scenario.platform()
+    tier = next((one for one in scenario.machine.targets.values() if one.kind != "dram"), None)
+    memory = format_bytes(platform.host.memory_capacity.value, binary=True)
+    yield Input("edit platform", "machine", platform.profile.id, proposals="platforms")
+    yield Input("part gpu", "GPU", platform.profile.accelerator or "", choices=_ids("accelerator"))
+    yield Input("part gpus", "GPUs in use", str(scenario.scenario.strategy.gpus))
+    yield Input("part memory", "host memory", memory)
+    yield Input("part drive", "drives or server", tier.id if tier else "", proposals="drives")
+    yield Input("edit nodes", "hosts", str(scenario.scenario.nodes))
+
+
+@cache
+def _ids(*kinds: str) -> tuple[str, ...]:
+    pairs = (name.split("/", 1) for name in Library().names())
+    return tuple(sorted(name for kind, name in pairs if kind in kinds))
+
+
+def proposals() -> dict[str, tuple[str, ...]]:
+    """Return the lists of values that inputs propose, by the name of the list."""
+    from simoffload.models import list_models
+    from simoffload.scenario import list_scenarios
+
+    return {
+        "bases": (*list_scenarios(), *list_models()),
+        "models": tuple(list_models()),
+        "platforms": _ids("platform"),
+        "drives": _ids(*STORAGE_KINDS),
+    }
+
+
+# ---- sliders -----------------------------------------------------------------------------------
+
+
+def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResult | None) -> Iterator[Input]:
+    """Yield what people ask: how much work, how many GPUs and drives, how fast the storage is, its price."""
+    work = scenario.scenario.workload
+    for key, field in type(work).model_fields.items():
+        value = getattr(work, key)
+        if field.is_required() and isinstance(value, int):
+            yield _counted(f"edit workload.{key}", key.replace("_", " "), value, 2 ** (_MOST - 1))
+    machine = scenario.machine
+    if machine.gpus > 1:
+        yield _counted("part gpus", "GPUs", scenario.scenario.strategy.gpus, machine.gpus)
+    if result is None or not result.fits:
+        return
+    for number in deciding_parameters(machine, result):
+        kind, _, name = number.profile.partition("/")
+        if kind == "raid" and number.key == "count":
+            path = f'edit profiles."{number.profile}".count'
+            yield _counted(path, f"drives of {name}", int(number.text), 32)
+        elif kind in STORAGE_KINDS and "read" in number.key and number.text.endswith("B/s"):
+            found = multiple(variant, number.profile, number.key)
+            yield from [found] if found else []
+    if (economics := result.costs) is not None:
+        items = [one for one in economics.bill.items if one.price and one.total and "/" in one.key]
+        for item in sorted(items, key=lambda one: -(one.total or 0.0))[:1]:
+            amount = item.price.value if item.price else 0.0
+            start = dict(variant.prices).get(item.key, amount)
+            base = _original(variant, item.key, start)
+            stops = tuple(f"{base * factor:.6g}" for factor in FACTORS)
+            shown = f"{start:,.6g} {economics.costs.currency}"
+            yield _stopped(f"price {item.key}", f"price of {item.key}", f"{start:.6g}", stops, shown)
+
+
+def _original(variant: Variant, key: str, amount: float) -> float:
+    """Return the price of a device before the variant changes it."""
+    from simoffload.web.scenarios import costs
+
+    device = costs(variant._replace(prices=())).costs.devices.get(key)
+    return amount if device is None or device.price is None else float(device.price.value)
+
+
+def _counted(name: str, label: str, value: int, most: int) -> Input:
+    powers = {2**power for power in range(_MOST) if 2**power <= most} | {most, value}
+    stops = tuple(map(str, sorted(powers)))
+    return _stopped(name, label, str(value), stops, f"{value:,}")
+
+
+def _stopped(name: str, label: str, value: str, stops: tuple[str, ...], shown: str) -> Input:
+    at = stops.index(value) if value in stops else len(stops) // 2
+    return Input(f"slide {name} {'|'.join(stops)}", label, at, shown, most=len(stops) - 1)
+
+
+def multiple(variant: Variant, profile: str, key: str) -> Input | None:
+    """Return the slider of a number of the machine; None where it cannot be larger and smaller."""
+    number = parameter(variant, profile, key)
+    if number is None or times(number, 2.0) is None:
+        return None
+    given = {times(number, factor): at for at, factor in enumerate(FACTORS)}
+    at = next((given[one] for one in variant.edits if one in given), len(FACTORS) // 2)
+    now = next(one for one in _numbers(variant) if (one.profile, one.key) == (profile, key))
+    shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else now.text
+    name = profile.partition("/")[2]
+    return Input(
+        f"scale {profile} {key}", f"{key}, {name}", at, f"{shown} ({number.origin})", most=len(FACTORS) - 1
+    )
+
+
+def _numbers(variant: Variant) -> Iterator[Any]:
+    from simoffload.planning.profile_parameters import profile_parameters
+
+    return profile_parameters(load(variant).machine)

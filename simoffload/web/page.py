@@ -1,0 +1,477 @@
+"""The page: a layout, and callbacks that turn what a person does into questions and answers into elements."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.exceptions import PreventUpdate
+
+from simoffload.errors import InputError
+from simoffload.web import form
+from simoffload.web.jobs import JobOutcome, Jobs, Kind
+from simoffload.web.questions import START, Next, PageAnswer, PageSection
+from simoffload.web.state import MOST_VARIANTS, Variant
+from simoffload.web.state import State as PageState
+
+LARGEST_FILE = 1_000_000
+"""[B] of a file that is dropped on the page: that of the largest document."""
+_PATIENCE = 0.4
+"""Time [s] after which progress is shown instead of the answer: our choice."""
+_TICK, _NEXT_TICK = 300, 600
+"""Time [ms] between two questions whether an answer is there, and from a change to the search."""
+_FILE_TIME = 25.0  # [s]
+_FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
+_GRAPH = {"displayModeBar": False, "responsive": True, "showTips": False}
+
+
+def kinds(processors: int) -> dict[str, Kind]:
+    """Return the kinds of questions, with workers for a number of processors."""
+    each = max(2, min(8, processors))
+    return {"quick": Kind(each, 30.0), "check": Kind(1, 10.0), "slow": Kind(each, 90.0, nice=10)}
+
+
+# ---- layout ------------------------------------------------------------------------------------
+
+
+def index(head: str) -> str:
+    """Return the page around the elements, with the lists of proposals, which would slow down Dash."""
+    lists = []
+    for name, values in form.proposals().items():
+        options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
+        lists.append(f'<datalist id="{name}">{options}</datalist>')
+    return head.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
+
+
+def layout() -> Any:
+    """Return the elements of a new page."""
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            *(dcc.Store(id=name, data=data) for name, data in _stores().items()),
+            dcc.Interval(id="tick", interval=_TICK, disabled=True),
+            dcc.Interval(id="next-tick", interval=_NEXT_TICK, disabled=True),
+            dcc.Download(id="download"),
+            html.Header([html.H1("simoffload"), _start()]),
+            html.Main(
+                [
+                    html.Section([html.P(id="sentence"), html.P(id="facts")], **{"aria-live": "polite"}),
+                    html.P(id="progress", role="status"),
+                    html.Ul(id="problems", role="alert"),
+                ],
+                id="top",
+            ),
+            html.Div([_choices(), _answer()], className="columns"),
+        ],
+        id="page",
+    )
+
+
+def _stores() -> dict[str, Any]:
+    return {"me": uuid.uuid4().hex, "shape": [], "asked": None}
+
+
+def _start() -> Any:
+    return html.Div(
+        [
+            html.Label(["Start from ", _typed("base", "", "bases", "scenario or model")]),
+            dcc.Upload(
+                html.Button("Drop a scenario or config.json (up to 1 MB)"),
+                id="upload",
+                max_size=LARGEST_FILE,
+            ),
+            html.Div([html.Button(text, id={"get": kind}) for kind, text in _FILES.items()], role="group"),
+        ],
+        className="start",
+    )
+
+
+def _choices() -> Any:
+    return html.Aside(
+        [
+            html.Div(id="form"),
+            html.Section([html.H2("What matters most here"), html.Div(id="sliders")]),
+        ],
+        **{"aria-label": "Inputs"},
+    )
+
+
+def _answer() -> Any:
+    basket = [
+        dcc.RadioItems(id="basket", className="basket"),
+        html.Button("Keep and change a copy", id="keep"),
+        html.Button("Remove", id="remove"),
+    ]
+    text = dcc.Textarea(id="yaml", spellCheck=False, rows=20, className="yaml")
+    return html.Article(
+        [
+            html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
+            html.Dl(id="metrics"),
+            dcc.Checklist(["Numbers of the charts, as tables"], id="numbers"),
+            html.Div(id="charts"),
+            html.Section(
+                [
+                    html.H2("What to change next"),
+                    html.P(id="next-progress", role="status"),
+                    html.Div(id="next"),
+                ]
+            ),
+            html.Div(id="details"),
+            html.Details(
+                [
+                    html.Summary("Scenario as YAML"),
+                    html.Label(["Scenario", text]),
+                    html.Ul(id="yaml-problems", role="alert"),
+                    html.Button("Use it", id="use"),
+                ]
+            ),
+        ],
+        id="answer",
+    )
+
+
+# ---- inputs ------------------------------------------------------------------------------------
+
+
+def _typed(name: str, value: Any, proposals: str, placeholder: str) -> Any:
+    more = {"list": proposals} if proposals else {}
+    return dcc.Input(
+        id={"set": name}, value=value, type="text", debounce=True, placeholder=placeholder, **more
+    )
+
+
+def _control(one: form.Input) -> Any:
+    if one.most is not None:
+        return dcc.Input(id={"set": one.name}, value=one.value, type="range", min=0, max=one.most, step=1)
+    if one.choices:
+        options = list(dict.fromkeys((*one.choices, *([one.value] if one.value else []))))
+        return dcc.Dropdown(
+            options,
+            one.value or None,
+            id={"set": one.name},
+            placeholder=one.note or "default",
+            clearable=one.name.startswith("edit "),
+        )
+    return _typed(one.name, one.value, one.proposals, one.note)
+
+
+def _input(one: form.Input) -> Any:
+    slider = "slider" if one.most is not None else "field"
+    head = [html.Span(one.label, title=one.about), html.Span(_note(one), id={"note": one.name})]
+    return html.Label([html.Span(head, className="head"), _control(one)], className=slider)
+
+
+def _note(one: form.Input) -> Any:
+    if one.problem:
+        return html.Span(one.problem, className="problem", role="alert")
+    return f" {one.note}" if one.most is not None else ""
+
+
+def _panel(panel: form.Panel) -> Any:
+    more = [html.Details([html.Summary("More"), *map(_input, panel.more)])] if panel.more else []
+    shown = html.Div([_input(one) for one in panel.inputs], className="inputs")
+    return html.Section([html.H2(panel.title), shown, *more])
+
+
+# ---- the answer as elements --------------------------------------------------------------------
+
+
+def _graph(number: int, section: PageSection) -> Any:
+    if section.figure is None:
+        return None
+    height = {"height": f"{section.figure['layout']['height']}px"}
+    label = " ".join((f"Chart: {section.title}.", *section.sentences))
+    graph = dcc.Graph(id=f"chart-{number}", figure=section.figure, config=_GRAPH, style=height)
+    names = [
+        html.Li([html.Span(style={"background": colour}), name])
+        for name, colour in section.figure["layout"]["meta"]
+    ]
+    return html.Figure([html.Ul(names, className="legend"), graph], **{"aria-label": label})
+
+
+def _tables(section: PageSection) -> list[Any]:
+    return [
+        html.Div(
+            html.Table(
+                [
+                    html.Caption(caption),
+                    html.Thead(html.Tr([html.Th(text, scope="col") for text in head])),
+                    html.Tbody([html.Tr([html.Td(text) for text in row]) for row in rows]),
+                ]
+            ),
+            className="table",
+        )
+        for caption, head, rows in section.tables
+        if rows
+    ]
+
+
+def _section(number: int, section: PageSection, *, numbers: bool) -> Any:
+    texts = [html.P(text) for text in section.sentences]
+    tables = _tables(section) if numbers else []
+    if section.figure is None:
+        return html.Details([html.Summary(section.title), *texts, *tables])
+    return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
+
+
+def _details(found: PageAnswer) -> list[Any]:
+    named = html.Summary(f"Warnings ({len(found.warnings)})")
+    warnings = [html.Details([named, html.Ul([html.Li(text) for text in found.warnings])])]
+    return [*(warnings if found.warnings else []), html.P(["The same answer: ", html.Code(found.command)])]
+
+
+def _metrics(found: PageAnswer) -> Iterator[Any]:
+    for name, value, interval in found.metrics:
+        ends = html.Small(f" {interval}") if interval else None
+        yield html.Div([html.Dt(name), html.Dd([html.Strong(value), ends])])
+
+
+def _next(found: Next) -> Any:
+    rows = [
+        html.Li(
+            [
+                html.Strong(one.gain),
+                html.Span(f" {one.description}{f', {one.cost}' if one.cost else ''} "),
+                html.Button(
+                    "Try", id={"try": json.dumps(one.assignments)}, **{"aria-label": f"Try {one.description}"}
+                ),
+            ]
+        )
+        for one in found.changes
+    ]
+    return [html.Ol(rows) if rows else None, html.P(found.note) if found.note else None]
+
+
+# ---- callbacks ---------------------------------------------------------------------------------
+
+
+_CHANGED = {
+    "hash": Output("url", "hash"),
+    "form": Output("form", "children"),
+    "shape": Output("shape", "data"),
+    "values": Output({"set": ALL}, "value"),
+    "notes": Output({"note": ALL}, "children"),
+    "sentence": Output("sentence", "children"),
+    "facts": Output("facts", "children"),
+    "metrics": Output("metrics", "children"),
+    "charts": Output("charts", "children"),
+    "details": Output("details", "children"),
+    "yaml": Output("yaml", "value"),
+    "basket": Output("basket", "options"),
+    "at": Output("basket", "value"),
+    "problems": Output("problems", "children"),
+    "progress": Output("progress", "children"),
+    "dimmed": Output("answer", "className"),
+    "asked": Output("asked", "data"),
+    "ticking": Output("tick", "disabled"),
+}
+"""What an answer changes on the page, by the names that ``_updated`` uses."""
+_GIVEN = {
+    "address": Input("url", "hash"),
+    "values": Input({"set": ALL}, "value"),
+    "_tries": Input({"try": ALL}, "n_clicks"),
+    "at": Input("basket", "value"),
+    "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
+    "content": Input("upload", "contents"),
+    "_ticks": Input("tick", "n_intervals"),
+    "numbers": Input("numbers", "value"),
+    "me": State("me", "data"),
+    "file": State("upload", "filename"),
+    "text": State("yaml", "value"),
+    "shape": State("shape", "data"),
+    "notes": State({"note": ALL}, "children"),
+    "asked": State("asked", "data"),
+}
+"""What happens on the page, and what is there when it does."""
+
+
+def add_callbacks(app: Dash, jobs: Jobs) -> None:
+    """Let a page ask the jobs."""
+    app.callback(_CHANGED, _GIVEN)(lambda **given: _updated(jobs, **given))
+    app.callback(
+        [
+            Output("next", "children"),
+            Output("sliders", "children"),
+            Output("next-progress", "children"),
+            Output("next", "className"),
+            Output("next-tick", "disabled"),
+        ],
+        [Input("url", "hash"), Input("next-tick", "n_intervals")],
+        [State("me", "data"), State("shape", "data")],
+    )(lambda *given: _followed(jobs, *given))
+    app.callback(
+        [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
+        Input({"get": ALL}, "n_clicks"),
+        [State("url", "hash"), State("me", "data")],
+        prevent_initial_call=True,
+    )(lambda clicks, address, me: _taken(jobs, clicks, address, me))
+    app.callback(
+        Output("yaml-problems", "children"),
+        Input("yaml", "value"),
+        State("me", "data"),
+        prevent_initial_call=True,
+    )(lambda text, me: _checked(jobs, text, me))
+
+
+def _state(address: Any) -> PageState:
+    text = str(address or "").removeprefix("#")
+    return PageState.of(text) if text else START
+
+
+def _lines(texts: Sequence[str]) -> list[Any]:
+    return [html.Li(text) for text in texts]
+
+
+def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
+    """Return all that changes on the page, after whatever happened on it."""
+    shown: dict[str, Any] = {name: _unchanged(one) for name, one in ctx.outputs_grouping.items()}
+    try:
+        asked = _question(given)
+        names = tuple(one["id"]["set"] for one in ctx.outputs_grouping["values"])
+        further = tuple(sorted(name for name in names if name.startswith("scale ")))
+        state, name, value = PageState.of(asked[0]), *asked[1:]
+        outcome = jobs.ask(str(given["me"]), "quick", "answer", state, name, value, further, wait=_PATIENCE)
+    except InputError as error:
+        outcome, asked = JobOutcome(problems=tuple(map(str, error.problems))), None
+    if outcome.progress:
+        return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
+    shown |= {"progress": "", "ticking": True, "asked": None}
+    if outcome.value is None:
+        return shown | {"problems": _lines(outcome.problems)}
+    return shown | _elements(outcome.value, given, names)
+
+
+def _unchanged(output: Any) -> Any:
+    return [no_update] * len(output) if isinstance(output, list) else no_update
+
+
+def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """Return the state on which something happened, and which input got which value.
+
+    Raises PreventUpdate where nothing happened, and InputError.
+    """
+    trigger, state = ctx.triggered_id, _state(given["address"])
+    changed = ctx.triggered[0]["value"] if len(ctx.triggered) == 1 else None
+    match trigger:
+        case None | "url" | "numbers":
+            return state.text, "", None
+        case "tick" if isinstance(given["asked"], list) and len(given["asked"]) == 3:
+            text, name, value = given["asked"]
+            return str(text), str(name), value
+        case {"set": str(name)} if len(ctx.triggered) == 1:
+            return state.text, name, "" if changed is None else changed
+        case "basket" if given["at"] in range(len(state.variants)) and given["at"] != state.at:
+            return state._replace(at=given["at"]).text, "", None
+        case "keep" if changed:
+            return state.kept().text, "", None
+        case "remove" if changed:
+            return state.removed().text, "", None
+        case {"try": str(assignments)} if changed:
+            variant = state.current.edited(*_texts(assignments))
+            return state.changed(variant).text, "", None
+        case "use" if changed:
+            return state.changed(Variant(f"{given['text']}\n")).text, "", None
+        case "upload" if changed:
+            return state.text, f"file {given['file']}", _content(str(changed))
+    raise PreventUpdate
+
+
+def _texts(assignments: str) -> list[str]:
+    try:
+        return [str(one) for one in json.loads(assignments)]
+    except (ValueError, TypeError, RecursionError):
+        raise InputError.at("", "this page has no such change") from None
+
+
+def _content(data: str) -> str:
+    try:
+        return base64.b64decode(data.partition(",")[2], validate=True).decode("utf-8-sig")
+    except (binascii.Error, ValueError):
+        raise InputError.at("", "the file is not text in UTF-8") from None
+
+
+def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the elements of an answer; inputs that stay the same ones only get the values that they lack."""
+    inputs = [one for panel in found.panels for one in (*panel.inputs, *panel.more)]
+    known = {one.name: one for one in (*inputs, *found.further)}
+    new_shape = [one.name for one in inputs]
+    elements: dict[str, Any] = {
+        "hash": f"#{found.state.text}",
+        "problems": _lines(found.problems),
+        "basket": [{"label": label, "value": at} for at, label in enumerate(found.labels)],
+        "at": found.state.at,
+        "dimmed": "dimmed" if found.problems else "",
+        "yaml": found.scenario or no_update,
+    }
+    if found.panels and new_shape != given["shape"]:
+        elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
+    values = {name: one.value for name, one in known.items()}
+    elements["values"] = _lacking(names, given["values"], values)
+    notes = {name: _note(one) for name, one in known.items()}
+    elements["notes"] = _lacking(
+        [one["id"]["note"] for one in ctx.outputs_grouping["notes"]], given["notes"], notes
+    )
+    if found.sentence:
+        elements |= {
+            "sentence": found.sentence,
+            "facts": found.facts,
+            "metrics": list(_metrics(found)),
+            "charts": [
+                _section(number, one, numbers=bool(given["numbers"]))
+                for number, one in enumerate(found.sections)
+                if one.figure or one.sentences or given["numbers"]
+            ],
+            "details": _details(found),
+        }
+    return elements
+
+
+def _lacking(names: Sequence[str], there: Sequence[Any], new: Mapping[str, Any]) -> list[Any]:
+    """Return the new values of inputs, of those alone that are not there already: each costs the browser a
+    redrawing."""
+    pairs = zip(names, there, strict=True)
+    return [new[name] if name in new and new[name] != (old or "") else no_update for name, old in pairs]
+
+
+def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:
+    """Return what to change next once it is known; a change of the page ends the search for it."""
+    if ctx.triggered_id != "next-tick":
+        jobs.cancel(str(me), "slow")
+        return [no_update, no_update, "looking for what to change…", "dimmed", False]
+    try:
+        outcome = jobs.ask(str(me), "slow", "next", _state(address), wait=0.05)
+    except InputError as error:
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
+    if outcome.progress:
+        return [no_update, no_update, f"looking for what to change: {outcome.progress}", "dimmed", False]
+    if outcome.value is None:
+        return [no_update, no_update, "; ".join(outcome.problems), "dimmed", True]
+    there = shape if isinstance(shape, list) else []
+    sliders = [_input(one) for one in outcome.value.sliders if one.name not in there]
+    return [_next(outcome.value), sliders, "", "", True]
+
+
+def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
+    """Return a file to take away, or why there is none."""
+    if not any(clicks):
+        raise PreventUpdate
+    try:
+        kind = str(ctx.triggered_id["get"])
+        outcome = jobs.ask(str(me), "quick", "file", _state(address), kind, wait=_FILE_TIME)
+    except InputError as error:
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
+    if outcome.value is None:
+        return [no_update, "; ".join(outcome.problems) or "the file takes too long"]
+    name, content = outcome.value
+    return [{"filename": name, "content": content, "type": "text/plain"}, no_update]
+
+
+def _checked(jobs: Jobs, text: Any, me: Any) -> list[Any]:
+    outcome = jobs.ask(str(me), "check", "check", f"{text}\n", wait=5.0)
+    return _lines(outcome.value or outcome.problems)

@@ -1,0 +1,392 @@
+"""What a page asks about its state; each answer is plain data, which another process can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from shlex import join
+from typing import Any, NamedTuple
+
+from simoffload.documents import ds_config_text, parse_yaml, split_assignment, yaml_text
+from simoffload.errors import InputError, Problem, WorkLimitError, printable
+from simoffload.limits import sharing
+from simoffload.models import is_model
+from simoffload.planning.advise import advise
+from simoffload.planning.answers import simulate
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.explanation import sensitivity
+from simoffload.progress import stage
+from simoffload.report.comparison import Group, groups
+from simoffload.report.comparison_charts import causes_compared
+from simoffload.report.document import ReportDocument, ReportSection, ReportTable
+from simoffload.report.formatting import percent, sentence, span, uncapitalized
+from simoffload.report.from_comparison import comparison_document
+from simoffload.report.from_result import result_document
+from simoffload.report.presentation import Metric, headline, presentation
+from simoffload.report.sections.capacity import capacity
+from simoffload.report.sections.changes import described, gain_text
+from simoffload.report.sections.costs import costs as cost_sections
+from simoffload.report.sections.costs import money
+from simoffload.report.sections.performance import CAUSES, causes
+from simoffload.results import SimulationResult
+from simoffload.scenario import LoadedScenario, find_scenario, resolve
+from simoffload.simulation.metrics import refused
+from simoffload.units import format_number
+from simoffload.web import figures
+from simoffload.web.form import Input, Panel, multiple, panels
+from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
+from simoffload.web.state import State, Variant
+
+_MOST_CHANGES, _MOST_SLIDERS = 5, 5
+_LONGEST, _LONGEST_NAME = 200, 60  # [characters] of the sentence and of a variant
+QUOTE = '"'
+_NEXT_TIME = 60.0
+"""Time [s] for which what to change is looked for: our choice."""
+
+
+class PageSection(NamedTuple):
+    """A PageSection is a part of an answer: a figure, what it says in words, and its numbers as tables."""
+
+    title: str
+    figure: Mapping[str, Any] | None = None
+    """The figure as plotly's script draws it."""
+    sentences: tuple[str, ...] = ()
+    tables: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = ()
+    """Caption, headings and rows of each table."""
+
+
+class PageAnswer(NamedTuple):
+    """A PageAnswer is all that a page shows of its state at once."""
+
+    state: State
+    problems: tuple[str, ...]
+    """What is wrong with the scenario, which then has no results."""
+    panels: tuple[Panel, ...]
+    labels: tuple[str, ...]
+    """Names of the variants, in their order."""
+    sentence: str = ""
+    facts: str = ""
+    """What stands in small type below the sentence."""
+    metrics: tuple[tuple[str, str, str], ...] = ()
+    """Name, value and 80 % interval of each number."""
+    sections: tuple[PageSection, ...] = ()
+    warnings: tuple[str, ...] = ()
+    further: tuple[Input, ...] = ()
+    """Sliders that the page has beside those of the panels."""
+    scenario: str = ""
+    """The current scenario as a file."""
+    command: str = ""
+    """The command line with the same answer."""
+
+
+class NextChange(NamedTuple):
+    """A NextChange is something to change, with what it gains."""
+
+    description: str
+    gain: str
+    cost: str
+    assignments: tuple[str, ...]
+
+
+class Next(NamedTuple):
+    """What to change next, and the inputs that matter most here."""
+
+    changes: tuple[NextChange, ...]
+    sliders: tuple[Input, ...]
+    note: str
+
+
+# ---- the answer --------------------------------------------------------------------------------
+
+
+def answer(state: State, name: str = "", value: Any = None, further: tuple[str, ...] = ()) -> PageAnswer:
+    """Return what a page shows, after an input got a value if ``name`` says which. Raises InputError.
+
+    ``further`` are the names of sliders that the page has beside those of the panels.
+    """
+    state = changed(state, name, value) if name else state
+    variant, problems = state.current, tuple[Problem, ...]()
+    result: SimulationResult | None = None
+    try:
+        result = _result(variant)
+    except InputError as error:
+        problems = error.problems
+    except WorkLimitError as error:
+        problems = (Problem("", None, None, "", str(error)),)
+    scenario = nearest(variant)
+    if scenario is None:
+        return PageAnswer(state, tuple(map(str, problems)), (), _labels(state))
+    found = PageAnswer(
+        state,
+        tuple(map(str, problems)),
+        panels(scenario, variant, result, problems),
+        _labels(state),
+        scenario=yaml_text(scenario.document.data),
+        command=command(variant),
+    )
+    if not problems:
+        found = found._replace(further=tuple(_again(variant, further)))
+    return found if result is None else _shown(found, scenario, result)
+
+
+@lru_cache(maxsize=64)
+def _result(variant: Variant) -> SimulationResult:
+    return simulate(bounded(variant), costs=costs(variant))
+
+
+def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
+    for name in names[:_MOST_SLIDERS]:
+        kind, profile, key, *_ = (*name.split(" "), "", "")
+        found = multiple(variant, profile, key) if kind == "scale" else None
+        if found is not None:
+            yield found
+
+
+def _labels(state: State) -> tuple[str, ...]:
+    """Return the names of the variants: their numbers, and what distinguishes them."""
+    common = set.intersection(*(set(one.edits) for one in state.variants))
+    bases = {one.base for one in state.variants}
+    return tuple(
+        f"{number}: {_called(variant, common, named=len(bases) > 1)}"
+        for number, variant in enumerate(state.variants, 1)
+    )
+
+
+def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
+    base = "own scenario" if "\n" in variant.base else variant.base
+    edits = [split_assignment(one) for one in variant.edits if one not in common]
+    texts = [f"{key.rpartition('.')[2]} {str(value).strip(QUOTE)}" for key, value in edits]
+    texts += [f"{key.rpartition('/')[2]} {amount:,.6g}" for key, amount in variant.prices]
+    text = ", ".join([base, *texts] if named or not texts else texts)
+    return printable(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
+
+
+def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult) -> PageAnswer:
+    results = tuple(_each(found.state, result))
+    compared = groups(results)
+    priced = result.costs
+    warnings = (*result.all_warnings, *(priced.warnings if priced else ()))
+    return found._replace(
+        sentence=summary(compared, results[found.state.at]),
+        facts="; ".join(_facts(result)),
+        metrics=tuple(_metrics(result)),
+        sections=tuple(_sections(compared, results[found.state.at])),
+        warnings=tuple(map(printable, (*warnings, *scenario.context_warnings))),
+    )
+
+
+def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
+    """Yield the results of all variants that are scenarios, named by their numbers; why one has none is a
+    result, too."""
+    names = _labels(state)
+    for number, variant in enumerate(state.variants):
+        if number == state.at:
+            one = result
+        else:
+            try:
+                one = _result(variant)
+            except (InputError, WorkLimitError) as error:
+                one = refused(load(state.current), error)
+        yield replace(one, name=names[number])
+
+
+def _facts(result: SimulationResult) -> Iterator[str]:
+    yield ", ".join(map(printable, headline(result)))
+    yield "intervals are from P10 to P90"
+    if (priced := result.costs) is not None and priced.prices:
+        yield f"prices: {priced.costs.sources[-1][0]}, latest of {max(one.date for one in priced.prices)}"
+
+
+def summary(compared: Sequence[Group], current: SimulationResult) -> str:
+    """Return the answer in one sentence: the fastest variant, its interval, its cost, and what is as fast."""
+    group = next(one for one in compared if any(row.result is current for row in one.rows))
+    timed = sorted(
+        (row for row in group.rows if row.result.compared_s), key=lambda row: row.result.compared_s or 0.0
+    )
+    if current.compared_s is None:
+        why = current.refused or current.advice or ("fits",)
+        return _cut(f"{current.model} on {current.platform}: {why[0]}")
+    best = timed[0].result if timed else current
+    subject = f"{best.model} on {best.platform}" if len(timed) < 2 else timed[0].label
+    text = f"{subject} has {_value(best)}"
+    if (priced := best.costs) is not None:
+        cost = priced.at_least()["cost_per_million_tokens"]
+        least = "at least " if priced.missing else ""
+        text += (
+            f", for {least}{_plain(money(cost, priced.costs.currency))} per million tokens" if cost else ""
+        )
+    if len(timed) > 1:
+        own = groups([one.result for one in timed])[0].rows[1]
+        tied = own.margin is not None
+        text += f"; {timed[1].label} " + (
+            "is as fast within the uncertainty"
+            if tied
+            else f"takes {format_number(own.ratio or 1.0)} × as long"
+        )
+    elif best.step is not None:
+        part = best.step.bottleneck
+        text += f"; {part.cause_text} takes {percent(part.exposed_s / best.step.time_s)} of it"
+    return _cut(text)
+
+
+def _value(result: SimulationResult) -> str:
+    metric = next(one for one in presentation(result).metrics if one.key == _headed(result))
+    low, high = _interval(result, metric)
+    name = uncapitalized(presentation(result).compared.partition(" (")[0])
+    return f"a {name} of {metric.value} ({span(low, high, value=metric.value)})"
+
+
+def _headed(result: SimulationResult) -> str:
+    """Return the metric by which results are compared, or the time of a step where that is not shown."""
+    keys = [one.key for one in presentation(result).metrics]
+    return result.compared_by if result.compared_by in keys else keys[0]
+
+
+def _interval(result: SimulationResult, metric: Metric) -> tuple[str, str]:
+    low, high = result.intervals()[metric.key]
+    return metric.shown(low), metric.shown(high)
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return f"{text if len(text) < _LONGEST else f'{text[: _LONGEST - 2]}…'}."
+
+
+def _metrics(result: SimulationResult) -> Iterator[tuple[str, str, str]]:
+    known = result.intervals()
+    for metric in presentation(result).metrics:
+        ends = span(*_interval(result, metric), value=metric.value) if metric.key in known else ""
+        yield metric.description, metric.value, ends
+    if (priced := result.costs) is not None:
+        found, currency = priced.at_least(), priced.costs.currency
+        for key, text in (("cost_per_million_tokens", "per million tokens"), ("purchase", "purchase")):
+            if found[key] is not None:
+                least = "at least " if priced.missing else ""
+                yield text, f"{least}{_plain(money(found[key], currency))}", ""
+
+
+def _plain(cell: Any) -> str:
+    return cell if isinstance(cell, str) else str(cell.text)
+
+
+def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
+    if any(row.result.compared_s for group in compared for row in group.rows):
+        yield PageSection("Variants", figures.drawn(figures.variants(compared, result)))
+    if result.refused:
+        return
+    yield _section(capacity(result))
+    if result.step is not None:
+        drawn = figures.drawn(causes_compared(compared))
+        yield _section(causes(result, result.step))._replace(title=CAUSES, figure=drawn)
+    for one in cost_sections(result, result.costs) if result.costs is not None else ():
+        yield _section(one)
+
+
+def _section(one: ReportSection) -> PageSection:
+    drawn = figures.drawn(one.charts[0].draw()) if one.charts else None
+    return PageSection(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
+
+
+def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    return table.caption, table.head, table.texts
+
+
+def command(variant: Variant) -> str:
+    """Return the command line that gives the same numbers."""
+    name = FILE if "\n" in variant.base else variant.base
+    alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
+    edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
+    given = [word for one in edits for word in ("--set", one)]
+    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
+
+
+# ---- what follows ------------------------------------------------------------------------------
+
+
+def next_changes(state: State) -> Next:
+    """Return what to change next, and the sliders of the inputs that matter most. Raises InputError."""
+    variant = state.current
+    with sharing(_NEXT_TIME), stage(2) as parts:
+        result = _result(variant)
+        evaluator = Evaluator(bounded(variant), result=result)
+        parts.step("what matters")
+        sliders = tuple(_sliders(variant, evaluator)) if result.fits else ()
+        parts.step("what to change")
+        advice = advise(evaluator, costs=costs(variant))
+    found = advice.decisions(advice.helping)[:_MOST_CHANGES]
+    currency = advice.economics.costs.currency
+    changes = tuple(
+        NextChange(
+            printable(described(one, advice)),
+            "makes it fit" if one.gain is None else gain_text(one),
+            "price unknown" if one.extra is None else _plain(money(one.extra, currency)) if one.extra else "",
+            one.change.assignments,
+        )
+        for one in found
+    )
+    nothing = "nothing that was tried gains more than the predictions may be wrong"
+    return Next(changes, sliders, advice.extent or ("" if changes else nothing))
+
+
+def _sliders(variant: Variant, evaluator: Evaluator) -> Iterator[Input]:
+    """Yield sliders of the numbers that change most, one of each part of the machine."""
+    parts: dict[str, Input | None] = {}
+    for row in sensitivity(evaluator).rows:
+        profile, key = row.number.profile, row.number.key
+        if profile not in parts and len(parts) < _MOST_SLIDERS:
+            parts[profile] = multiple(variant, profile, key)
+    yield from filter(None, parts.values())
+
+
+def check(text: str) -> tuple[str, ...]:
+    """Return what is wrong with the text of a scenario file, as ``check`` says it."""
+    try:
+        resolve(parse_yaml(text, name=FILE, root=Path()))
+    except InputError as error:
+        return tuple(map(str, error.problems))
+    return ()
+
+
+def file(state: State, kind: str) -> tuple[str, str]:
+    """Return the name and the text of a file to take away. Raises InputError."""
+    variant = state.current
+    if kind == "scenario":
+        return FILE, yaml_text(load(variant).document.data)
+    if kind == "prices" and not variant.prices:
+        raise InputError.at("", "no price was changed; the shipped ones are those of reference")
+    if kind == "prices":
+        return PRICES, price_list(variant)
+    if kind == "settings":
+        exports = load(variant).exports()
+        texts = [f"# {name}\n{ds_config_text(content)}" for name, content in exports.items()]
+        return "settings.txt", "\n".join(texts) or "# this program needs no file of settings\n"
+    if kind != "report":
+        raise InputError.at("", "there is no such file")
+    return "report.html", _page(_report(state))
+
+
+def _report(state: State) -> ReportDocument:
+    if len(state.variants) == 1:
+        return result_document(_result(state.current), command=command(state.current))
+    return comparison_document(tuple(_each(state, _result(state.current))))
+
+
+def _page(document: ReportDocument) -> str:
+    from simoffload.report.html import write_html
+
+    path = Path("report.html")
+    write_html(document, path)
+    return path.read_text(encoding="utf-8")
+
+
+QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    "answer": answer,
+    "next": next_changes,
+    "check": check,
+    "file": file,
+}
+"""What may be asked, by name."""
+START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))
+"""What a page shows at first: a model that no desktop holds in its GPU."""

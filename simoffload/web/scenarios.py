@@ -1,0 +1,256 @@
+"""Scenarios of a page: those that its variants name, what its inputs change, and what they cost."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from simoffload.documents import Edit, parse_json, parse_yaml, yaml_text
+from simoffload.errors import InputError, shortened
+from simoffload.hardware import CPU, Tier
+from simoffload.models import is_model
+from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
+from simoffload.scenario import (
+    LoadedScenario,
+    MachineParts,
+    default_scenario,
+    find_scenario,
+    load_scenario,
+    resolve,
+)
+from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies.tunables import tier_paths
+from simoffload.web.state import State, Variant
+from simoffload.workload import Workload
+
+DESKTOP = "rtx-4090-desktop"
+"""Platform of a model that is named alone."""
+FILE = "scenario.yaml"
+"""Name of the scenario of a page in messages and downloads."""
+PRICES = "prices.yaml"
+FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
+"""Multiples of a number of the machine that a slider sets: an eighth to eight times."""
+_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 1_000_000_000}
+"""Limits of one simulation for a page: our choice."""
+_USUAL = {"batch_size": 1, "prompt_length": 512, "output_length": 32, "sequence_length": 2048}
+"""Values of required keys of a workload that is chosen anew."""
+
+
+@lru_cache(maxsize=64)
+def load(variant: Variant) -> LoadedScenario:
+    """Return the scenario of a variant. Raises InputError with the same problems as ``check``."""
+    base, edits = variant.base, variant.edits
+    if variant.config:
+        Path(config_name(variant.config)).write_text(variant.config, encoding="utf-8")
+    if "\n" in base:
+        return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits)
+    shipped = find_scenario(base)
+    if shipped is not None:
+        return load_scenario(shipped, overrides=edits)
+    if not is_model(base):
+        text = "no shipped scenario and no model has this name; the page reads no files of the server"
+        raise InputError.at("", text, path=shortened(base))
+    return default_scenario(base, DESKTOP, overrides=edits)
+
+
+def nearest(variant: Variant) -> LoadedScenario | None:
+    """Return the scenario, if need be without an edit or those after one, so that there are inputs."""
+    edits = variant.edits
+    without = [(*edits[:at], *edits[at + 1 :]) for at in reversed(range(len(edits)))]
+    for kept in (edits, *without, *(edits[:at] for at in reversed(range(len(edits))))):
+        with suppress(InputError):
+            return load(variant._replace(edits=kept))
+    return None
+
+
+def bounded(variant: Variant) -> LoadedScenario:
+    """Return the scenario with the limits of a page on time, memory and operations. Raises InputError."""
+    return load(variant).edited(*(Edit(("engine", key), most) for key, most in _LIMITS.items()))
+
+
+def price_list(variant: Variant) -> str:
+    """Return the variant's own prices as the file that ``--costs`` takes; "" if it has none."""
+    if not variant.prices:
+        return ""
+    devices = {key: {"price": amount} for key, amount in variant.prices}
+    date = datetime.date.today().isoformat()  # noqa: DTZ011 - the user's day is meant
+    head = {"kind": "costs", "id": "own", "name": "prices of the page", "date": date}
+    return yaml_text({**head, "devices": devices})
+
+
+@lru_cache(maxsize=16)
+def costs(variant: Variant) -> CostList:
+    """Return the shipped prices with those of the variant. Raises InputError."""
+    text = price_list(variant)
+    if text:
+        Path(PRICES).write_text(text, encoding="utf-8")
+    return load_costs(PRICES if text else None)
+
+
+def parameter(variant: Variant, profile: str, key: str) -> ProfileParameter | None:
+    """Return a number of the machine before the variant changes it; None if the machine has none such."""
+    path = edit_of(profile, key, 0).assignment.removesuffix("=0")
+    machine = load(variant.edited(path)).machine
+    return next(
+        (one for one in profile_parameters(machine) if (one.profile, one.key) == (profile, key)), None
+    )
+
+
+def times(number: ProfileParameter, factor: float) -> str | None:
+    """Return the assignment that multiplies a number; None where it cannot be so."""
+    found = scaled(number, factor)
+    return None if found is None else edit_of(number.profile, number.key, found[0]).assignment
+
+
+# ---- what inputs change ------------------------------------------------------------------------
+
+
+def changed(state: State, name: str, value: Any) -> State:
+    """Return the state after an input got a value; ``name`` is its kind and what the kind needs.
+
+    Raises InputError for an input that does not exist and for a value that it cannot have.
+    """
+    kind, _, rest = name.partition(" ")
+    change = _CHANGES.get(kind)
+    if change is None or not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise InputError.at(shortened(name), "this page has no such input")
+    try:
+        return state.changed(change(state.current, rest, value))
+    except (ValueError, LookupError, TypeError, OverflowError):
+        raise InputError.at(shortened(rest or name), f"{shortened(str(value))} is no value of it") from None
+
+
+def _now(variant: Variant) -> LoadedScenario:
+    """Return the scenario to change, which may have mistakes. Raises InputError where nothing of it can be
+    used."""
+    return nearest(variant) or load(variant)
+
+
+def _base(_variant: Variant, _rest: str, value: Any) -> Variant:
+    return Variant(str(value))
+
+
+def _edit(variant: Variant, path: str, value: Any) -> Variant:
+    text = str(value).strip()
+    placed = _tiers_of(variant, text) if path == "platform" and text else ()
+    return variant.edited(f"{path}={text}" if text else path, *placed)
+
+
+def _tiers_of(variant: Variant, platform: str) -> Iterator[str]:
+    """Yield the assignments of tiers that another platform has, in place of those that it does not have."""
+    scenario = _now(variant)
+    strategy, now = type(scenario.scenario.strategy), scenario.document.data["strategy"]
+    with suppress(InputError):  # an unknown platform is said where the scenario is loaded
+        tiers = scenario.platform(Edit(("platform",), platform)).machine().tiers
+        for key in tier_paths(strategy):
+            if key in now and now[key] not in tiers:
+                yield f"strategy.{key}={_storage(tiers)}"
+
+
+def _storage(tiers: Mapping[str, Tier]) -> str:
+    """Return the first tier on storage; host memory where there is none."""
+    return next((name for name, tier in tiers.items() if tier.is_storage), CPU)
+
+
+def _slide(variant: Variant, rest: str, value: Any) -> Variant:
+    name, stops = rest.rsplit(" ", 1)
+    kind, path = name.split(" ", 1)
+    return _CHANGES[kind](variant, path, stops.split("|")[int(value)])
+
+
+def _scale(variant: Variant, rest: str, value: Any) -> Variant:
+    profile, key = rest.split(" ", 1)
+    number, factor = parameter(variant, profile, key), FACTORS[int(value)]
+    if number is None:
+        raise InputError.at(shortened(key), f"this machine has no {shortened(profile)}")
+    path = edit_of(profile, key, 0).assignment.removesuffix("=0")
+    assignment = times(number, factor)
+    return variant.edited(path if factor == 1 or assignment is None else assignment)
+
+
+def _part(variant: Variant, rest: str, value: Any) -> Variant:
+    given: dict[str, Any] = {rest: int(value) if rest == "gpus" else str(value)}
+    parts = MachineParts(**given)
+    return variant.edited(*(one.assignment for one in parts.edits(_now(variant))))
+
+
+def _price(variant: Variant, key: str, value: Any) -> Variant:
+    amount = float(value)
+    if not isfinite(amount) or amount < 0:
+        raise ValueError(value)
+    return variant.priced(key, amount)
+
+
+def _program(
+    variant: Variant, _rest: str = "", value: Any = "", before: LoadedScenario | None = None
+) -> Variant:
+    """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
+    before = before or _now(variant)
+    program = strategy_of(value)
+    fields = program.model_fields if program is not None else {}
+    storage = _storage(before.machine.tiers)
+    needed = {
+        key: storage for key in tier_paths(program or Strategy) if key in fields and fields[key].is_required()
+    }
+    chosen = variant.edited(Edit(("strategy",), {"kind": str(value), **needed}).assignment)
+    return chosen.edited(*(one.assignment for one in _completing(chosen, before)))
+
+
+def _completing(chosen: Variant, before: LoadedScenario) -> Iterator[Edit]:
+    strategy = load(chosen).scenario.strategy
+    if strategy.gpus != before.scenario.strategy.gpus:
+        yield from strategy.sizes().gpus(before.scenario.strategy.gpus)
+    yield from strategy.filled(before.model)
+
+
+def _work(variant: Variant, _rest: str, value: Any) -> Variant:
+    """Return the variant with another kind of work, under the program that is usual for it."""
+    (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
+    now, fields = _now(variant).document.data["workload"], kind.model_fields
+    work = {key: now.get(key, usual) for key, usual in _USUAL.items() if key in fields}
+    chosen = variant.edited(Edit(("workload",), {"kind": str(value), **work}).assignment)
+    return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
+
+
+def _kinds(work: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(work.model_fields["kind"].annotation)
+
+
+def _file(variant: Variant, name: str, value: Any) -> Variant:
+    """Return the variant with the model of a config.json, or with the scenario that a file has."""
+    text = str(value)
+    if not name.endswith(".json"):
+        return Variant(f"{text}\n")
+    data = parse_json(text, name=shortened(name), root=Path()).data
+    if "model_type" not in data:
+        return Variant(f"{yaml_text(data)}\n")
+    own = Variant(yaml_text(_now(variant).document.data), prices=variant.prices, config=text)
+    return own.edited(f"model={json.dumps({'config': config_name(text)})}")
+
+
+def config_name(text: str) -> str:
+    """Return the name of the file that holds the text of a config.json, which becomes that of the model."""
+    return f"config-{sha256(text.encode()).hexdigest()[:8]}.json"
+
+
+_CHANGES: Mapping[str, Callable[[Variant, str, Any], Variant]] = {
+    "base": _base,
+    "edit": _edit,
+    "slide": _slide,
+    "scale": _scale,
+    "part": _part,
+    "price": _price,
+    "program": _program,
+    "work": _work,
+    "file": _file,
+}

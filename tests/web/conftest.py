@@ -1,0 +1,87 @@
+"""The page as an application, with workers of its own; skipped without the extra ``web``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dash")
+pytest.importorskip("waitress")
+
+from dash import Dash
+
+from simoffload.web.jobs import Jobs, Kind
+from simoffload.web.server import application
+
+PAGE = "p" * 32
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[Jobs]:
+    """Few workers, which all tests share."""
+    found = Jobs({"quick": Kind(1, 60.0), "check": Kind(1, 60.0), "slow": Kind(1, 60.0)})
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def app(jobs: Jobs) -> Dash:
+    return application(jobs)
+
+
+Post = Callable[..., Any]
+
+
+@pytest.fixture
+def update(app: Dash) -> Post:
+    """Do something on the page, as a browser does; returns the properties that change."""
+    client = app.server.test_client()
+    (output,) = (key for key in app.callback_map if "url.hash" in key and "next" not in key)
+
+    def post(trigger: str, value: Any, address: str = "", names: tuple[str, ...] = (), **more: Any) -> Any:
+        given = {"url.hash": address, "me.data": PAGE, "shape.data": [], **more, trigger: value}
+        body = {
+            "output": output,
+            "outputs": _filled(app.callback_map[output]["output"], names, {}),
+            "inputs": _filled(app.callback_map[output]["inputs"], names, given),
+            "state": _filled(app.callback_map[output]["state"], names, given),
+            "changedPropIds": [trigger],
+        }
+        for _ in range(100):  # until the answer is there
+            answer = client.post(
+                "/_dash-update-component",
+                data=json.dumps(body),
+                content_type="application/json",
+                base_url=LOCAL,
+            )
+            found = answer.get_json()["response"] if answer.status_code == 200 else {}
+            if not found.get("progress", {}).get("children"):
+                break
+        return found
+
+    return post
+
+
+LOCAL = "http://127.0.0.1:8050"
+
+
+def _filled(parts: Any, names: tuple[str, ...], given: dict[str, Any]) -> list[Any]:
+    """Return parts of the page with their values; a pattern means every input of the page, or nothing."""
+    found: list[Any] = []
+    for part in parts:
+        name, key = (part["id"], part["property"]) if isinstance(part, dict) else str(part).rsplit(".", 1)
+        if name.startswith("{"):
+            (kind,) = json.loads(name)
+            own: list[Any] = [{kind: one} for one in names] if kind in {"set", "note"} else []
+            found.append([_valued(one, key, given) for one in own])
+        else:
+            found.append(_valued(name, key, given))
+    return found
+
+
+def _valued(name: Any, key: str, given: dict[str, Any]) -> dict[str, Any]:
+    text = name if isinstance(name, str) else json.dumps(name, separators=(",", ":"))
+    return {"id": name, "property": key, "value": given.get(f"{text}.{key}")}

@@ -1,0 +1,69 @@
+"""Questions that worker processes answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from simoffload.web.jobs import Jobs, Kind
+from simoffload.web.questions import START
+from simoffload.web.state import State, Variant
+
+LONG = State((Variant("training/gpt-1t"),))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_an_answer_is_made_once(jobs: Jobs) -> None:
+    first = jobs.ask("a", "quick", "answer", START, wait=60)
+    assert first.value.sentence.startswith("llama-3.3-70b")
+    assert jobs.ask("b", "quick", "answer", START, wait=0) is first
+
+
+def test_a_mistake_is_an_answer(jobs: Jobs) -> None:
+    found = jobs.ask("a", "quick", "answer", START, "nonsense", 1, wait=60)
+    assert found.problems == ("nonsense: this page has no such input",)
+
+
+def test_what_fails_in_code_is_one_line(jobs: Jobs) -> None:
+    found = jobs.ask("a", "quick", "answer", None, wait=60)
+    assert [one.startswith("internal error: ") for one in found.problems] == [True]
+
+
+def test_the_next_question_ends_the_one_before(jobs: Jobs) -> None:
+    assert jobs.ask("a", "slow", "next", LONG, wait=0.3).progress
+    began = time.monotonic()
+    found = jobs.ask("a", "slow", "next", State((Variant("xinnor/llama-1b"),)), wait=60)
+    assert found.value is not None
+    assert time.monotonic() - began < 30
+
+
+def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
+    own = Jobs({"slow": Kind(1, 3.0)})
+    try:
+        seen = set[str]()
+
+        def ended() -> bool:
+            found = own.ask("a", "slow", "next", LONG, wait=0.1)
+            seen.add(found.progress)
+            return not found.progress
+
+        wait_for(ended)
+        assert any("what m" in one for one in seen), seen
+        assert own.ask("b", "slow", "next", State((Variant("no such\n"),)), wait=60).problems  # works again
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("text", ["name: x\n" * 200_000, "[" * 100_000, "x: " + "9" * 100_000])
+def test_no_document_stops_a_worker(jobs: Jobs, text: str) -> None:
+    found = jobs.ask("a", "check", "check", f"{text}\n", wait=60)
+    assert found.value or found.problems
+    assert jobs.ask("a", "check", "check", "name: x\n", wait=60).value

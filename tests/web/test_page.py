@@ -1,0 +1,133 @@
+"""The page as a person uses it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import pytest
+from dash import Dash
+
+from simoffload.cli import main
+from simoffload.web.questions import START
+from simoffload.web.state import State
+from tests.web.conftest import Post
+
+
+def address(answer: Any) -> State:
+    return State.of(answer["url"]["hash"].removeprefix("#"))
+
+
+def test_a_page_without_a_state_begins_with_one(update: Post) -> None:
+    answer = update("url.hash", "")
+    assert address(answer) == START
+    assert answer["sentence"]["children"].startswith("llama-3.3-70b on rtx-4090-desktop")
+    assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 5]
+
+
+def test_an_input_changes_the_address_and_the_answer(update: Post) -> None:
+    name = "edit workload.batch_size"
+    answer = update(f'{{"set":"{name}"}}.value', "8", names=(name,))
+    assert address(answer).current.edits == ("strategy.weights=nvme", "workload.batch_size=8")
+    again = update("url.hash", answer["url"]["hash"])
+    assert again["sentence"] == answer["sentence"]
+
+
+def test_a_mistake_keeps_the_answer_and_is_said(update: Post) -> None:
+    name = "edit workload.batch_size"
+    answer = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
+    assert "sentence" not in answer
+    assert answer["answer"]["className"] == "dimmed"
+    assert "must be a whole number" in json.dumps(answer["problems"])
+
+
+def test_variants_are_kept_and_chosen(update: Post) -> None:
+    kept = address(update("keep.n_clicks", 1))
+    assert (len(kept.variants), kept.at) == (2, 1)
+    assert address(update("basket.value", 0, f"#{kept.text}")).at == 0
+    assert len(address(update("remove.n_clicks", 1, f"#{kept.text}")).variants) == 1
+
+
+def test_a_damaged_address_is_one_line(update: Post) -> None:
+    answer = update("url.hash", "#nonsense")
+    assert "this address is damaged" in json.dumps(answer["problems"])
+
+
+def test_a_scenario_is_dropped(update: Post) -> None:
+    text = base64.b64encode(b"name: x").decode()
+    answer = update("upload.contents", f"data:text/yaml;base64,{text}", **{"upload.filename": "x.yaml"})
+    assert "required key is missing" in json.dumps(answer["problems"])
+    answer = update("upload.contents", "data:;base64,/w==", **{"upload.filename": "x.yaml"})
+    assert "the file is not text in UTF-8" in json.dumps(answer["problems"])
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium to open the page in; to get it: apt install chromium")
+def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options += ["--enable-logging=stderr", "--virtual-time-budget=8000", f"--user-data-dir={tmp_path}"]
+    server = make_server("127.0.0.1", 0, app.server, _Server, _Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        done = subprocess.run(
+            [CHROMIUM, *options, "--dump-dom", f"http://127.0.0.1:{server.server_port}/"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    assert "llama-3.3-70b on rtx-4090-desktop has a time per output token of" in done.stdout
+    assert done.stdout.count('class="main-svg"') >= 3
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert main(["serve", "--port", str(other.getsockname()[1])]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be used: Address already in use; choose another with --port" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "x"], ["no-such-thing"]])
+def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "waitress", None)
+    monkeypatch.delitem(sys.modules, "simoffload.web.server")
+    assert main(["serve"]) == 2
+    assert "pip install 'simoffload[web]'" in capsys.readouterr().err

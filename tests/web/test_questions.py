@@ -1,0 +1,198 @@
+"""What a page shows of a state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from simoffload.errors import InputError
+from simoffload.planning.answers import simulate
+from simoffload.report.presentation import presentation
+from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.strategies import strategies
+from simoffload.web import form
+from simoffload.web.questions import START, PageAnswer, answer, check, file, next_changes
+from simoffload.web.scenarios import changed, load
+from simoffload.web.state import State, Variant
+from tests.report.conftest import EVIL
+
+DDN = State((Variant("ddn/bloom-7b1"),))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a worker, beside which a secret lies."""
+    (tmp_path / "secret.json").write_text('{"model_type": "llama", "hidden_size": 4711}')
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.chdir(own)
+    return own
+
+
+def inputs(found: PageAnswer) -> dict[str, form.Input]:
+    return {one.name: one for panel in found.panels for one in (*panel.inputs, *panel.more)}
+
+
+def test_numbers_are_those_of_run() -> None:
+    found = answer(DDN, "edit workload.batch_size", "8")
+    assert found.command == "simoffload run ddn/bloom-7b1 --set workload.batch_size=8"
+    result = simulate(load_scenario("ddn/bloom-7b1", overrides=["workload.batch_size=8"]))
+    shown = {name: value for name, value, _ in found.metrics}
+    assert {one.description: one.value for one in presentation(result).metrics}.items() <= shown.items()
+    costs = result.costs
+    assert costs is not None
+    assert shown["per million tokens"] == f"{costs.metrics()['cost_per_million_tokens']:.3g} USD"
+
+
+@pytest.mark.parametrize("name", list_scenarios()[::4])
+def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
+    found = answer(State((Variant(name),)))
+    assert found.problems == ()
+    assert [one.title for one in found.panels] == ["Model", "Machine", "Program", "Work", "Try"]
+    assert len(found.sentence) <= 200
+    names = [one.name for panel in found.panels for one in (*panel.inputs, *panel.more)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("kind", strategies())
+def test_a_program_has_an_input_for_each_of_its_fields(kind: str) -> None:
+    """A program that is registered needs no other declaration."""
+    program = strategies()[kind]
+    (work,) = [one for one in ("inference", "training", "checkpoint") if one in program.serves][:1]
+    state = changed(START if work == "inference" else changed(START, "work", work), "program", kind)
+    names = inputs(answer(state)).keys()
+    assert {f"edit strategy.{key}" for key in program.model_fields if key != "kind"} <= names
+
+
+def test_a_slider_sets_what_its_name_says() -> None:
+    first = answer(DDN)
+    name = next(one for one in inputs(first) if one.startswith("slide edit workload.batch_size"))
+    found = answer(DDN, name, 3)
+    assert found.state.current.edits == ("workload.batch_size=8",)
+    assert (inputs(found)[name].value, inputs(found)[name].note) == (3, "8")
+
+
+def test_a_number_of_the_machine_is_multiplied_and_set_back() -> None:
+    name = next(one for one in inputs(answer(START)) if one.startswith("scale "))
+    twice = answer(START, name, 8)
+    assert inputs(twice)[name].note == "14000 MB/s (spec)"
+    assert answer(twice.state, name, 6).state == START
+
+
+def test_a_price_changes_the_cost_and_goes_along() -> None:
+    found = answer(START, "price accelerator/rtx-4090", 100.0)
+    assert "--costs prices.yaml" in found.command
+    assert "accelerator/rtx-4090:\n    price: 100.0" in file(found.state, "prices")[1]
+    assert found.metrics != answer(START).metrics
+
+
+def test_another_machine_has_the_data_on_a_tier_of_its_own() -> None:
+    found = answer(START, "edit platform", "dgx-a100")
+    assert found.problems == ()
+    assert found.state.current.edits == ("platform=dgx-a100", "strategy.weights=raid")
+
+
+def test_a_mistake_stands_at_its_input_and_can_be_mended() -> None:
+    wrong = answer(DDN, "edit workload.batch_size", "many")
+    one = inputs(wrong)["edit workload.batch_size"]
+    assert (one.value, one.problem) == ("many", 'must be a whole number, got "many"')
+    assert (wrong.sentence, wrong.sections) == ("", ())
+    assert answer(wrong.state, "edit workload.batch_size", "8").problems == ()
+
+
+def test_variants_are_compared_in_one_sentence() -> None:
+    state = changed(State((START.current,)).kept(), "edit model.quantization", "int4-g128")
+    found = answer(state)
+    assert found.labels == ("1: llama-3.3-70b", "2: quantization int4-g128")
+    tied = answer(changed(State((START.current,)).kept(), "part memory", "256GB"))
+    assert tied.sentence.endswith("2: memory_capacity 256GiB is as fast within the uncertainty.")
+
+
+def test_a_dropped_config_is_read_as_any_other(folder: Path) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    found = answer(START, "file config.json", json.dumps(sizes))
+    assert found.sentence.startswith("config-")
+    assert State.of(found.state.text) == found.state
+    with refused("not valid JSON"):
+        answer(START, "file config.json", "{")
+    assert answer(START, "file x.yaml", "name: x").problems[0].startswith("scenario.yaml:1:1:")
+    assert [one.name for one in folder.iterdir()] == [f"{load(found.state.current).model.name}.json"]
+
+
+@contextmanager
+def refused(text: str) -> Iterator[None]:
+    with pytest.raises(InputError, match=text):
+        yield
+
+
+PATHS = (
+    "../secret.json",
+    "{folder}/../secret.json",
+    "/etc/passwd",
+    "/proc/self/environ",
+    "file:///etc/passwd",
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("base", "edit platform", "edit strategy.ds_config", "edit model.config", "edit model"),
+        *("part gpu", "part drive", "edit equipment.accelerator", "edit equipment.host"),
+    ],
+)
+def test_nothing_reads_files_of_the_server(name: str, path: str, folder: Path) -> None:
+    try:
+        found = answer(START, name, path.format(folder=folder))
+    except InputError as error:
+        text = str(error)
+    else:
+        assert found.problems, found.sentence
+        text = "\n".join(found.problems)
+    assert not any(word in text for word in ("4711", "root:", "HOME="))
+
+
+def test_a_scenario_of_ones_own_reads_no_files() -> None:
+    text = "name: x\nmodel: {config: ../secret.json}\nplatform: dgx-a100\nworkload: {batch_size: 1}\n"
+    assert "outside the scenario's folder" in "\n".join(check(text))
+
+
+def test_a_name_is_text_wherever_it_comes() -> None:
+    text = load(DDN.current).document.data | {"name": EVIL, "description": EVIL}
+    found = answer(State((Variant(json.dumps(text) + "\n"),)))
+    assert found.problems == ()
+    page = file(found.state, "report")[1]
+    assert "<img src=x" not in page
+
+
+def test_what_to_change_is_what_advise_says() -> None:
+    found = next_changes(START)
+    best = found.changes[0]
+    state = State((START.current.edited(*best.assignments),))
+    assert answer(state).problems == ()
+    assert len({one.name.split(" ")[1] for one in found.sliders}) == len(found.sliders) > 2
+
+
+@pytest.mark.parametrize("kind", ["scenario", "settings", "report"])
+def test_files_are_those_of_the_command_line(kind: str) -> None:
+    name, text = file(DDN, kind)
+    assert name.partition(".")[0] == kind
+    assert {"scenario": "name: ", "settings": "zero_optimization", "report": "<title>"}[kind] in text
+
+
+def test_an_input_that_does_not_exist_is_refused() -> None:
+    for name, value in (
+        ("", 1),
+        ("open /etc", "x"),
+        ("part nothing", 1),
+        ("slide edit a", 9),
+        ("price x", "nan"),
+    ):
+        with pytest.raises(InputError):
+            changed(START, name, value)
