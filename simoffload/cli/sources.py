@@ -146,9 +146,13 @@ def load(
         return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
     else:
         found = load_scenario(source, overrides=overrides, placed=not targets)
-    edits = parts.edits(found) if parts else ()
-    found = found.edited(*edits) if edits else found
+    found = _with_parts(found, parts)
     return with_model(found, model, placed=not targets, option="--model") if model else found
+
+
+def _with_parts(scenario: LoadedScenario, parts: MachineParts | None) -> LoadedScenario:
+    edits = parts.edits(scenario) if parts else ()
+    return scenario.edited(*edits) if edits else scenario
 
 
 def _of_model(
@@ -165,8 +169,7 @@ def _of_model(
         platforms = parts.platforms()
     platform, others = (platforms[0] if platforms else None), platforms[1:]
     scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
-    edits = parts.edits(scenario) if parts else ()
-    scenario = scenario.edited(*edits) if edits else scenario
+    scenario = _with_parts(scenario, parts)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
     text = str(work.kind)

@@ -331,7 +331,7 @@ def smallest_changes(scenario: ScenarioSource) -> tuple[Change, ...]:
 def search_changes(scenario: LoadedScenario) -> Remedies:
     """Return the changes of ``smallest_changes`` that are found within the limits of the scenario, and a
     record of those tried."""
-    found = _Found(Evaluator(scenario))
+    found = _RemedySearch(Evaluator(scenario))
     stopped = ""
     try:
         _search(found)
@@ -359,7 +359,7 @@ def first_steps(evaluator: Evaluator) -> Iterator[Change]:
 
 
 @dataclass
-class _Found:
+class _RemedySearch:
     """What a search has found so far."""
 
     evaluator: Evaluator
@@ -370,7 +370,7 @@ class _Found:
 
 
 @limited
-def _search(found: _Found) -> None:
+def _search(found: _RemedySearch) -> None:
     evaluator, changes = found.evaluator, found.changes
     keep(evaluator.scenario.scenario.engine.limits)
     now_doing("planning")

@@ -6,6 +6,7 @@ from simoffload.scenario.cache import ScenarioCache, canonical
 from simoffload.scenario.loaded import LoadedScenario, canonical_target, other_work, placement_of, tier_name
 from simoffload.scenario.loading import (
     SWEEP,
+    USUAL_WORK,
     ScenarioSource,
     completed,
     default_scenario,
@@ -24,6 +25,7 @@ from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
 __all__ = [
     "RENAMED",
     "SWEEP",
+    "USUAL_WORK",
     "Changed",
     "EngineOptions",
     "LoadedScenario",

@@ -317,18 +317,16 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     return _in_precision(document)
 
 
-_CASTS = {"fp16": "float16", "bf16": "bfloat16"}
-"""Data types of a model by the section of ds_config that enables them."""
-
-
 def _in_precision(document: Document) -> Document:
     """Return the document with the data type that its ds_config enables, if the model states none: DeepSpeed
-    casts the model to it (``DeepSpeedEngine._configure_distributed_model``)."""
+    casts the model to it (0.19.8, runtime/engine.py: ``_configure_distributed_model``)."""
     config, model = document.data["strategy"].get("ds_config"), document.data.get("model")
     model = {"name": model} if isinstance(model, str) else model
     if not isinstance(config, dict) or not isinstance(model, dict) or model.get("dtype") is not None:
         return document
-    sections = ((config.get(key), dtype) for key, dtype in _CASTS.items())
+    from simoffload.strategies.ds_config import PRECISIONS
+
+    sections = ((config.get(key), dtype) for dtype, key in PRECISIONS.items())
     enabled = [dtype for one, dtype in sections if isinstance(one, dict) and one.get("enabled") is True]
     if len(enabled) != 1:
         return document
@@ -359,7 +357,7 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
         return None
 
 
-_WORKLOADS: Mapping[str, dict[str, Any]] = {
+USUAL_WORK: Mapping[str, dict[str, Any]] = {
     "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
     "training": {
         "kind": "training",
@@ -385,7 +383,7 @@ def default_scenario(
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
-    work = _WORKLOADS.get(str(kinds[-1]) if kinds else "", _WORKLOADS["inference"])
+    work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
     data: dict[str, Any] = {"name": model, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform

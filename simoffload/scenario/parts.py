@@ -123,7 +123,7 @@ def _find(library: Library, name: str, kinds: tuple[str, ...], option: str) -> E
 
 def _drives(text: str) -> tuple[int, str, Profile]:
     """Return how many drives are meant, with kind and profile; of several of one type it is an array's."""
-    times = re.fullmatch(r"([0-9]{1,4}) ?x ?(.+)", text)
+    times = re.fullmatch(r"([1-9][0-9]{0,3}) ?x ?(.+)", text)
     number, name = (int(times[1]), times[2]) if times else (1, text)
     library = Library()
     entry = _find(library, name, STORAGE_KINDS, "--drive")

@@ -17,13 +17,13 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import STORAGE_KINDS, Library
 from simoffload.models import ModelSpec
 from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.planning.profile_parameters import deciding_parameters
+from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
 from simoffload.strategies.tunables import tier_paths
 from simoffload.units import format_bytes
-from simoffload.web.scenarios import FACTORS, load, parameter, times
+from simoffload.web.scenarios import FACTORS, costs, load, parameter, times
 from simoffload.web.state import Variant
 
 _SHORT = ("quantization", "dtype", "attention")
@@ -238,8 +238,6 @@ def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResul
 
 def _original(variant: Variant, key: str, amount: float) -> float:
     """Return the price of a device before the variant changes it."""
-    from simoffload.web.scenarios import costs
-
     device = costs(variant._replace(prices=())).costs.devices.get(key)
     return amount if device is None or device.price is None else float(device.price.value)
 
@@ -262,15 +260,11 @@ def multiple(variant: Variant, profile: str, key: str) -> Input | None:
         return None
     given = {times(number, factor): at for at, factor in enumerate(FACTORS)}
     at = next((given[one] for one in variant.edits if one in given), len(FACTORS) // 2)
-    now = next(one for one in _numbers(variant) if (one.profile, one.key) == (profile, key))
+    now = next(
+        one for one in profile_parameters(load(variant).machine) if (one.profile, one.key) == (profile, key)
+    )
     shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else now.text
     name = profile.partition("/")[2]
     return Input(
         f"scale {profile} {key}", f"{key}, {name}", at, f"{shown} ({number.origin})", most=len(FACTORS) - 1
     )
-
-
-def _numbers(variant: Variant) -> Iterator[Any]:
-    from simoffload.planning.profile_parameters import profile_parameters
-
-    return profile_parameters(load(variant).machine)

@@ -57,7 +57,7 @@ class JobOutcome(NamedTuple):
     """How far the answer is; empty once it or a problem is there."""
 
 
-class _Job:
+class _PageJob:
     def __init__(self, question: str, arguments: tuple[Any, ...]) -> None:
         self.question, self.arguments = question, arguments
         self.done = threading.Event()
@@ -87,9 +87,9 @@ class Jobs:
         self._kinds = kinds
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, JobOutcome] = OrderedDict()
-        self._running: dict[Hashable, _Job] = {}
-        self._of_pages: OrderedDict[tuple[str, str], _Job] = OrderedDict()
-        self._queues = {name: queue.SimpleQueue[_Job | None]() for name in kinds}
+        self._running: dict[Hashable, _PageJob] = {}
+        self._of_pages: OrderedDict[tuple[str, str], _PageJob] = OrderedDict()
+        self._queues = {name: queue.SimpleQueue[_PageJob | None]() for name in kinds}
         self._folder = TemporaryDirectory(prefix="simoffload-")
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["simoffload.web.warm"])
@@ -113,7 +113,7 @@ class Jobs:
             if job is None:
                 if self._queues[kind].qsize() >= _MOST_WAITING:
                     return JobOutcome(problems=("too many people ask at once; try again in a moment",))
-                job = self._running[key] = _Job(question, arguments)
+                job = self._running[key] = _PageJob(question, arguments)
                 job.pages.add(page)
                 self._queues[kind].put(job)
             self._leave(page, kind, keep=job)
@@ -130,7 +130,7 @@ class Jobs:
         with self._lock:
             self._leave(page, kind)
 
-    def _leave(self, page: str, kind: str, keep: _Job | None = None) -> None:
+    def _leave(self, page: str, kind: str, keep: _PageJob | None = None) -> None:
         before = self._of_pages.pop((page, kind), None)
         if before is None or before is keep:
             return
@@ -170,16 +170,16 @@ class Jobs:
         if worker is not None:
             worker.kill()
 
-    def _started(self, kind: Kind) -> _Worker:
+    def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._folder.name, kind.nice, registered_outside())
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
-        return _Worker(process, ours)
+        return _PageWorker(process, ours)
 
 
-class _Worker:
+class _PageWorker:
     def __init__(self, process: Any, connection: Connection) -> None:
         self._process, self._connection = process, connection
 
@@ -191,7 +191,7 @@ class _Worker:
         self._process.join()
         self._connection.close()
 
-    def answer(self, job: _Job, seconds: float) -> JobOutcome:
+    def answer(self, job: _PageJob, seconds: float) -> JobOutcome:
         """Let the process answer; it is killed where the job shall end."""
         try:
             self._connection.send((job.question, job.arguments))
@@ -215,7 +215,7 @@ class _Worker:
 
 
 def work(connection: Connection, folder: str, nice: int, outside: Sequence[Any]) -> None:
-    """PageAnswer questions until the other end of the connection is closed."""
+    """Answer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     own = Path(folder) / str(os.getpid())
     own.mkdir(exist_ok=True)

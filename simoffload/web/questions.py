@@ -19,28 +19,28 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import sensitivity
 from simoffload.progress import stage
 from simoffload.report.comparison import Group, groups
-from simoffload.report.comparison_charts import causes_compared
+from simoffload.report.comparison_charts import causes_compared, times_compared
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import percent, sentence, span, uncapitalized
+from simoffload.report.formatting import sentence, span
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
-from simoffload.report.presentation import Metric, headline, presentation
+from simoffload.report.presentation import headline, presentation
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.changes import described, gain_text
 from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import CAUSES, causes
+from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario, resolve
 from simoffload.simulation.metrics import refused
-from simoffload.units import format_number
 from simoffload.web import figures
 from simoffload.web.form import Input, Panel, multiple, panels
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
-_LONGEST, _LONGEST_NAME = 200, 60  # [characters] of the sentence and of a variant
+_LONGEST_NAME = 60  # [characters] of a variant
 QUOTE = '"'
 _NEXT_TIME = 60.0
 """Time [s] for which what to change is looked for: our choice."""
@@ -169,8 +169,8 @@ def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult
     priced = result.costs
     warnings = (*result.all_warnings, *(priced.warnings if priced else ()))
     return found._replace(
-        sentence=summary(compared, results[found.state.at]),
-        facts="; ".join(_facts(result)),
+        sentence=_sentence(compared, results[found.state.at]),
+        facts=_facts(results, result),
         metrics=tuple(_metrics(result)),
         sections=tuple(_sections(compared, results[found.state.at])),
         warnings=tuple(map(printable, (*warnings, *scenario.context_warnings))),
@@ -192,72 +192,23 @@ def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
         yield replace(one, name=names[number])
 
 
-def _facts(result: SimulationResult) -> Iterator[str]:
-    yield ", ".join(map(printable, headline(result)))
-    yield "intervals are from P10 to P90"
-    if (priced := result.costs) is not None and priced.prices:
-        yield f"prices: {priced.costs.sources[-1][0]}, latest of {max(one.date for one in priced.prices)}"
-
-
-def summary(compared: Sequence[Group], current: SimulationResult) -> str:
-    """Return the answer in one sentence: the fastest variant, its interval, its cost, and what is as fast."""
+def _sentence(compared: Sequence[Group], current: SimulationResult) -> str:
+    """Return the answer in one sentence, as reports begin with it: of the variants that can be compared with
+    the current one, or of that one alone."""
     group = next(one for one in compared if any(row.result is current for row in one.rows))
-    timed = sorted(
-        (row for row in group.rows if row.result.compared_s), key=lambda row: row.result.compared_s or 0.0
-    )
-    if current.compared_s is None:
-        why = current.refused or current.advice or ("fits",)
-        return _cut(f"{current.model} on {current.platform}: {why[0]}")
-    best = timed[0].result if timed else current
-    subject = f"{best.model} on {best.platform}" if len(timed) < 2 else timed[0].label
-    text = f"{subject} has {_value(best)}"
-    if (priced := best.costs) is not None:
-        cost = priced.at_least()["cost_per_million_tokens"]
-        least = "at least " if priced.missing else ""
-        text += (
-            f", for {least}{_plain(money(cost, priced.costs.currency))} per million tokens" if cost else ""
-        )
-    if len(timed) > 1:
-        own = groups([one.result for one in timed])[0].rows[1]
-        tied = own.margin is not None
-        text += f"; {timed[1].label} " + (
-            "is as fast within the uncertainty"
-            if tied
-            else f"takes {format_number(own.ratio or 1.0)} × as long"
-        )
-    elif best.step is not None:
-        part = best.step.bottleneck
-        text += f"; {part.cause_text} takes {percent(part.exposed_s / best.step.time_s)} of it"
-    return _cut(text)
+    alone = len(group.rows) == 1 or not current.fits
+    return result_summary(current) if alone else group_summary(group)
 
 
-def _value(result: SimulationResult) -> str:
-    metric = next(one for one in presentation(result).metrics if one.key == _headed(result))
-    low, high = _interval(result, metric)
-    name = uncapitalized(presentation(result).compared.partition(" (")[0])
-    return f"a {name} of {metric.value} ({span(low, high, value=metric.value)})"
-
-
-def _headed(result: SimulationResult) -> str:
-    """Return the metric by which results are compared, or the time of a step where that is not shown."""
-    keys = [one.key for one in presentation(result).metrics]
-    return result.compared_by if result.compared_by in keys else keys[0]
-
-
-def _interval(result: SimulationResult, metric: Metric) -> tuple[str, str]:
-    low, high = result.intervals()[metric.key]
-    return metric.shown(low), metric.shown(high)
-
-
-def _cut(text: str) -> str:
-    text = printable(text)
-    return f"{text if len(text) < _LONGEST else f'{text[: _LONGEST - 2]}…'}."
+def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> str:
+    return "; ".join((", ".join(map(printable, headline(current))), *facts(results)))
 
 
 def _metrics(result: SimulationResult) -> Iterator[tuple[str, str, str]]:
     known = result.intervals()
     for metric in presentation(result).metrics:
-        ends = span(*_interval(result, metric), value=metric.value) if metric.key in known else ""
+        shown = map(metric.shown, known.get(metric.key, ()))
+        ends = span(*shown, value=metric.value) if metric.key in known else ""
         yield metric.description, metric.value, ends
     if (priced := result.costs) is not None:
         found, currency = priced.at_least(), priced.costs.currency
@@ -273,7 +224,7 @@ def _plain(cell: Any) -> str:
 
 def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        yield PageSection("Variants", figures.drawn(figures.variants(compared, result)))
+        yield PageSection("Variants", figures.drawn(times_compared(compared)))
     if result.refused:
         return
     yield _section(capacity(result))

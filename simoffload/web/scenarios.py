@@ -21,6 +21,7 @@ from simoffload.models import is_model
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
 from simoffload.scenario import (
+    USUAL_WORK,
     LoadedScenario,
     MachineParts,
     default_scenario,
@@ -42,8 +43,6 @@ FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
 _LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 1_000_000_000}
 """Limits of one simulation for a page: our choice."""
-_USUAL = {"batch_size": 1, "prompt_length": 512, "output_length": 32, "sequence_length": 2048}
-"""Values of required keys of a workload that is chosen anew."""
 
 
 @lru_cache(maxsize=64)
@@ -216,9 +215,10 @@ def _completing(chosen: Variant, before: LoadedScenario) -> Iterator[Edit]:
 def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     """Return the variant with another kind of work, under the program that is usual for it."""
     (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
-    now, fields = _now(variant).document.data["workload"], kind.model_fields
-    work = {key: now.get(key, usual) for key, usual in _USUAL.items() if key in fields}
-    chosen = variant.edited(Edit(("workload",), {"kind": str(value), **work}).assignment)
+    now = _now(variant).document.data["workload"]
+    usual = USUAL_WORK.get(str(value), {})
+    work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
+    chosen = variant.edited(Edit(("workload",), {**work, "kind": str(value)}).assignment)
     return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
 
 

@@ -158,12 +158,13 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
     decided = [advice.decisions(found) for found in by_answers(advice.helping)]
     fewer = sum(max(0, len(found) - _MOST) for found in decided)
     time = presentation(advice.result).step if advice.objective == "latency" else "time per unit of work"
+    bought = any(one.extra and one.gain is not None for each in decided for one in each)
     notes = (
         *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
         f"{_gain(advice)} = {time} without the change / with it; each change is simulated alone",
         BRACKETS,
         "cost: nothing = no purchase needed; parts that are no longer used are not subtracted",
-        f"per 1,000 {currency} = ({_gain(advice)} - 1) / cost x 1000",
+        *([f"per 1,000 {currency} = ({_gain(advice)} - 1) / cost x 1000"] if bought else []),
     )
     columns = _FOR_MONEY if advice.result.fits else _FOR_SPACE
     timed = [one for one in chain(*decided) if one.gain is not None][:_MOST_BARS]

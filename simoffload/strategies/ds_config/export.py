@@ -15,7 +15,7 @@ from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
 from simoffload.strategies.base import Plan
-from simoffload.strategies.ds_config.keys import DeepSpeedConfig, OffloadParamSection
+from simoffload.strategies.ds_config.keys import PRECISIONS, DeepSpeedConfig, OffloadParamSection
 from simoffload.strategies.ds_config.settings import (
     LATEST,
     OffloadSettings,
@@ -32,8 +32,6 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 """Keys that repeat the batch and the number of ranks of the scenario."""
 _MAX_GRAD_NORM = 1.0
 """Norm that "auto" clips gradients to: default of ``max_grad_norm`` (transformers, training_args.py)."""
-PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
-"""Sections of ds_config that enable a data type."""
 _AUTO_STAYS = ("zenflow", "optimizer", "scheduler")
 """Sections in which "auto" stays: it is a value of DeepSpeed's own, or no simulated time depends on it."""
 _OFFLOADED = {

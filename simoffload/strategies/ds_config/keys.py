@@ -24,6 +24,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from simoffload.documents import Frozen, quoted, suggest
 from simoffload.errors import InputError, Problem, shortened
 
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
+"""Sections of ds_config that enable a data type."""
+
 
 def _integer(value: Any) -> Any:
     """Accept 5e7 as an integer, as DeepSpeed does; keep Hugging Face's "auto"."""

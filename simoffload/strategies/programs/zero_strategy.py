@@ -20,14 +20,14 @@ from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
-from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig, OffloadSettings, parse_version
-from simoffload.strategies.ds_config.export import (
+from simoffload.strategies.ds_config import (
+    LATEST,
     PRECISIONS,
-    allowing,
-    faster_settings,
-    larger_buffers,
-    released,
+    DeepSpeedConfig,
+    OffloadSettings,
+    parse_version,
 )
+from simoffload.strategies.ds_config.export import allowing, faster_settings, larger_buffers, released
 from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
 from simoffload.strategies.ds_config.settings import fetch_settings
 from simoffload.strategies.held import optimizer_target, target
