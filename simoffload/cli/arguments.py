@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import simoffload
 from simoffload.cli.option_types import (
+    Once,
     SubParsers,
     add_json,
     add_limits,
@@ -68,17 +69,6 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write the message; unlike argparse, fail if the output cannot be written."""
         (file or sys.stdout).write(message)
-
-
-class _Once(argparse.Action):
-    """An option that is refused the second time, instead of replacing what was given before."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option} is given twice; reach varies one number")
-        setattr(namespace, self.dest, values)
 
 
 def _one_line(message: str) -> str:
@@ -193,7 +183,7 @@ def _add_run(parser: _Parser) -> None:
 def _add_compare(parser: _Parser) -> None:
     from simoffload.cli import running
 
-    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     parser.add_argument(
         "--strategy",
@@ -209,7 +199,8 @@ def _add_compare(parser: _Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME,…",
-        help="also simulate with these models in place of the scenario's (simoffload models list)",
+        help="also simulate with these models in place of the scenario's, or these alone "
+        "(simoffload models list)",
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     parser.add_argument(
@@ -217,7 +208,7 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
-    add_parts(parser)
+    add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
@@ -268,14 +259,16 @@ def _add_reach(parser: _Parser) -> None:
     _add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
-        action=_Once,
+        action=Once,
+        const="reach varies one number",
         required=True,
         metavar="KEY",
         help="the number to vary, as in --set: workload.batch_size, nodes, strategy.ranks, profiles.ID.read",
     )
     parser.add_argument(
         "--within",
-        action=_Once,
+        action=Once,
+        const="reach varies one number",
         metavar="MIN..MAX",
         help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
         "value to a thousand times that)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -217,6 +217,21 @@ def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
 
 
+def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterator[LoadedScenario]:
+    """Yield the scenario with each of several offers of storage in turn, which holds the offloaded data: of
+    training the optimizer's. Raises InputError."""
+    from simoffload.documents import Edit
+    from simoffload.scenario import MachineParts
+
+    now = scenario.placements.now()
+    for drive in drives:
+        edits = MachineParts(drive=drive).edits(scenario)
+        tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
+        name = f"{scenario.name}, {drive}"[:_LONGEST_NAME]
+        target = tier if now.optimizer is None else f"{now.weights}+{tier}"
+        yield scenario.edited(Edit(("name",), name), *edits).on(target)
+
+
 _OF_ANY_MODEL = ("dtype", "attention", "quantization")
 """Keys of the section ``model`` that hold for any model."""
 
@@ -251,11 +266,13 @@ def scenario_set(
     *,
     strategies: Sequence[str] = (),
     models: Sequence[str] = (),
+    drives: Sequence[str] = (),
     command: str,
     console: Console,
 ) -> dict[str, LoadedScenario]:
     """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
-    ``strategies`` (files), on every target. Raises InputError with all problems."""
+    ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
+    problems."""
     scenario_of = partial(load, changes=changes, targets=targets, console=console)
     if len(sources) == 1 and not strategies and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
@@ -272,6 +289,16 @@ def scenario_set(
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
+    if drives:
+        alone = len(named) == 1
+        offers = [
+            (drive if alone else offer.name, offer)
+            for one in named.values()
+            for drive, offer in zip(drives, _with_each_drive(one, drives), strict=True)
+        ]
+        named = dict(offers)
+        if len(named) < len(offers):
+            raise refusal(command, "a drive is given twice")
     if not targets:
         return named
     found: dict[str, LoadedScenario] = {}

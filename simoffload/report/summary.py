@@ -10,7 +10,7 @@ from textwrap import shorten
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.comparison import ComparisonRow, Group
+from simoffload.report.comparison import ADDED, ComparisonRow, Group, apart
 from simoffload.report.formatting import counted, percent
 from simoffload.report.presentation import MEASURES, Measure, presentation
 from simoffload.results import SimulationResult
@@ -18,8 +18,6 @@ from simoffload.units import format_number
 
 LONGEST = 200
 """Length of a sentence [characters] that is read at a glance: our choice."""
-_TWO_LINES = 145
-"""[characters] that two lines of 80 have room for, with a label and words that are not broken."""
 _FACTOR = 1.3
 """Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
@@ -45,9 +43,7 @@ def result_summary(result: SimulationResult) -> str:
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )
-    return _joined(
-        f"{name} {wording.verb} {where} with {wording.placed}: {value}", f"; {share}", *_cost(result)
-    )
+    return _joined(f"{name} {wording.verb} with {wording.placed}: {value}", f"; {share}", *_cost(result))
 
 
 def group_summary(group: Group, *, titled: bool = False) -> str:
@@ -60,28 +56,28 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     if not timed:
         return _joined(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
+    name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = f"; {_listed(out)} {_not(out)}" if out else ""
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
-        first = f"{title}{best.label} {'gives' if group.measure.larger else 'takes'} {value}"
-        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), last=others)
+        first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
+        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), others)
     if len(timed) > 1:
         slower = timed[1]
         behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), last=others)
-    only = f"only {best.label} fits" if out else best.label
+        return _joined(f"{title}{name} is fastest: {value}", behind, *_cost(best.result), others)
+    only = f"only {name} fits" if out else name
     return _joined(f"{title}{only}: {value}", *_cost(best.result))
 
 
-def _joined(first: str, *more: str, last: str = "") -> str:
+def _joined(first: str, *more: str) -> str:
     """Return a sentence with as many of the further parts, the least important ones last, as it has room
-    for; with the ``last`` one only if it stays within two lines of a terminal."""
+    for."""
     text = first
     for part in more:
         if len(text) + len(part) < LONGEST:
             text += part
-    text += last if len(text) + len(last) < _TWO_LINES else ""
     return f"{shorten(text, LONGEST - 1, placeholder='…')}."
 
 
@@ -195,7 +191,11 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
 
 def common_name(names: Sequence[str]) -> str:
     """Return the name of a report about scenarios with these names."""
-    first, *others = dict.fromkeys(map(printable, names))
+    begins, rests = apart(list(dict.fromkeys(map(printable, names))))
+    first, *others = rests
     if len(others) > _NAMED:
-        return f"{first} and {len(others)} others"
-    return " and ".join((first, *others))
+        text = f"{first} and {len(others)} others"
+    else:
+        *before, last = rests
+        text = f"{', '.join(before)} and {last}" if before else last
+    return f"{begins}: {text}" if begins else text

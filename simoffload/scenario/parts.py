@@ -84,11 +84,14 @@ class MachineParts(NamedTuple):
             yield from edits
 
     def _storage(self, platform: Platform, drive: str) -> tuple[Edit, ...]:
-        """Return the edits that put storage in the place of the first tier of its kind, or add a tier."""
+        """Return the edits that put storage in the place of the first tier of its kind, or else of the first
+        that is attached in its way, or add a tier."""
         number, kind, profile = _drives(drive)
         way = "at" if kind in LOCAL_KINDS else "through"
-        tiers = platform.profile.tiers
-        name = next((one for one, tier in tiers.items() if getattr(tier, way)), None)
+        tiers = {one: tier for one, tier in platform.profile.tiers.items() if getattr(tier, way)}
+        kinds = {one.id: one.kind for one in platform.profiles}
+        alike = (one for one, tier in tiers.items() if kinds.get(tier.profile) == kind)
+        name = next(alike, next(iter(tiers), None))
         where = getattr(tiers[name], way) if name else ((CPU,) if way == "at" else platform.profile.nics)
         if not where:
             here, server = platform.profile.id, profile.id

@@ -17,9 +17,8 @@ Make = Callable[..., SimulationResult]
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s [2.08 to 3.01], TPOT 2.01 s
-  [1.7 to 2.39], 3.86 tokens/s [3.25 to 4.58] for 8 sequences at once; bottleneck: raid read, 81 %;
-  80 % intervals in brackets.
+Verdict: bloom-7b1 runs with its weights on raid: 2.01 s per output token (±18 %); raid read takes
+  81 %.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
 Capacity
@@ -132,9 +131,12 @@ def test_a_result_in_full(make_result: Make) -> None:
 
 def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
     text = result_text(make_refusal())
-    assert text.splitlines()[1:3] == [
-        "Verdict: bloom-7b1 does not fit on dgx-a100 with its weights on raid: raid needs 14 GB in all, has",
-        "  10 GB; smallest tier that holds the weights: nfs (100 TB).",
+    assert text.splitlines()[1:6] == [
+        "Verdict: bloom-7b1 does not fit on dgx-a100: raid lacks 4 GB in all.",
+        "",
+        "Capacity",
+        "  raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs (100 TB)",
+        "  tier  part                       needed  capacity      free  scope",
     ]
     assert "  raid  total                       14 GB     10 GB     −4 GB  in all    does not fit\n" in text
     assert "Speed" not in text
@@ -142,7 +144,7 @@ def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
 
 def test_capacity_alone(make_result: Make) -> None:
     text = result_text(make_result(first_pass=None, prefill=None, decode=(), decode_total_s=0.0))
-    assert "bloom-7b1 fits on dgx-a100 with its weights on raid." in text
+    assert "bloom-7b1 fits on dgx-a100 with its weights on raid: " in text
     assert "Where the time goes" not in text
 
 

@@ -39,7 +39,8 @@ _UNITS = (
 
 def capacity(result: SimulationResult) -> ReportSection:
     """Return every tier with the parts of its memory."""
-    tables, sentences = [_peaks(result.capacity)], list[str]()
+    tables = [_peaks(result.capacity)]
+    sentences = [] if result.fits else list(result.advice)
     if isinstance(result, InferenceResult) and result.cache_blocks is not None:
         sentences.append(_blocks(result.cache_blocks, result.replicas))
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))

@@ -79,7 +79,8 @@ def speed(result: SimulationResult) -> ReportSection:
         rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
     head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
-    return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
+    how = (wording.how,) if wording.how else ()
+    return ReportSection("Speed", how, tables=(table,), notes=(wording.note,) if wording.note else ())
 
 
 def phases(result: TrainingResult) -> ReportSection:
