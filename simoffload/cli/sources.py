@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,26 @@ def _of_model(
     return scenario
 
 
+def _on_nearest(source: str, changes: CommandChanges, console: Console) -> LoadedScenario:
+    """Load a scenario; that of a model for which no strategy is given, on the first placement that fits."""
+    from simoffload.documents import split_assignment
+    from simoffload.scenario import names_model
+
+    scenario = load(source, changes, console=console)
+    placed = any(split_assignment(one)[0].startswith("strategy") for one in changes.overrides)
+    if source == STDIN or placed or not names_model(source):
+        return scenario
+    from simoffload.planning.answers import fit
+
+    for place in ("resident", *scenario.placements.possible):  # without offloading, if all fits the GPUs
+        with suppress(InputError):  # what the program refuses
+            moved = scenario.on(str(place))
+            if fit(moved).fits:
+                console.note(f"{scenario.name}: {place} is the nearest that holds it; --on names another")
+                return moved
+    return scenario
+
+
 def move(
     scenario: LoadedScenario, targets: Sequence[str], *, overrides: Sequence[str] = ()
 ) -> dict[str, LoadedScenario]:
@@ -274,6 +295,8 @@ def scenario_set(
     ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
     problems."""
     scenario_of = partial(load, changes=changes, targets=targets, console=console)
+    if command == "compare" and not (targets or strategies or models or drives):
+        scenario_of = partial(_on_nearest, changes=changes, console=console)
     if len(sources) == 1 and not strategies and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
     named: dict[str, LoadedScenario] = {}

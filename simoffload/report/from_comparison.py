@@ -47,7 +47,7 @@ from simoffload.report.sections.background import (
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
-from simoffload.report.summary import common_name, facts, group_summary
+from simoffload.report.summary import common_name, facts, summaries
 from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
@@ -74,7 +74,7 @@ def comparison_document(
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)
-    answers = tuple(group_summary(group, titled=len(found) > 1) for group in found)
+    answers = summaries(found)
     return ReportDocument(
         in_common(results) or ("comparison",),
         None,

@@ -71,6 +71,26 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     return _joined(f"{title}{only}: {value}", *_cost(best.result))
 
 
+def summaries(found: Sequence[Group]) -> tuple[str, ...]:
+    """Return the answers of a comparison: one for all models of which each has one row, else one for each
+    model and kind of work."""
+    rows = [(group, row) for group in found for row in group.rows]
+    timed = [(value, group) for group, row in rows if (value := group.value(row)) is not None]
+    if len(rows) > len(found) or len({group.kind for group in found}) > 1 or len(timed) < _NAMED:
+        return tuple(group_summary(group, titled=len(found) > 1) for group in found)
+    timed.sort(key=lambda pair: pair[0], reverse=timed[0][1].measure.larger)
+    best, first = timed[0]
+    text = f"{first.title} is fastest: {_value(first.rows[0].result, first.measure)}"
+    ratios = [max(value, best) / min(value, best) for value, _ in timed]
+    times = [
+        f"{group.title} {format_number(ratio, digits=2)}×"
+        for (_, group), ratio in zip(timed, ratios, strict=True)
+    ]
+    text += f"; {', '.join(times[1:])} as long"
+    out = [group.title for group, row in rows if group.value(row) is None]
+    return (_joined(text, f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit" if out else ""),)
+
+
 def _joined(first: str, *more: str) -> str:
     """Return a sentence with as many of the further parts, the least important ones last, as it has room
     for."""

@@ -33,7 +33,6 @@ def test_the_answer_comes_first(make_result: Make) -> None:
         "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100 · ± and"
     )
     assert lines[3] == "> **Warning:** careful"
-    assert lines[4] == "> **Warning:** careful"
     assert "Command:\n\n```\nsimoffload run small.yaml\n```" in text
 
 
