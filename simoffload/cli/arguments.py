@@ -18,6 +18,7 @@ from simoffload.cli.option_types import (
     add_json,
     add_limits,
     add_model,
+    add_output,
     add_overrides,
     add_parts,
     budget,
@@ -144,15 +145,6 @@ def _command(commands: SubParsers, name: str, text: str) -> _Parser:
     return made
 
 
-def _add_output(parser: _Parser, holds: str) -> None:
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="write into DIR even if it contains other files, which are kept",
-    )
-
-
 def _add_costs(parser: _Parser) -> None:
     text = "your own prices and powers, which replace or extend the shipped ones (docs/costs.md)"
     parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
@@ -170,7 +162,7 @@ def _add_run(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -212,7 +204,7 @@ def _add_compare(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.set_defaults(command=running.compare)
 
 
@@ -248,7 +240,7 @@ def _add_advise(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, f"{_WRITTEN} and the recommended scenarios")
+    add_output(parser, f"{_WRITTEN} and the recommended scenarios")
     parser.set_defaults(command=advising.advise)
 
 
@@ -277,7 +269,7 @@ def _add_reach(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.set_defaults(command=reaching.find_values)
 
 
@@ -319,7 +311,7 @@ def _add_fit(parser: _Parser) -> None:
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
 

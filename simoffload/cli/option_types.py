@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simoffload.errors import InputError, shortened
@@ -59,6 +60,15 @@ class Once(argparse.Action):
         if getattr(namespace, self.dest) is not None:
             parser.error(f"{option} is given twice" + (f"; {self.const}" if self.const else ""))
         setattr(namespace, self.dest, values)
+
+
+def add_output(parser: Options, holds: str, *, also: str = "") -> None:
+    """Add the option for a folder that an answer is written into, which ``holds`` these files, and the one
+    that replaces ``also`` other files."""
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
+    about = "write into DIR even if it contains other files, which are kept"
+    about += f"; replace {also}" if also else ""
+    parser.add_argument("--overwrite", action="store_true", help=about)
 
 
 _DRIVE = "a drive, several (4xID), an array or a server as storage (profiles list)"

@@ -59,16 +59,17 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = f"; {_listed(out)} {_not(out)}" if out else ""
+    value += "".join(_cost(best.result, " for "))
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
-        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), others)
+        return _joined(first, f"; {_tied(best, ties)}", others)
     if len(timed) > 1:
         slower = timed[1]
         behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{name} is fastest: {value}", behind, *_cost(best.result), others)
+        return _joined(f"{title}{name} is fastest: {value}", behind, others)
     only = f"only {name} fits" if out else name
-    return _joined(f"{title}{only}: {value}", *_cost(best.result))
+    return _joined(f"{title}{only}: {value}")
 
 
 def summaries(found: Sequence[Group]) -> tuple[str, ...]:
@@ -116,13 +117,13 @@ def _per_million(result: SimulationResult) -> float | None:
     return None if costs is None else costs.at_least()["cost_per_million_tokens"]
 
 
-def _cost(result: SimulationResult) -> Iterator[str]:
+def _cost(result: SimulationResult, before: str = "; ") -> Iterator[str]:
     """Yield the cost of a million tokens, if it is known."""
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
-        yield f"; {least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
+        yield f"{before}{least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
 
 
 def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
@@ -136,6 +137,9 @@ def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]
     if all(abs(ratio) <= _SIMILAR_COST for ratio in ratios):
         return f"{text} and {plural} as much"
+    if len(ties) == 1 and abs(ratios[0]) > _SIMILAR_COST:
+        times = f"but costs {format_number(ratios[0] + 1, digits=2)} times as much"
+        return f"{text} {times if ratios[0] > 0 else f'and costs {percent(-ratios[0])} less'}"
     if all(ratio > _SIMILAR_COST for ratio in ratios):
         return f"{text} but {plural} more"
     return f"{text} but {plural} less" if all(ratio < -_SIMILAR_COST for ratio in ratios) else text

@@ -30,6 +30,8 @@ _NAME = 20
 """[characters] of a name with a number in the first column up to which it is not broken: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
 """Words that begin with a digit, with the unit after or the sign before them."""
+_COST = re.compile(r" for (?:at least )?[\d,.]+ ?\S* per million tokens")
+"""The cost in a sentence of ``summary``."""
 _GLUE = "\ue000"
 """Character for a space at which lines must not break; ``printable`` removes it from the document's own
 text."""
@@ -53,7 +55,10 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
 
 
 def _brief(text: str, width: int) -> str:
-    """Return a sentence without the last of its parts, or of its words, that two lines have no room for."""
+    """Return a sentence without what two lines have no room for: the cost, which the terminal tells below,
+    its last parts, then its last words."""
+    if len(_filled(text, width)) > _BRIEF:
+        text = _COST.sub("", text)
     for separator, end in (("; ", "."), (" ", "…")):
         parts = text.removesuffix(".").split(separator)
         while len(parts) > 1 and len(_filled(text, width)) > _BRIEF:
