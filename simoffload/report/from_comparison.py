@@ -113,6 +113,7 @@ def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[Repo
             tuple(_legend(mine, table)),
             charts=tuple(_times_chart(mine)),
             notes_on_terminal=True,
+            leads=number == 0,
         )
 
 
