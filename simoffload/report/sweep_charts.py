@@ -46,7 +46,7 @@ def called(found: SweepResult, row: Row) -> str:
 
 def _short(axis: str) -> str:
     *_, section, key = ("", *axis.split("."))
-    return f"{section}.{key}" if section == "pcie" else key
+    return f"{section}.{key}" if section == "pcie" or key == "tier" else key
 
 
 def _text(value: Any) -> str:

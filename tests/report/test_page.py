@@ -103,8 +103,8 @@ def test_the_page_reads_without_scripts(single: Page) -> None:
 
 def test_the_sections_come_in_order(single: Page) -> None:
     heads = [
-        "Capacity",
         "Speed",
+        "Capacity",
         "Where the time goes",
         "Share of the bound",
         "Links",

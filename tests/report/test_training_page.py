@@ -58,8 +58,8 @@ def test_the_page_reads_without_scripts(single: str) -> None:
 
 def test_the_sections_come_in_order(single: str) -> None:
     assert re.findall("<h2>(.*?)</h2>", single)[:9] == [
-        "Capacity",
         "Speed",
+        "Capacity",
         "Phases of a step",
         "Where the time goes",
         "Share of the bound",
