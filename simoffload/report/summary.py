@@ -84,7 +84,7 @@ def summaries(found: Sequence[Group]) -> tuple[str, ...]:
     text = f"{first.title} is fastest: {_value(first.rows[0].result, first.measure)}"
     ratios = [max(value, best) / min(value, best) for value, _ in timed]
     times = [
-        f"{group.title} {format_number(ratio, digits=2)}×"
+        f"{group.title.replace(', ', ' ')} {format_number(ratio, digits=2)}×"
         for (_, group), ratio in zip(timed, ratios, strict=True)
     ]
     text += f"; {', '.join(times[1:])} as long"
