@@ -197,10 +197,10 @@ def _on_nearest(source: str, changes: CommandChanges, console: Console) -> Loade
 
     for place in ("resident", *scenario.placements.possible):  # without offloading, if all fits the GPUs
         with suppress(InputError):  # what the program refuses
-            moved = scenario.on(str(place))
-            if fit(moved).fits:
+            on_place = scenario.on(str(place))
+            if fit(on_place).fits:
                 console.note(f"{scenario.name}: {place} is the nearest that holds it; --on names another")
-                return moved
+                return on_place
     return scenario
 
 

@@ -104,12 +104,12 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     shown = ProgressBar(console, quiet=arguments.quiet)
     with TemporaryDirectory() as temporary:
         rows, table = Path(temporary, "rows.json"), Path(temporary, TABLE)
-        told = [rows] if pages or folder else []
+        as_rows = [rows] if pages or folder else []
         try:
             summary = run_sweep(
                 defined,
                 points,
-                [*tables, *told, *([table] if folder else [])],
+                [*tables, *as_rows, *([table] if folder else [])],
                 journal=journal,
                 workers=arguments.workers,
                 chunk=arguments.chunk,
@@ -123,7 +123,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
                 _print_resume_command(arguments, shown.counts, console)
             raise
         console.erase()
-        report = _report(rows, arguments.line) if told else None
+        report = _report(rows, arguments.line) if as_rows else None
         written = _written(report, folder, pages, rows, table)
     if journal is not None:
         journal.unlink()

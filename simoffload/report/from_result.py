@@ -71,8 +71,8 @@ def advice_document(
         answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
         bought = (f"{PURCHASES}: {answer}.",)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
-    told = (*findings(advice.result), *costs(advice.result, advice.economics))
-    unchanged = tuple(section._replace(leads=False) for section in told)
+    found = (*findings(advice.result), *costs(advice.result, advice.economics))
+    unchanged = tuple(section._replace(leads=False) for section in found)
     return result_document(advice.result, command=command)._replace(
         verdicts=(*bought, advice_verdict(advice)),
         sections=(*looked, *advised(advice, curve), *unchanged),

@@ -90,8 +90,8 @@ class MachineParts(NamedTuple):
         way = "at" if kind in LOCAL_KINDS else "through"
         tiers = {one: tier for one, tier in platform.profile.tiers.items() if getattr(tier, way)}
         kinds = {one.id: one.kind for one in platform.profiles}
-        alike = (one for one, tier in tiers.items() if kinds.get(tier.profile) == kind)
-        name = next(alike, next(iter(tiers), None))
+        of_kind = (one for one, tier in tiers.items() if kinds.get(tier.profile) == kind)
+        name = next(of_kind, next(iter(tiers), None))
         where = getattr(tiers[name], way) if name else ((CPU,) if way == "at" else platform.profile.nics)
         if not where:
             here, server = platform.profile.id, profile.id

@@ -109,7 +109,10 @@ def test_variants_are_compared_in_one_sentence() -> None:
     found = answer(state)
     assert found.labels == ("1: llama-3.3-70b", "2: quantization int4-g128")
     tied = answer(changed(State((START.current,)).kept(), "part memory", "256GB"))
-    assert "; 2: memory_capacity 256GiB is as fast within the uncertainty but costs more; " in tied.sentence
+    assert (
+        "; 2: memory_capacity 256GiB is as fast within the uncertainty but costs 1.3 times as much."
+        in tied.sentence
+    )
 
 
 def test_a_dropped_config_is_read_as_any_other(folder: Path) -> None:
