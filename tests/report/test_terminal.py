@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 
 import pytest
 
+from simoffload.planning.answers import simulate
 from simoffload.report.comparison import Published, groups
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
+from simoffload.report.from_result import result_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results.result import SimulationResult
+from simoffload.scenario import load_scenario
 from tests.report.conftest import ANSI, compare_text, result_text
 
 Make = Callable[..., SimulationResult]
@@ -310,3 +314,16 @@ def test_what_a_terminal_leaves_out() -> None:
         *["Noted", "  told", ""],
         *["Legend", "  told", "  Noted."],
     ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize(
+    "name", ["accelerate/llama-3.1-70b", "xinnor/llama-16b-optimizer", "checkpoint/mlperf-1t"]
+)
+def test_the_verdict_has_two_lines(name: str, width: int) -> None:
+    lines = terminal_text(result_document(simulate(load_scenario(name))), width=width).splitlines()
+    rest = lines[next(at for at, line in enumerate(lines) if line.startswith("Verdict: ")) :]
+    verdict = [rest[0], *takewhile(lambda line: line.startswith("  "), rest[1:])]
+    assert len(verdict) <= 2
+    assert re.search(r" (s|ms) per (output token|step|checkpoint) \(", " ".join(" ".join(verdict).split()))
+    assert verdict[-1].endswith(".")
