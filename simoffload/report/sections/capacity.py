@@ -40,7 +40,7 @@ _UNITS = (
 def capacity(result: SimulationResult) -> ReportSection:
     """Return every tier with the parts of its memory."""
     tables = [_peaks(result.capacity)]
-    sentences = [] if result.fits else [NameFirst(one) for one in result.advice]
+    sentences: list[str] = [] if result.fits else [NameFirst(one) for one in result.advice]
     if isinstance(result, InferenceResult) and result.cache_blocks is not None:
         sentences.append(_blocks(result.cache_blocks, result.replicas))
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))
