@@ -59,7 +59,7 @@ def write_html(document: ReportDocument, path: str | Path) -> None:
     """Write a document as a page. Raises InputError if the file cannot be written."""
     environment = _environment()
     sorter = _source(environment, "tables.js")
-    style = stylesheet() + _source(environment, "style.css")
+    style = _source(environment, "style.css") + chart_style()
     text = environment.get_template("page.html").render(
         document=document,
         hatches=hatches(),
@@ -69,6 +69,12 @@ def write_html(document: ReportDocument, path: str | Path) -> None:
     )
     with replacing(path) as file:
         file.write(text)
+
+
+def chart_style() -> Markup:
+    """Return the style of charts, which takes its ``--ink``, ``--page``, ``--faint`` and ``--line`` from the
+    page."""
+    return stylesheet() + _source(_environment(), "charts.css")
 
 
 def _source(environment: jinja2.Environment, name: str) -> Markup:

@@ -14,6 +14,8 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
 from simoffload.errors import InputError
+from simoffload.report.html import chart_style
+from simoffload.report.svg import hatches
 from simoffload.web import form
 from simoffload.web.jobs import JobOutcome, Jobs, Kind
 from simoffload.web.questions import START, Next, PageAnswer, PageSection
@@ -28,25 +30,31 @@ _TICK, _NEXT_TICK = 300, 600
 """Time [ms] between two questions whether an answer is there, and from a change to the search."""
 _FILE_TIME = 25.0  # [s]
 _FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
-_GRAPH = {"displayModeBar": False, "responsive": True, "showTips": False}
 
 
 def kinds(processors: int) -> dict[str, Kind]:
     """Return the kinds of questions, with workers for a number of processors."""
     each = max(2, min(8, processors))
-    return {"quick": Kind(each, 30.0), "check": Kind(1, 10.0), "slow": Kind(each, 90.0, nice=10)}
+    return {
+        "quick": Kind(each, 30.0),
+        "check": Kind(1, 10.0),
+        "slow": Kind(each, 90.0, nice=10),
+        "curve": Kind(each, 30.0, nice=5),
+    }
 
 
 # ---- layout ------------------------------------------------------------------------------------
 
 
 def index(head: str) -> str:
-    """Return the page around the elements, with the lists of proposals, which would slow down Dash."""
-    lists = []
+    """Return the page around the elements: the style of charts, and what would slow down Dash, the lists of
+    proposals and the patterns of charts."""
+    lists = [str(hatches())]
     for name, values in form.proposals().items():
         options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
         lists.append(f'<datalist id="{name}">{options}</datalist>')
-    return head.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
+    styled = head.replace("{%css%}", f"<style>{chart_style()}</style>{{%css%}}")
+    return styled.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
 
 
 def layout() -> Any:
@@ -57,6 +65,7 @@ def layout() -> Any:
             *(dcc.Store(id=name, data=data) for name, data in _stores().items()),
             dcc.Interval(id="tick", interval=_TICK, disabled=True),
             dcc.Interval(id="next-tick", interval=_NEXT_TICK, disabled=True),
+            dcc.Interval(id="curve-tick", interval=_NEXT_TICK, disabled=True),
             dcc.Download(id="download"),
             html.Header([html.H1("simoffload"), _start()]),
             html.Main(
@@ -74,7 +83,7 @@ def layout() -> Any:
 
 
 def _stores() -> dict[str, Any]:
-    return {"me": uuid.uuid4().hex, "shape": [], "asked": None}
+    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "moved": ""}
 
 
 def _start() -> Any:
@@ -113,8 +122,9 @@ def _answer() -> Any:
         [
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
             html.Dl(id="metrics"),
-            dcc.Checklist(["Numbers of the charts, as tables"], id="numbers"),
             html.Div(id="charts"),
+            html.Div(id="curve"),
+            html.P(id="curve-progress", role="status"),
             html.Section(
                 [
                     html.H2("What to change next"),
@@ -182,19 +192,6 @@ def _panel(panel: form.Panel) -> Any:
 # ---- the answer as elements --------------------------------------------------------------------
 
 
-def _graph(number: int, section: PageSection) -> Any:
-    if section.figure is None:
-        return None
-    height = {"height": f"{section.figure['layout']['height']}px"}
-    label = " ".join((f"Chart: {section.title}.", *section.sentences))
-    graph = dcc.Graph(id=f"chart-{number}", figure=section.figure, config=_GRAPH, style=height)
-    names = [
-        html.Li([html.Span(style={"background": colour}), name])
-        for name, colour in section.figure["layout"]["meta"]
-    ]
-    return html.Figure([html.Ul(names, className="legend"), graph], **{"aria-label": label})
-
-
 def _tables(section: PageSection) -> list[Any]:
     return [
         html.Div(
@@ -212,12 +209,15 @@ def _tables(section: PageSection) -> list[Any]:
     ]
 
 
-def _section(number: int, section: PageSection, *, numbers: bool) -> Any:
-    texts = [html.P(text) for text in section.sentences]
-    tables = _tables(section) if numbers else []
-    if section.figure is None:
+def _section(section: PageSection) -> Any:
+    """Return a part of the answer; ``assets/charts.js`` draws its chart."""
+    texts, tables = [html.P(text) for text in section.sentences], _tables(section)
+    if not section.chart:
         return html.Details([html.Summary(section.title), *texts, *tables])
-    return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
+    named = html.Summary("Numbers", **{"aria-label": f"Numbers: {section.title}"})
+    numbers = [html.Details([named, *tables])] if tables else []
+    chart = html.Div(**{"data-chart": section.chart})
+    return html.Section([html.H2(section.title), chart, *texts, *numbers])
 
 
 def _details(found: PageAnswer) -> list[Any]:
@@ -269,6 +269,7 @@ _CHANGED = {
     "progress": Output("progress", "children"),
     "dimmed": Output("answer", "className"),
     "asked": Output("asked", "data"),
+    "moved": Output("moved", "data"),
     "ticking": Output("tick", "disabled"),
 }
 """What an answer changes on the page, by the names that ``_updated`` uses."""
@@ -280,7 +281,6 @@ _GIVEN = {
     "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
     "content": Input("upload", "contents"),
     "_ticks": Input("tick", "n_intervals"),
-    "numbers": Input("numbers", "value"),
     "me": State("me", "data"),
     "file": State("upload", "filename"),
     "text": State("yaml", "value"),
@@ -305,6 +305,16 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
         [Input("url", "hash"), Input("next-tick", "n_intervals")],
         [State("me", "data"), State("shape", "data")],
     )(lambda *given: _followed(jobs, *given))
+    app.callback(
+        [
+            Output("curve", "children"),
+            Output("curve-progress", "children"),
+            Output("curve", "className"),
+            Output("curve-tick", "disabled"),
+        ],
+        [Input("url", "hash"), Input("curve-tick", "n_intervals")],
+        [State("me", "data"), State("moved", "data")],
+    )(lambda *given: _curved(jobs, *given))
     app.callback(
         [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
         Input({"get": ALL}, "n_clicks"),
@@ -342,6 +352,8 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
     if outcome.progress:
         return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
     shown |= {"progress": "", "ticking": True, "asked": None}
+    if asked and asked[1].startswith(("slide ", "scale ")):
+        shown["moved"] = asked[1]
     if outcome.value is None:
         return shown | {"problems": _lines(outcome.problems)}
     return shown | _elements(outcome.value, given, names)
@@ -359,7 +371,7 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
     trigger, state = ctx.triggered_id, _state(given["address"])
     changed = ctx.triggered[0]["value"] if len(ctx.triggered) == 1 else None
     match trigger:
-        case None | "url" | "numbers":
+        case None | "url":
             return state.text, "", None
         case "tick" if isinstance(given["asked"], list) and len(given["asked"]) == 3:
             text, name, value = given["asked"]
@@ -422,11 +434,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
             "sentence": found.sentence,
             "facts": found.facts,
             "metrics": list(_metrics(found)),
-            "charts": [
-                _section(number, one, numbers=bool(given["numbers"]))
-                for number, one in enumerate(found.sections)
-                if one.figure or one.sentences or given["numbers"]
-            ],
+            "charts": list(map(_section, found.sections)),
             "details": _details(found),
         }
     return elements
@@ -439,22 +447,40 @@ def _lacking(names: Sequence[str], there: Sequence[Any], new: Mapping[str, Any])
     return [new[name] if name in new and new[name] != (old or "") else no_update for name, old in pairs]
 
 
-def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:
-    """Return what to change next once it is known; a change of the page ends the search for it."""
-    if ctx.triggered_id != "next-tick":
-        jobs.cancel(str(me), "slow")
-        return [no_update, no_update, "looking for what to change…", "dimmed", False]
+_Followed = tuple[Any, str, str, bool]
+"""An answer that comes later, how far it is or why there is none, the class of the one before, and whether it
+is the last word."""
+
+
+def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *arguments: Any) -> _Followed:
+    """Ask what follows a change once it is some time ago; the change itself ends the question before it."""
+    if ctx.triggered_id in (None, "url"):
+        jobs.cancel(str(me), kind)
+        return None, "looking …", "dimmed", False
     try:
-        outcome = jobs.ask(str(me), "slow", "next", _state(address), wait=0.05)
+        outcome = jobs.ask(str(me), kind, question, _state(address), *arguments, wait=0.05)
     except InputError as error:
         outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.progress:
-        return [no_update, no_update, f"looking for what to change: {outcome.progress}", "dimmed", False]
-    if outcome.value is None:
-        return [no_update, no_update, "; ".join(outcome.problems), "dimmed", True]
+        return None, f"looking: {outcome.progress}", "dimmed", False
+    return outcome.value, "; ".join(outcome.problems), "dimmed" if outcome.problems else "", True
+
+
+def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:
+    """Return what to change next once it is known."""
+    found, *how = _later(jobs, "slow", me, "next", address)
+    if found is None:
+        return [no_update, no_update, *how]
     there = shape if isinstance(shape, list) else []
-    sliders = [_input(one) for one in outcome.value.sliders if one.name not in there]
-    return [_next(outcome.value), sliders, "", "", True]
+    return [_next(found), [_input(one) for one in found.sliders if one.name not in there], *how]
+
+
+def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, moved: Any) -> list[Any]:
+    """Return the curve over the slider that was moved last once it is known."""
+    if not moved:
+        return [None, "", "", True]
+    found, *how = _later(jobs, "curve", me, "curve", address, str(moved))
+    return [no_update if found is None else list(map(_section, found)), *how]
 
 
 def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:

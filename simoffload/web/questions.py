@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
@@ -15,43 +16,46 @@ from simoffload.limits import sharing
 from simoffload.models import is_model
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import simulate
+from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import sensitivity
 from simoffload.progress import stage
 from simoffload.report.comparison import Group, groups
-from simoffload.report.comparison_charts import causes_compared, times_compared
-from simoffload.report.document import ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import sentence, span
-from simoffload.report.from_comparison import comparison_document
+from simoffload.report.comparison_charts import CurvePoint, causes_compared, curve_of
+from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable
+from simoffload.report.formatting import sentence, span, uncapitalized
+from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
-from simoffload.report.presentation import headline, presentation
+from simoffload.report.presentation import MEASURES, headline, presentation, ranged
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.changes import described, gain_text
 from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
-from simoffload.report.sections.performance import CAUSES, causes
+from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
+from simoffload.report.svg import drawn
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario, resolve
 from simoffload.simulation.metrics import refused
-from simoffload.web import figures
-from simoffload.web.form import Input, Panel, multiple, panels
+from simoffload.web.form import Input, Panel, multiple, panels, slider, value_at
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
 _LONGEST_NAME = 60  # [characters] of a variant
 QUOTE = '"'
-_NEXT_TIME = 60.0
-"""Time [s] for which what to change is looked for: our choice."""
+_NEXT_TIME, _CURVE_TIME = 60.0, 20.0
+"""Time [s] for which what to change is looked for, and the points of a curve: our choice."""
+_MOST_POINTS = 6
+"""Number of points of a curve, besides the first and the present one."""
 
 
 class PageSection(NamedTuple):
-    """A PageSection is a part of an answer: a figure, what it says in words, and its numbers as tables."""
+    """A PageSection is a part of an answer: a chart, what it says in words, and its numbers as tables."""
 
     title: str
-    figure: Mapping[str, Any] | None = None
-    """The figure as plotly's script draws it."""
+    chart: str = ""
+    """The chart as elements of HTML and SVG, in which all text from data is escaped."""
     sentences: tuple[str, ...] = ()
     tables: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = ()
     """Caption, headings and rows of each table."""
@@ -224,20 +228,27 @@ def _plain(cell: Any) -> str:
 
 def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        yield PageSection("Variants", figures.drawn(times_compared(compared)))
+        for one in side_by_side(compared):
+            yield _section(one._replace(title=one.title.replace("Comparison", "Variants")))
     if result.refused:
         return
     yield _section(capacity(result))
     if result.step is not None:
-        drawn = figures.drawn(causes_compared(compared))
-        yield _section(causes(result, result.step))._replace(title=CAUSES, figure=drawn)
+        chart = Chart("time by cause of each variant", partial(causes_compared, compared))
+        yield _section(causes(result, result.step)._replace(charts=(chart,)))
     for one in cost_sections(result, result.costs) if result.costs is not None else ():
         yield _section(one)
 
 
 def _section(one: ReportSection) -> PageSection:
-    drawn = figures.drawn(one.charts[0].draw()) if one.charts else None
-    return PageSection(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
+    texts = tuple(map(sentence, one.sentences))
+    charts = [drawn(chart.draw().to_plotly_json(), _said(chart, texts)) for chart in one.charts]
+    return PageSection(one.title, "".join(charts), texts, tuple(map(_table, one.tables)))
+
+
+def _said(chart: Chart, texts: Sequence[str]) -> str:
+    """Return what a screen reader says of a chart: what it shows, and the sentences about it."""
+    return " ".join((sentence(chart.caption or chart.label), *texts))
 
 
 def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -251,6 +262,87 @@ def command(variant: Variant) -> str:
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
     given = [word for one in edits for word in ("--set", one)]
     return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
+
+
+# ---- the curve ---------------------------------------------------------------------------------
+
+
+def curve(state: State, name: str) -> tuple[PageSection, ...]:
+    """Return the answer over the values of a slider; nothing where the scenario does not have it or there are
+    no times. Raises InputError."""
+    variant = state.current
+    one = slider(load(variant), variant, _result(variant), name)
+    if one is None or one.most is None:
+        return ()
+    now, every = int(one.value), -(-one.most // _MOST_POINTS)
+    places = sorted({*range(0, one.most + 1, every), one.most, now})
+    results = dict[int, SimulationResult]()
+    with sharing(_CURVE_TIME), stage(len(places)) as parts:
+        for at in places:
+            with suppress(InputError, WorkLimitError):
+                place = changed(state, one.name, at).current
+                results[at] = replace(_result(place), name=value_at(place, one.name, one.note, at))
+            parts.step(one.label)
+    timed = {at: result for at, result in results.items() if result.step is not None}
+    if len(timed) < 2:
+        return ()
+    points, up, seconds = (
+        _costs_over(timed) if one.name.startswith("slide price ") else _times_over(timed, one.name)
+    )
+    across, points = _united(one.label, points)
+    lacking = [result.name for result in results.values() if not result.fits]
+    chart = Chart(
+        f"{up} over {one.label}",
+        partial(curve_of, points, now, across=across, up=up, seconds=seconds),
+    )
+    rows = tuple((point.name, point.text) for point in points)
+    table = ReportTable("", (across, up), rows, (0, 1))
+    texts = (f"it does not fit with {', '.join(lacking)}",) if lacking else ()
+    return (_section(ReportSection(f"Over {one.label}", texts, (table,), charts=(chart,))),)
+
+
+_Points = tuple[list[CurvePoint], str, bool]
+"""Points, what they are, and whether it is a time [s]."""
+
+
+def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
+    """Return the time by which results are compared, or the throughput where more work takes longer."""
+    group = max(groups(tuple(results.values())), key=lambda one: len(one.rows))
+    measure, alike = group.measure, [row.result for row in group.rows]
+    if " workload." in name and all(one.metrics().get("tokens_per_s") for one in alike):
+        measure = MEASURES["tokens_per_s"]
+    points = [
+        CurvePoint(
+            at,
+            result.name,
+            result.metrics()[measure.metric] or 0.0,
+            ranged(result, measure.metric, measure.shown),
+            confidence(result).interval(measure.metric),
+        )
+        for at, result in results.items()
+        if any(result is one for one in alike)
+    ]
+    return points, uncapitalized(measure.name), not measure.larger
+
+
+def _costs_over(results: Mapping[int, SimulationResult]) -> _Points:
+    points, up = list[CurvePoint](), ""
+    for at, result in results.items():
+        if (priced := result.costs) is None:
+            continue
+        value = priced.at_least()["cost_per_million_tokens"]
+        up = f"cost per million tokens [{priced.costs.currency}]"
+        if value is not None:
+            points.append(CurvePoint(at, result.name, value, _plain(money(value, priced.costs.currency))))
+    return points, up, False
+
+
+def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePoint]]:
+    """Return the title of an axis with the unit that all values have, and the points without it."""
+    units = {point.name.partition(" ")[2] for point in points}
+    if len(units) > 1 or units == {""}:
+        return label, list(points)
+    return f"{label} [{units.pop()}]", [point._replace(name=point.name.partition(" ")[0]) for point in points]
 
 
 # ---- what follows ------------------------------------------------------------------------------
@@ -335,6 +427,7 @@ def _page(document: ReportDocument) -> str:
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "answer": answer,
     "next": next_changes,
+    "curve": curve,
     "check": check,
     "file": file,
 }
