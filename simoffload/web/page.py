@@ -6,19 +6,21 @@ import base64
 import binascii
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
+from markupsafe import Markup
 
 from simoffload.errors import InputError
-from simoffload.report.html import chart_style
+from simoffload.report.html import style
 from simoffload.report.svg import hatches
 from simoffload.web import form
 from simoffload.web.jobs import JobOutcome, Jobs, Kind
-from simoffload.web.questions import START, Next, PageAnswer, PageSection
+from simoffload.web.questions import START, Next, PageAnswer
 from simoffload.web.state import MOST_VARIANTS, Variant
 from simoffload.web.state import State as PageState
 
@@ -47,13 +49,13 @@ def kinds(processors: int) -> dict[str, Kind]:
 
 
 def index(head: str) -> str:
-    """Return the page around the elements: the style of charts, and what would slow down Dash, the lists of
+    """Return the page around the elements: the style of reports, and what would slow down Dash, the lists of
     proposals and the patterns of charts."""
     lists = [str(hatches())]
     for name, values in form.proposals().items():
         options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
         lists.append(f'<datalist id="{name}">{options}</datalist>')
-    styled = head.replace("{%css%}", f"<style>{chart_style()}</style>{{%css%}}")
+    styled = head.replace("{%css%}", f"<style>{style()}</style>{{%css%}}")
     return styled.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
 
 
@@ -83,7 +85,7 @@ def layout() -> Any:
 
 
 def _stores() -> dict[str, Any]:
-    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "moved": ""}
+    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "moved": "", "made": ""}
 
 
 def _start() -> Any:
@@ -121,7 +123,7 @@ def _answer() -> Any:
     return html.Article(
         [
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
-            html.Dl(id="metrics"),
+            html.Div(id="metrics"),
             html.Div(id="charts"),
             html.Div(id="curve"),
             html.P(id="curve-progress", role="status"),
@@ -192,44 +194,22 @@ def _panel(panel: form.Panel) -> Any:
 # ---- the answer as elements --------------------------------------------------------------------
 
 
-def _tables(section: PageSection) -> list[Any]:
-    return [
-        html.Div(
-            html.Table(
-                [
-                    html.Caption(caption),
-                    html.Thead(html.Tr([html.Th(text, scope="col") for text in head])),
-                    html.Tbody([html.Tr([html.Td(text) for text in row]) for row in rows]),
-                ]
-            ),
-            className="table",
-        )
-        for caption, head, rows in section.tables
-        if rows
-    ]
-
-
-def _section(section: PageSection) -> Any:
-    """Return a part of the answer; ``assets/charts.js`` draws its chart."""
-    texts, tables = [html.P(text) for text in section.sentences], _tables(section)
-    if not section.chart:
-        return html.Details([html.Summary(section.title), *texts, *tables])
-    named = html.Summary("Numbers", **{"aria-label": f"Numbers: {section.title}"})
-    numbers = [html.Details([named, *tables])] if tables else []
-    chart = html.Div(**{"data-chart": section.chart})
-    return html.Section([html.H2(section.title), chart, *texts, *numbers])
+def _drawn(elements: str) -> Any:
+    """Return a place where ``assets/page.js`` puts elements, which is much faster than to make them one by
+    one; all text from data in them must be escaped."""
+    return html.Section(**{"data-drawn": elements})
 
 
 def _details(found: PageAnswer) -> list[Any]:
-    named = html.Summary(f"Warnings ({len(found.warnings)})")
-    warnings = [html.Details([named, html.Ul([html.Li(text) for text in found.warnings])])]
-    return [*(warnings if found.warnings else []), html.P(["The same answer: ", html.Code(found.command)])]
+    warnings = Markup("").join(map(Markup("<li>{}</li>").format, found.warnings))
+    text = Markup("<details><summary>Warnings ({})</summary><ul>{}</ul></details>")
+    folded = _drawn(text.format(len(found.warnings), warnings)) if found.warnings else None
+    return [folded, html.P(["The same answer: ", html.Code(found.command)])]
 
 
-def _metrics(found: PageAnswer) -> Iterator[Any]:
-    for name, value, interval in found.metrics:
-        ends = html.Small(f" {interval}") if interval else None
-        yield html.Div([html.Dt(name), html.Dd([html.Strong(value), ends])])
+def _metrics(found: PageAnswer) -> Any:
+    one = Markup("<div><dt>{}</dt><dd><strong>{}</strong> <small>{}</small></dd></div>")
+    return _drawn(Markup("<dl>{}</dl>").format(Markup("").join(one.format(*each) for each in found.metrics)))
 
 
 def _next(found: Next) -> Any:
@@ -263,6 +243,7 @@ _CHANGED = {
     "charts": Output("charts", "children"),
     "details": Output("details", "children"),
     "yaml": Output("yaml", "value"),
+    "made": Output("made", "data"),
     "basket": Output("basket", "options"),
     "at": Output("basket", "value"),
     "problems": Output("problems", "children"),
@@ -303,7 +284,7 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
             Output("next-tick", "disabled"),
         ],
         [Input("url", "hash"), Input("next-tick", "n_intervals")],
-        [State("me", "data"), State("shape", "data")],
+        [State("me", "data"), State("shape", "data"), State({"set": ALL}, "id")],
     )(lambda *given: _followed(jobs, *given))
     app.callback(
         [
@@ -324,14 +305,19 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
     app.callback(
         Output("yaml-problems", "children"),
         Input("yaml", "value"),
-        State("me", "data"),
+        [State("me", "data"), State("made", "data")],
         prevent_initial_call=True,
-    )(lambda text, me: _checked(jobs, text, me))
+    )(lambda text, me, made: [] if _digest(text) == made else _checked(jobs, text, me))
 
 
 def _state(address: Any) -> PageState:
     text = str(address or "").removeprefix("#")
     return PageState.of(text) if text else START
+
+
+def _digest(text: Any) -> str:
+    """Return what tells the scenario that the page shows from one that is being typed."""
+    return sha256(str(text).encode(errors="replace")).hexdigest()
 
 
 def _lines(texts: Sequence[str]) -> list[Any]:
@@ -420,6 +406,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         "at": found.state.at,
         "dimmed": "dimmed" if found.problems else "",
         "yaml": found.scenario or no_update,
+        "made": _digest(found.scenario),
     }
     if found.panels and new_shape != given["shape"]:
         elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
@@ -433,8 +420,8 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         elements |= {
             "sentence": found.sentence,
             "facts": found.facts,
-            "metrics": list(_metrics(found)),
-            "charts": list(map(_section, found.sections)),
+            "metrics": _metrics(found),
+            "charts": list(map(_drawn, found.sections)),
             "details": _details(found),
         }
     return elements
@@ -466,13 +453,15 @@ def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *argumen
     return outcome.value, "; ".join(outcome.problems), "dimmed" if outcome.problems else "", True
 
 
-def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:
-    """Return what to change next once it is known."""
+def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: Any) -> list[Any]:
+    """Return what to change next once it is known; sliders that are there stay, as one may be in use."""
     found, *how = _later(jobs, "slow", me, "next", address)
     if found is None:
         return [no_update, no_update, *how]
-    there = shape if isinstance(shape, list) else []
-    return [_next(found), [_input(one) for one in found.sliders if one.name not in there], *how]
+    there = set(shape) if isinstance(shape, list) else set()
+    new = [one for one in found.sliders if one.name not in there]
+    same = {one.name for one in new} == {one["set"] for one in ids} - there - {"base"}
+    return [_next(found), no_update if same else list(map(_input, new)), *how]
 
 
 def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, moved: Any) -> list[Any]:
@@ -480,7 +469,7 @@ def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, moved: Any) -> list[
     if not moved:
         return [None, "", "", True]
     found, *how = _later(jobs, "curve", me, "curve", address, str(moved))
-    return [no_update if found is None else list(map(_section, found)), *how]
+    return [no_update if found is None else list(map(_drawn, found)), *how]
 
 
 def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:

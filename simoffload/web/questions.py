@@ -26,6 +26,7 @@ from simoffload.report.document import Chart, ReportDocument, ReportSection, Rep
 from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
+from simoffload.report.html import with_numbers, write_html
 from simoffload.report.presentation import MEASURES, headline, presentation, ranged
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.changes import described, gain_text
@@ -33,7 +34,6 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
-from simoffload.report.svg import drawn
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario, resolve
 from simoffload.simulation.metrics import refused
@@ -46,19 +46,8 @@ _LONGEST_NAME = 60  # [characters] of a variant
 QUOTE = '"'
 _NEXT_TIME, _CURVE_TIME = 60.0, 20.0
 """Time [s] for which what to change is looked for, and the points of a curve: our choice."""
-_MOST_POINTS = 6
+_MOST_POINTS = 9
 """Number of points of a curve, besides the first and the present one."""
-
-
-class PageSection(NamedTuple):
-    """A PageSection is a part of an answer: a chart, what it says in words, and its numbers as tables."""
-
-    title: str
-    chart: str = ""
-    """The chart as elements of HTML and SVG, in which all text from data is escaped."""
-    sentences: tuple[str, ...] = ()
-    tables: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = ()
-    """Caption, headings and rows of each table."""
 
 
 class PageAnswer(NamedTuple):
@@ -75,7 +64,8 @@ class PageAnswer(NamedTuple):
     """What stands in small type below the sentence."""
     metrics: tuple[tuple[str, str, str], ...] = ()
     """Name, value and 80 % interval of each number."""
-    sections: tuple[PageSection, ...] = ()
+    sections: tuple[str, ...] = ()
+    """Parts of the answer as elements of HTML, in which all text from data is escaped."""
     warnings: tuple[str, ...] = ()
     further: tuple[Input, ...] = ()
     """Sliders that the page has beside those of the panels."""
@@ -226,7 +216,7 @@ def _plain(cell: Any) -> str:
     return cell if isinstance(cell, str) else str(cell.text)
 
 
-def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
+def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[str]:
     if any(row.result.compared_s for group in compared for row in group.rows):
         for one in side_by_side(compared):
             yield _section(one._replace(title=one.title.replace("Comparison", "Variants")))
@@ -240,19 +230,11 @@ def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[P
         yield _section(one)
 
 
-def _section(one: ReportSection) -> PageSection:
-    texts = tuple(map(sentence, one.sentences))
-    charts = [drawn(chart.draw().to_plotly_json(), _said(chart, texts)) for chart in one.charts]
-    return PageSection(one.title, "".join(charts), texts, tuple(map(_table, one.tables)))
-
-
-def _said(chart: Chart, texts: Sequence[str]) -> str:
-    """Return what a screen reader says of a chart: what it shows, and the sentences about it."""
-    return " ".join((sentence(chart.caption or chart.label), *texts))
-
-
-def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return table.caption, table.head, table.texts
+def _section(one: ReportSection) -> str:
+    """Return a section as elements; a screen reader says its sentences with its charts."""
+    texts = list(map(sentence, one.sentences))
+    charts = [chart._replace(label=" ".join((sentence(chart.label), *texts))) for chart in one.charts]
+    return with_numbers(one._replace(charts=tuple(charts)))
 
 
 def command(variant: Variant) -> str:
@@ -267,7 +249,7 @@ def command(variant: Variant) -> str:
 # ---- the curve ---------------------------------------------------------------------------------
 
 
-def curve(state: State, name: str) -> tuple[PageSection, ...]:
+def curve(state: State, name: str) -> tuple[str, ...]:
     """Return the answer over the values of a slider; nothing where the scenario does not have it or there are
     no times. Raises InputError."""
     variant = state.current
@@ -417,8 +399,6 @@ def _report(state: State) -> ReportDocument:
 
 
 def _page(document: ReportDocument) -> str:
-    from simoffload.report.html import write_html
-
     path = Path("report.html")
     write_html(document, path)
     return path.read_text(encoding="utf-8")

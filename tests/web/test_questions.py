@@ -15,7 +15,7 @@ from simoffload.report.presentation import presentation
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.strategies import strategies
 from simoffload.web import form
-from simoffload.web.questions import START, PageAnswer, answer, check, file, next_changes
+from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes
 from simoffload.web.scenarios import changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
@@ -196,3 +196,27 @@ def test_an_input_that_does_not_exist_is_refused() -> None:
     ):
         with pytest.raises(InputError):
             changed(START, name, value)
+
+
+def metrics(found: PageAnswer) -> dict[str, str]:
+    return {name: value for name, value, _ in found.metrics}
+
+
+CURVES = {
+    "slide edit workload.batch_size 1|2|4": "throughput",
+    "scale pfs/ddn-ai400x2 read": "time per output token",
+    "slide price pfs/ddn-ai400x2 1|2": "per million tokens",
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_goes_through_the_present_point(name: str) -> None:
+    (drawn,) = curve(DDN, name)
+    assert f"now {metrics(answer(DDN))[CURVES[name]]}" in drawn
+    assert drawn.count("<circle") >= 5
+    assert "<table>" in drawn
+
+
+def test_a_slider_that_is_not_there_has_no_curve() -> None:
+    assert curve(DDN, "scale drive/none read") == ()
+    assert curve(DDN, "slide edit workload.none 1|2") == ()
