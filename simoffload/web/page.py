@@ -38,7 +38,7 @@ def kinds(processors: int) -> dict[str, Kind]:
     """Return the kinds of questions, with workers for a number of processors."""
     each = max(2, min(8, processors))
     return {
-        "quick": Kind(each, 30.0),
+        "quick": Kind(each, 45.0),
         "check": Kind(1, 10.0),
         "slow": Kind(each, 90.0, nice=10),
         "curve": Kind(each, 30.0, nice=5),
@@ -74,6 +74,7 @@ def layout() -> Any:
                 [
                     html.Section([html.P(id="sentence"), html.P(id="facts")], **{"aria-live": "polite"}),
                     html.P(id="progress", role="status"),
+                    html.P(id="too-large", role="alert", **{"data-most": str(LARGEST_FILE)}),
                     html.Ul(id="problems", role="alert"),
                 ],
                 id="top",

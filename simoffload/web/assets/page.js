@@ -1,4 +1,4 @@
-// Puts the parts of an answer on the page. They are elements that the server made, with all text from data
+// Says why a file is not read, and puts the parts of an answer on the page. They are elements that the server made, with all text from data
 // escaped. What was unfolded stays so, and the focus stays where it was.
 "use strict";
 
@@ -10,6 +10,21 @@ const draw = (place) => {
   before.forEach((one, at) => after[at]?.toggleAttribute("open", one.open));
   after[focused]?.firstElementChild.focus();
 };
+
+// A file that is too large is not sent.
+const measure = (event) => {
+  const place = document.getElementById("too-large");
+  const files = [...(event.dataTransfer ?? event.target).files ?? []];
+  if (!files.length || !event.target.closest("#upload")) {
+    return;
+  }
+  const large = files.find((one) => one.size > Number(place.dataset.most));
+  place.textContent = large
+    ? `${large.name} has ${(large.size / 1e6).toFixed(1)} MB and was not read: drop a scenario or a ` +
+      `config.json, which has at most ${place.dataset.most / 1e6} MB; weights are not needed`
+    : "";
+};
+["change", "drop"].forEach((kind) => document.addEventListener(kind, measure, true));
 
 new MutationObserver((changes) => {
   for (const { type, target, addedNodes } of changes) {
