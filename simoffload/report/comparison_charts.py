@@ -153,14 +153,7 @@ def curve_of(points: Sequence[CurvePoint], now: int, *, across: str, up: str, se
     present = [one for one in points if one.at == now]
     data = [
         _curve("simulated", points, mode="lines+markers", error_y=error, line={"color": draw.BLUE}),
-        _curve(
-            "now",
-            present,
-            mode="markers+text",
-            text=[f"now {one.text.partition(' [')[0]}" for one in present],
-            textposition="bottom right",
-            marker={"color": draw.VERMILION, "size": 13, "symbol": "diamond"},
-        ),
+        _curve("now", present, marker={"color": draw.VERMILION, "size": 13, "symbol": "diamond"}),
     ]
     most = max(high for _, high in ends)
     return draw.figure(

@@ -306,9 +306,9 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
     app.callback(
         Output("yaml-problems", "children"),
         Input("yaml", "value"),
-        [State("me", "data"), State("made", "data")],
+        [State("url", "hash"), State("me", "data"), State("made", "data")],
         prevent_initial_call=True,
-    )(lambda text, me, made: [] if _digest(text) == made else _checked(jobs, text, me))
+    )(lambda text, address, me, made: [] if _digest(text) == made else _checked(jobs, text, address, me))
 
 
 def _state(address: Any) -> PageState:
@@ -342,8 +342,15 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
     if asked and asked[1].startswith(("slide ", "scale ")):
         shown["moved"] = asked[1]
     if outcome.value is None:
-        return shown | {"problems": _lines(outcome.problems)}
+        return shown | {"problems": _lines(outcome.problems), "notes": _refused(outcome.problems)}
     return shown | _elements(outcome.value, given, names)
+
+
+def _refused(problems: Sequence[str]) -> list[Any]:
+    """Return the notes of all inputs, in which the one that was refused says why."""
+    said = html.Span("; ".join(problems), className="problem", role="alert")
+    name = ctx.triggered_id["set"] if isinstance(ctx.triggered_id, dict) and "set" in ctx.triggered_id else ""
+    return [said if one["id"]["note"] == name else no_update for one in ctx.outputs_grouping["notes"]]
 
 
 def _unchanged(output: Any) -> Any:
@@ -375,7 +382,7 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
             variant = state.current.edited(*_texts(assignments))
             return state.changed(variant).text, "", None
         case "use" if changed:
-            return state.changed(Variant(f"{given['text']}\n")).text, "", None
+            return state.changed(_written(given["text"], state)).text, "", None
         case "upload" if changed:
             return state.text, f"file {given['file']}", _content(str(changed))
     raise PreventUpdate
@@ -488,6 +495,14 @@ def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
     return [{"filename": name, "content": content, "type": "text/plain"}, no_update]
 
 
-def _checked(jobs: Jobs, text: Any, me: Any) -> list[Any]:
-    outcome = jobs.ask(str(me), "check", "check", f"{text}\n", wait=5.0)
+def _checked(jobs: Jobs, text: Any, address: Any, me: Any) -> list[Any]:
+    try:
+        outcome = jobs.ask(str(me), "check", "check", _written(text, _state(address)), wait=5.0)
+    except InputError as error:
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     return _lines(outcome.value or outcome.problems)
+
+
+def _written(text: Any, state: PageState) -> Variant:
+    """Return the variant with a scenario that was typed; its config.json and its prices stay."""
+    return state.current._replace(base=f"{text}\n", edits=())

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
-from simoffload.documents import ds_config_text, parse_yaml, split_assignment, yaml_text
+from simoffload.documents import ds_config_text, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
 from simoffload.models import is_model
@@ -35,7 +35,7 @@ from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import SimulationResult
-from simoffload.scenario import LoadedScenario, find_scenario, resolve
+from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, slider, value_at
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
@@ -257,7 +257,7 @@ def curve(state: State, name: str) -> tuple[str, ...]:
     if one is None or one.most is None:
         return ()
     now, every = int(one.value), -(-one.most // _MOST_POINTS)
-    places = sorted({*range(0, one.most + 1, every), one.most, now})
+    places = range(now % every, one.most + 1, every)
     results = dict[int, SimulationResult]()
     with sharing(_CURVE_TIME), stage(len(places)) as parts:
         for at in places:
@@ -273,10 +273,9 @@ def curve(state: State, name: str) -> tuple[str, ...]:
     )
     across, points = _united(one.label, points)
     lacking = [result.name for result in results.values() if not result.fits]
-    chart = Chart(
-        f"{up} over {one.label}",
-        partial(curve_of, points, now, across=across, up=up, seconds=seconds),
-    )
+    drawn = partial(curve_of, points, now, across=across, up=up, seconds=seconds)
+    present = [f"diamond: now, at {results[now].name}: {point.text}" for point in points if point.at == now]
+    chart = Chart(f"{up} over {one.label}", drawn, "".join(present))
     rows = tuple((point.name, point.text) for point in points)
     table = ReportTable("", (across, up), rows, (0, 1))
     texts = (f"it does not fit with {', '.join(lacking)}",) if lacking else ()
@@ -321,10 +320,21 @@ def _costs_over(results: Mapping[int, SimulationResult]) -> _Points:
 
 def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePoint]]:
     """Return the title of an axis with the unit that all values have, and the points without it."""
-    units = {point.name.partition(" ")[2] for point in points}
-    if len(units) > 1 or units == {""}:
+    texts = [point.name.partition(" ") for point in points]
+    units = {unit for _, _, unit in texts}
+    if len(units) > 1:
         return label, list(points)
-    return f"{label} [{units.pop()}]", [point._replace(name=point.name.partition(" ")[0]) for point in points]
+    named = [point._replace(name=_short(text)) for point, (text, _, _) in zip(points, texts, strict=True)]
+    return f"{label} [{unit}]" if (unit := units.pop()) else label, named
+
+
+def _short(number: str) -> str:
+    """Return a number with at most four digits if it is not whole."""
+    try:
+        value = float(number.replace(",", ""))
+    except ValueError:
+        return number
+    return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
 
 
 # ---- what follows ------------------------------------------------------------------------------
@@ -365,10 +375,10 @@ def _sliders(variant: Variant, evaluator: Evaluator) -> Iterator[Input]:
     yield from filter(None, parts.values())
 
 
-def check(text: str) -> tuple[str, ...]:
-    """Return what is wrong with the text of a scenario file, as ``check`` says it."""
+def check(variant: Variant) -> tuple[str, ...]:
+    """Return what is wrong with a scenario, as ``check`` says it."""
     try:
-        resolve(parse_yaml(text, name=FILE, root=Path()))
+        load(variant)
     except InputError as error:
         return tuple(map(str, error.problems))
     return ()

@@ -50,6 +50,12 @@ def test_a_mistake_keeps_the_answer_and_is_said(update: Post) -> None:
     assert "must be a whole number" in json.dumps(answer["problems"])
 
 
+def test_what_cannot_be_is_said_at_its_input(update: Post) -> None:
+    name = "part memory"
+    answer = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
+    assert "is not a size" in json.dumps(answer[f'{{"note":"{name}"}}'])
+
+
 def test_variants_are_kept_and_chosen(update: Post) -> None:
     kept = address(update("keep.n_clicks", 1))
     assert (len(kept.variants), kept.at) == (2, 1)
