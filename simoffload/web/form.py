@@ -256,6 +256,16 @@ def value_at(variant: Variant, name: str, note: str, place: int) -> str:
     return f"{float(rest.rpartition(' ')[2].split('|')[place]):,.6g} {note.partition(' ')[2]}".strip()
 
 
+def short(text: str) -> str:
+    """Return the text of a number, with or without a unit, with at most four digits if it is not whole."""
+    number, space, unit = text.partition(" ")
+    try:
+        value = float(number.replace(",", ""))
+    except ValueError:
+        return text
+    return f"{f'{value:,.0f}' if value.is_integer() else f'{value:,.4g}'}{space}{unit}"
+
+
 def _original(variant: Variant, key: str, amount: float) -> float:
     """Return the price of a device before the variant changes it."""
     device = costs(variant._replace(prices=())).costs.devices.get(key)
@@ -283,7 +293,7 @@ def multiple(variant: Variant, profile: str, key: str) -> Input | None:
     now = next(
         one for one in profile_parameters(load(variant).machine) if (one.profile, one.key) == (profile, key)
     )
-    shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else now.text
+    shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else short(now.text)
     name = profile.partition("/")[2]
     return Input(
         f"scale {profile} {key}", f"{key}, {name}", at, f"{shown} ({number.origin})", most=len(FACTORS) - 1

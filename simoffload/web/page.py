@@ -30,6 +30,7 @@ _PATIENCE = 0.4
 """Time [s] after which progress is shown instead of the answer: our choice."""
 _TICK, _NEXT_TICK = 300, 600
 """Time [ms] between two questions whether an answer is there, and from a change to the search."""
+_SHORT_NAME = 12  # [characters] that half the width of the inputs has room for
 _FILE_TIME = 25.0  # [s]
 _FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
 
@@ -175,9 +176,10 @@ def _control(one: form.Input) -> Any:
 
 
 def _input(one: form.Input) -> Any:
-    slider = "slider" if one.most is not None else "field"
+    wide = one.proposals or any(len(choice) > _SHORT_NAME for choice in one.choices)
+    kind = "slider" if one.most is not None else "wide" if wide else "field"
     head = [html.Span(one.label, title=one.about), html.Span(_note(one), id={"note": one.name})]
-    return html.Label([html.Span(head, className="head"), _control(one)], className=slider)
+    return html.Label([html.Span(head, className="head"), _control(one)], className=kind)
 
 
 def _note(one: form.Input) -> Any:

@@ -37,7 +37,7 @@ from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
-from simoffload.web.form import Input, Panel, multiple, panels, slider, value_at
+from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
@@ -324,17 +324,8 @@ def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePo
     units = {unit for _, _, unit in texts}
     if len(units) > 1:
         return label, list(points)
-    named = [point._replace(name=_short(text)) for point, (text, _, _) in zip(points, texts, strict=True)]
+    named = [point._replace(name=short(text)) for point, (text, _, _) in zip(points, texts, strict=True)]
     return f"{label} [{unit}]" if (unit := units.pop()) else label, named
-
-
-def _short(number: str) -> str:
-    """Return a number with at most four digits if it is not whole."""
-    try:
-        value = float(number.replace(",", ""))
-    except ValueError:
-        return number
-    return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
 
 
 # ---- what follows ------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_a_slider_sets_what_its_name_says() -> None:
 def test_a_number_of_the_machine_is_multiplied_and_set_back() -> None:
     name = next(one for one in inputs(answer(START)) if one.startswith("scale "))
     twice = answer(START, name, 8)
-    assert inputs(twice)[name].note == "14000 MB/s (spec)"
+    assert inputs(twice)[name].note == "14,000 MB/s (spec)"
     assert answer(twice.state, name, 6).state == START
 
 
