@@ -81,7 +81,7 @@ def comparison_document(
         None,
         answers,
         tuple(warnings(found)),
-        (*_side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
+        (*side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -99,7 +99,7 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[ReportSection]:
+def side_by_side(found: Sequence[Group], notes: Sequence[str] = ()) -> Iterator[ReportSection]:
     """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
     for number, (kind, mine) in enumerate(kinds.items()):

@@ -50,6 +50,12 @@ def test_a_mistake_keeps_the_answer_and_is_said(update: Post) -> None:
     assert "must be a whole number" in json.dumps(answer["problems"])
 
 
+def test_what_cannot_be_is_said_at_its_input(update: Post) -> None:
+    name = "part memory"
+    answer = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
+    assert "is not a size" in json.dumps(answer[f'{{"note":"{name}"}}'])
+
+
 def test_variants_are_kept_and_chosen(update: Post) -> None:
     kept = address(update("keep.n_clicks", 1))
     assert (len(kept.variants), kept.at) == (2, 1)
@@ -104,7 +110,7 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
         server.server_close()
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert "llama-3.3-70b runs with its weights on nvme:" in done.stdout
-    assert done.stdout.count('class="main-svg"') >= 3
+    assert done.stdout.count('class="chart') >= 3
 
 
 # ---- the command -------------------------------------------------------------------------------
