@@ -93,6 +93,19 @@ def inserted(document: Document, section: str, other: Document) -> Document:
     return replace(changed, marks={**changed.marks, **marks})
 
 
+def overlaid(base: Document, own: Document, data: Any, *, at: Location = ()) -> Document:
+    """Return a document whose ``data`` is that of a base with changes of one's ``own``.
+
+    What the own document writes, at a location or in all of it, is located there, anything else in the base.
+    """
+    inherited = {
+        place: mark._replace(file=mark.file or base.path, root=mark.root or base.root)
+        for place, mark in base.marks.items()
+    }
+    written = {place[len(at) :]: mark for place, mark in own.marks.items() if place[: len(at)] == at}
+    return replace(own, data=data, marks={**inherited, **written})
+
+
 def without(document: Document, section: str) -> Document:
     """Return a copy of the document without one of its sections."""
     return replace(document, data=_removed(document.data, (section,)))

@@ -16,6 +16,7 @@ from simoffload.hardware.library import (
 from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
+from simoffload.hardware.parts import Drives, MachineKeys, installed_memory, platforms_with
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
@@ -29,8 +30,8 @@ from simoffload.hardware.spreads import (
     machine_spreads,
     repeated_reads,
 )
-from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
-from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
+from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
@@ -56,12 +57,14 @@ __all__ = [
     "DeviceGroup",
     "DeviceKind",
     "Drive",
+    "Drives",
     "Entry",
     "Equipment",
     "FsdpCosts",
     "Host",
     "Library",
     "Machine",
+    "MachineKeys",
     "Nic",
     "Parts",
     "Path",
@@ -92,6 +95,7 @@ __all__ = [
     "evidence_sentence",
     "fair_rates",
     "id_fault",
+    "installed_memory",
     "is_path",
     "list_profiles",
     "load_platform",
@@ -100,6 +104,7 @@ __all__ = [
     "machine_spreads",
     "memory_warnings",
     "platform_from",
+    "platforms_with",
     "profile_evidence",
     "profile_warnings",
     "repeated_reads",
