@@ -39,8 +39,8 @@ def based(base: Document, own: Document, *, owner: str, at: Location = ()) -> Do
     """Return the document of a profile that has everything of the profile ``owner``, whose document is
     ``base``, except what ``own`` writes at a location.
 
-    Mappings are merged, and null removes a key; numbers and lists are replaced as a whole. Raises InputError
-    for null in the place of what the base does not have.
+    Mappings are merged; an empty one, a number and a list replace what was there, and null removes a key.
+    Raises InputError for null in the place of what the base does not have.
     """
     problems: list[Problem] = []
     change = own.data
@@ -54,14 +54,12 @@ def based(base: Document, own: Document, *, owner: str, at: Location = ()) -> Do
     return overlaid(base, own, data, at=at)
 
 
-def _merged(
-    node: Any, change: Any, own: Document, at: Location, owner: str, problems: list[Problem]
-) -> Any:
+def _merged(node: Any, change: Any, own: Document, at: Location, owner: str, problems: list[Problem]) -> Any:
     if not isinstance(node, dict):
         return change
     if "origin" in node:
         return restated(node, change, f"stated for this machine; {owner} has {{}}")
-    if not isinstance(change, Mapping):
+    if not isinstance(change, Mapping) or not change:
         return change
     found = dict(node)
     for key, value in change.items():

@@ -58,7 +58,9 @@ KINDS: dict[str, type[Profile]] = {
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
 _ID = re.compile(ID_PATTERN)
-_ARRAY = re.compile(r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})")
+_ARRAY = re.compile(
+    r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})"
+)
 """Ids of arrays that need no file: raid0-2x-samsung-980-pro-2tb."""
 PLATFORM = "platform"
 
@@ -333,7 +335,7 @@ class Library:
                 changes.check_all_meant(used)
 
     def _adapted(self, entry: Entry) -> Entry:
-        """Return the profile with what the platform's file writes of it, the same object for the same file."""
+        """Return the profile with what the platform's file writes of it, one object for the same file."""
         changes = self._own
         if changes is None or self._platform is None:
             return entry
@@ -418,11 +420,13 @@ class Library:
         self._opening.append(where)
         try:
             with written.referring():
-                found = library._entry(library._found(reference, kinds, written))  # noqa: SLF001
+                found = library._entry(library._found(reference, kinds, written))
         finally:
             self._opening.pop()
         if found.use.kind not in kinds:
-            raise written.error(f"{found.use.path} is a profile of kind {found.use.kind}, not {either(kinds)}")
+            raise written.error(
+                f"{found.use.path} is a profile of kind {found.use.kind}, not {either(kinds)}"
+            )
         return found
 
     def _array(self, path: Path, array: re.Match[str]) -> Entry:
@@ -438,7 +442,9 @@ class Library:
             "id": path.stem,
             "name": f"RAID{level} of {count} {drive.name}",
             "notes": f"Efficiencies are those of {likest.profile.id}.",
-            **{"level": level, "count": count, "drive": drive.id},
+            "level": level,
+            "count": count,
+            "drive": drive.id,
         }
         document = based(likest.document, Document(path.stem, own), owner=likest.profile.id)
         try:

@@ -49,8 +49,8 @@ class MachineKeys(Frozen):
 
 
 def parts_of(data: Mapping[str, Any]) -> set[str]:
-    """Return the keys of a platform file that name parts; ``gpus`` and ``network`` may also be lists of places
-    and of adapters."""
+    """Return the keys of a platform file that name parts; ``gpus`` and ``network`` may also be lists, of
+    places and of adapters."""
     return {
         key
         for key in MachineKeys.model_fields
@@ -126,7 +126,7 @@ class Drives(NamedTuple):
 
 
 def _adapters(library: Library, text: str) -> list[tuple[str, int]]:
-    """Return the adapters that a text names: the profile of each kind, and their number. Raises InputError."""
+    """Return the adapters that a text names: profile and number of each kind. Raises InputError."""
     found = []
     for part in text.split(","):
         times = _TIMES.fullmatch(part.strip())
@@ -188,7 +188,9 @@ def _nearest(library: Library, data: Mapping[str, Any], keys: MachineKeys) -> En
         text = f"no shipped platform has a {gpu}; name one that is like this machine with base: ID"
         raise InputError.at("", text)
     name = max(sizes, key=lambda one: sizes[one])
-    return library.find(platforms_with(library, gpu, wanted)[0] if sizes[name] >= wanted else name, ("platform",))
+    return library.find(
+        platforms_with(library, gpu, wanted)[0] if sizes[name] >= wanted else name, ("platform",)
+    )
 
 
 class _Assembly(NamedTuple):
@@ -246,7 +248,9 @@ class _Assembly(NamedTuple):
         """Return the section ``profiles`` with the memory of the host."""
         size = installed_memory(memory)
         document = self.own if "host" in self.own.data else self.entry.document
-        host = self.library.find(document.data["host"], ("host",), DocumentLocation(document, ("host",))).profile
+        host = self.library.find(
+            document.data["host"], ("host",), DocumentLocation(document, ("host",))
+        ).profile
         change: dict[str, Any] = {"memory_capacity": size}
         most = getattr(host, "memory_maximum", None)
         if most is not None and most.value < parse_bytes(size):

@@ -22,7 +22,6 @@ from simoffload.hardware.quantities import (
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
-
 LOCAL_KINDS = ("drive", "raid")
 LINKED_KINDS = ("nfs", "nvmeof", "remote")
 """Kinds of servers whose profiles name their network adapters."""

@@ -18,7 +18,6 @@ from simoffload.hardware import (
     platforms_with,
 )
 from simoffload.scenario.loaded import LoadedScenario
-from simoffload.units import plural
 
 _NEW = {"at": "nvme", "through": "server"}
 """Names of tiers that are added, by how they are attached."""
