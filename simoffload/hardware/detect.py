@@ -349,10 +349,7 @@ class _Description:
     def _unlike_host(self, host: Host) -> tuple[Any, ...]:
         """Return how far a host is from this one: by the class of CPU, virtual or not, maker and cores."""
         cpu, machine = host.cpu_optimizer, self.machine
-        maker = "amd" in _tokens(host.cpu) and "amd" in _tokens(machine.cpu)
-        intel = "xeon" in _tokens(host.cpu) and "xeon" in _tokens(
-            re.sub(r"\(r\)", "", machine.cpu, flags=re.IGNORECASE)
-        )
+        makers = [{"amd", "intel"} & set(_tokens(name)) for name in (host.cpu, machine.cpu)]
         cores = abs(math.log(cpu.cores.value / max(1, machine.cores)))
         rented = host.drive_slots == {}
         other = _is_server(host.cpu) != _is_server(machine.cpu)

@@ -398,7 +398,7 @@ class SeenMachine:
         text = self.system.text("/proc/mdstat") or ""
         found = []
         for name, level, members in re.findall(
-            r"^(md\w+) : active (?:\(\S+\) )?(raid\d+) (.+)$", text, re.MULTILINE
+            r"^(md\w+) : active (?:\(\S+\) )?raid(\d+) (.+)$", text, re.MULTILINE
         ):
             parts = (re.sub(r"\[\d+\].*$", "", one) for one in members.split())
             disks = (re.sub(r"(?<=\d)p\d+$", "", part) for part in parts)
