@@ -98,11 +98,12 @@ def overlaid(base: Document, own: Document, data: Any, *, at: Location = ()) -> 
 
     What the own document writes, at a location or in all of it, is located there, anything else in the base.
     """
+    written = {place[len(at) :]: mark for place, mark in own.marks.items() if place[: len(at)] == at}
+    around = {place[:-1] for place in written}
     inherited = {
         place: mark._replace(file=mark.file or base.path, root=mark.root or base.root)
-        for place, mark in base.marks.items()
+        for place, mark in _outside(base.marks, [place for place in written if place not in around]).items()
     }
-    written = {place[len(at) :]: mark for place, mark in own.marks.items() if place[: len(at)] == at}
     return replace(own, data=data, marks={**inherited, **written})
 
 

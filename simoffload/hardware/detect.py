@@ -428,8 +428,8 @@ class _Description:
 
     def _links(self) -> dict[str, Any]:
         """Return ``gpu_links`` where the driver says something else than the base."""
-        linked = self.machine.nvlinked
-        if self._count == 1 or linked is None:
+        linked = self.machine.nvlinked if self._count > 1 else None
+        if linked is None:
             return {}
         if linked and not self._gpu.interconnect:
             self.unseen.append(f"NVLink between the GPUs is left out: {self._gpu.id} has none in its profile")

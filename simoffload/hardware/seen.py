@@ -6,6 +6,7 @@ missing or cannot be read is remembered in ``System.missing`` and is never an er
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -61,6 +62,8 @@ class System:
     def text(self, path: str, *, expected: bool = False) -> str | None:
         """Return the text of a file; None, and remembered if it was ``expected``, if it cannot be read."""
         try:
+            if not self._real(path).is_file():  # neither a folder nor a pipe, which would never end
+                raise FileNotFoundError(errno.ENOENT, "not there")
             with self._real(path).open("rb") as file:
                 return file.read(_LARGEST).decode("utf-8", "replace").strip()
         except (OSError, ValueError) as error:
