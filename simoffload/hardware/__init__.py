@@ -16,7 +16,7 @@ from simoffload.hardware.library import (
 from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
-from simoffload.hardware.parts import Drives, MachineKeys, installed_memory, platforms_with
+from simoffload.hardware.parts import Drives, ShortForm, installed_memory, platforms_with
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
@@ -64,7 +64,6 @@ __all__ = [
     "Host",
     "Library",
     "Machine",
-    "MachineKeys",
     "Nic",
     "Parts",
     "Path",
@@ -84,6 +83,7 @@ __all__ = [
     "RentKind",
     "Resource",
     "Setting",
+    "ShortForm",
     "Sourced",
     "Spread",
     "Target",

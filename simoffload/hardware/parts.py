@@ -13,7 +13,7 @@ from simoffload.documents import Document, DocumentLocation, Frozen, listing, va
 from simoffload.errors import InputError
 from simoffload.hardware.bases import inherited
 from simoffload.hardware.profiles import Accelerator, Nic
-from simoffload.hardware.quantities import Text
+from simoffload.hardware.quantities import Reference, Text
 from simoffload.hardware.storage import LOCAL_KINDS, STORAGE_KINDS, Raid
 from simoffload.hardware.wiring import CPU, PlatformProfile
 from simoffload.units import parse_bytes, parse_rate, plural
@@ -46,6 +46,15 @@ class MachineKeys(Frozen):
     """Network adapters in place of those of the base, separated by commas: ``10 Gb/s``, ``8x 400 Gb/s
     InfiniBand``, ``2x 100gbe`` or ``none``; the first kind carries collectives between hosts. File servers
     behind them go into ``tiers``."""
+
+
+class ShortForm(MachineKeys):
+    """Keys of a profile of which only what differs from another one is written, beside those of its kind: a
+    mapping is merged with that of the base, null leaves a key out, and anything else replaces it."""
+
+    base: Reference | None = None
+    """Id or file of the profile of the same kind that gives what is not written; what was measured on it is
+    an estimate here. A platform that names its ``gpu`` needs none."""
 
 
 def parts_of(data: Mapping[str, Any]) -> set[str]:
