@@ -13,8 +13,7 @@ from simoffload.errors import InputError
 def detect(arguments: Namespace, console: Console) -> ExitCode:
     """Print the platform file, or write it to the file of ``-o``, and say what was assumed and not seen."""
     from simoffload.exchange.files import replacing
-    from simoffload.hardware.detect import detect_machine
-    from simoffload.hardware.quantities import id_fault
+    from simoffload.hardware import detect_machine, id_fault
 
     output: Path | None = arguments.output
     if output is not None:

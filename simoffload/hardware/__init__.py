@@ -2,6 +2,7 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
+from simoffload.hardware.detect import Detected, detect_machine
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
@@ -53,6 +54,7 @@ __all__ = [
     "Curve",
     "DeepSpeedCosts",
     "Demand",
+    "Detected",
     "DeviceCosts",
     "DeviceGroup",
     "DeviceKind",
@@ -92,6 +94,7 @@ __all__ = [
     "TimeInput",
     "TrainingCosts",
     "adapter_rate",
+    "detect_machine",
     "evidence_sentence",
     "fair_rates",
     "id_fault",

@@ -19,12 +19,10 @@ from simoffload.hardware.host import Host
 from simoffload.hardware.library import Library
 from simoffload.hardware.loading import load_platform
 from simoffload.hardware.profiles import Accelerator, Nic
-from simoffload.hardware.seen import Disk, Link, NetworkPort, SeenGpu, SeenMachine, System, missing_lines
+from simoffload.hardware.seen import Disk, NetworkPort, SeenGpu, SeenMachine, SlotLink, System, missing_lines
 from simoffload.hardware.storage import LEAST_DRIVES, Drive
 from simoffload.hardware.wiring import CPU, PlatformProfile
 from simoffload.units import format_bytes, plural
-
-__all__ = ["Detected", "detect_machine"]
 
 _STAND_IN = "rtx-4090"
 """The GPU of the file of a machine in which none was seen."""
@@ -33,7 +31,7 @@ _DESKS, _RACKS = {3, 4, 5, 6, 7, 9, 10, 13, 14, 16, 24, 30, 31, 35, 36}, {17, 23
 """Types of chassis (SMBIOS): desktops, towers and notebooks; servers and blades."""
 _KERNEL_SHARE = 0.984
 """Part of the installed memory that Linux manages: it keeps 64 B for each page of 4 KiB to itself."""
-_ALIKE = 0.05
+_SAME_SIZE = 0.05
 """Relative difference of capacities that are called the same: they are sold in round numbers."""
 _ADAM_SHARE = 0.7
 """Share of the memory's peak that CPU Adam reaches, as the shipped hosts have it."""
@@ -73,7 +71,7 @@ class Detected(NamedTuple):
     """The platform file of a machine, and how much of it was seen."""
 
     text: str
-    """The file."""
+    """The content of the file, as YAML."""
     seen: tuple[str, ...]
     assumed: tuple[str, ...]
     """What stands in the file although it was not seen."""
@@ -236,19 +234,19 @@ class _Description:
         """Return the profile whose type is in the name; among several that of its memory and form; else the
         one of the most similar name."""
         bracket = re.search(r"\[([^\]]+)\]", seen.name)
-        words = _tokens(bracket[1] if bracket else seen.name)
+        tokens = _tokens(bracket[1] if bracket else seen.name)
         known = [self._accelerator(one.id) for one in self.library.summaries("accelerator")]
         types = {one.id: [part for part in one.id.split("-") if part not in _FORMS] for one in known}
-        joined = "".join(words)
-        fit = [one for one in known if set(types[one.id]) <= set(words)]
+        joined = "".join(tokens)
+        fit = [one for one in known if set(types[one.id]) <= set(tokens)]
         if fit:
             longest = max(len(types[one.id]) for one in fit)
             fit = [one for one in fit if len(types[one.id]) == longest]
-            best = min(fit, key=lambda one: self._unlike(one, seen, words))
+            best = min(fit, key=lambda one: self._unlike(one, seen, tokens))
             beyond = {"ti", "super", "d", "laptop", "mobile", "max", "q", "m", "ada"} - set(types[best.id])
-            exact = not beyond & set(words) and self._unlike(best, seen, words)[0] <= 1
+            exact = not beyond & set(tokens) and self._unlike(best, seen, tokens)[0] <= 1
             return _Wanted(best.id, exact)
-        display = {"geforce", "rtx", "gtx", "titan", "quadro"} & set(words)
+        display = {"geforce", "rtx", "gtx", "titan", "quadro"} & set(tokens)
 
         def similar(one: Accelerator) -> tuple[bool, int, float]:
             own = "".join(types[one.id])
@@ -259,12 +257,12 @@ class _Description:
 
         return _Wanted(min(known, key=similar).id, exact=False)
 
-    def _unlike(self, gpu: Accelerator, seen: SeenGpu, words: Sequence[str]) -> tuple[int, bool, int, str]:
+    def _unlike(self, gpu: Accelerator, seen: SeenGpu, tokens: Sequence[str]) -> tuple[int, bool, int, str]:
         """Return how far a profile is from a GPU of its type: by memory, form and what else its id says."""
-        capacity, named = _memory_of(gpu), [one for one in words if re.fullmatch(r"\d+gb", one)]
+        capacity, named = _memory_of(gpu), [one for one in tokens if re.fullmatch(r"\d+gb", one)]
         reported = (seen.memory or (float(named[0][:-2]) * 1024 if named else 0.0)) * 2**20
         apart = 0 if not (reported and capacity) else int(abs(capacity / reported - 1) / 0.08)
-        is_card = "pcie" in words or "nvl" in words
+        is_card = "pcie" in tokens or "nvl" in tokens
         return apart, is_card != (gpu.interconnect is None), len(gpu.id), gpu.id
 
     # -- the base -------------------------------------------------------------------------------
@@ -314,11 +312,11 @@ class _Description:
 
     def _host(self) -> str:
         """Return the host's profile, that with this CPU or the base's, and note what differs on this one."""
-        machine, words = self.machine, set(_tokens(self.machine.cpu))
+        machine, tokens = self.machine, set(_tokens(self.machine.cpu))
         host = self._find_host(self._base.host)
         hosts = [self._find_host(one.id) for one in self.library.summaries("host")]
         models = {one.id: {word for word in _tokens(one.cpu) if re.search(r"\d{3}", word)} for one in hosts}
-        same = [one for one in hosts if models[one.id] and models[one.id] <= words]
+        same = [one for one in hosts if models[one.id] and models[one.id] <= tokens]
         if same and not machine.virtual:
             host = host if host in same else same[0]
         elif machine.cpu and _is_server(host.cpu) != _is_server(machine.cpu):
@@ -403,24 +401,26 @@ class _Description:
             return []
         return [
             self._place(
-                one.chain, self._gpu.pcie.profile, self._gpu.pcie.lanes.value, f"gpu-slot{n}", one.link
+                one.route, self._gpu.pcie.profile, self._gpu.pcie.lanes.value, f"gpu-slot{n}", one.link
             )
             for n, one in enumerate(self._gpus)
         ]
 
-    def _place(self, chain: Sequence[str], own: str, lanes: int, name: str, link: Link | None = None) -> str:
+    def _place(
+        self, route: Sequence[str], own: str, lanes: int, name: str, link: SlotLink | None = None
+    ) -> str:
         """Return the vertex of a device: ``cpu``, its switch, or a slot that is slower than the device."""
-        device = self.machine.devices.get(chain[-1]) if chain else None
+        device = self.machine.devices.get(route[-1]) if route else None
         links = device.links if device else ()
         vertex = CPU
-        for address, one in zip(chain[1::2], links[:-1], strict=False):
+        for address, one in zip(route[1::2], links[:-1], strict=False):
             if one is not None:
                 switch = f"switch-{address.removeprefix('0000:').replace(':', '-').replace('.', '-')}"
                 self.switches.setdefault(switch, {"to": vertex, **_cable(one)})
                 vertex = switch
         last = (links[-1] if links else None) or link
         generation = int(found[1]) if (found := re.fullmatch(r"gen(\d)", own)) else 0
-        if last is None or not generation or last.rate >= Link(generation, lanes).rate:
+        if last is None or not generation or last.rate >= SlotLink(generation, lanes).rate:
             return vertex
         self.seen.append(f"{name}: {last}")
         self.switches[name] = {"to": vertex, **_cable(last)}
@@ -483,11 +483,11 @@ class _Description:
         """Return the profile of a drive: of its series, or else of its class."""
         known = {one.id: one.name for one in self.library.summaries("drive")}
         model = disk.model.lower()
-        words = _tokens(disk.model)
+        tokens = _tokens(disk.model)
         part = next((series for start, series in _PARTS.items() if start in model), None)
         series = [name for name in known if part and name.startswith(part)]
         if not series:
-            series = [name for name in known if _series(name) and _series(name) <= set(words)]
+            series = [name for name in known if _series(name) and _series(name) <= set(tokens)]
         what = f"{disk.name}: {disk.model or 'a drive without a name'}"
         if disk.size:
             what += f", {format_bytes(disk.size)}"
@@ -496,7 +496,7 @@ class _Description:
             return min(series, key=lambda name: abs(self._capacity(name) - disk.size))
         gigabytes = round(disk.size / 1e9 / 10) * 10
         data_centre = any(abs(gigabytes - one) <= 10 for one in _DATA_CENTRE)
-        device = self.machine.devices.get(disk.chain[-1]) if disk.chain else None
+        device = self.machine.devices.get(disk.route[-1]) if disk.route else None
         link = device.links[-1] if device and device.links else None
         generation = link.generation if link else 4
         kind = "drives for data centres" if data_centre else "consumer drives"
@@ -517,10 +517,10 @@ class _Description:
             sizes = {disks[name].size for name, one in wanted.items() if one == profile and disks[name].size}
             drive = self.library.find(profile, ("drive",)).profile
             assert isinstance(drive, Drive)
-            if not sizes or all(abs(size / drive.capacity.value - 1) <= _ALIKE for size in sizes):
+            if not sizes or all(abs(size / drive.capacity.value - 1) <= _SAME_SIZE for size in sizes):
                 continue
             size = min(sizes)
-            if max(sizes) > size * (1 + _ALIKE):
+            if max(sizes) > size * (1 + _SAME_SIZE):
                 self.assumed.append(
                     f"{format_bytes(size)} for every {profile}, the smallest of their capacities"
                 )
@@ -549,7 +549,7 @@ class _Description:
             profile = self.library.find(text.rpartition(" ")[2], ("drive",)).profile
             assert isinstance(profile, Drive)
             own, lanes = profile.pcie.profile, profile.pcie.lanes.value
-            places = {self._place(one.chain, own, lanes, f"{one.name}-slot") for one in disks}
+            places = {self._place(one.route, own, lanes, f"{one.name}-slot") for one in disks}
             yield name, min(places) if len(places) == 1 else CPU
 
     # -- network --------------------------------------------------------------------------------
@@ -587,7 +587,7 @@ class _Description:
     def _port_places(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the vertex of each adapter behind a switch, by the name that ``network`` gives it."""
         for number, port in enumerate(() if self._keeps_wiring else self.ports):
-            if (place := self._place(port.chain, "", 0, "")) != CPU:
+            if (place := self._place(port.route, "", 0, "")) != CPU:
                 yield f"eth{number}", {"at": place}
 
 
@@ -606,7 +606,7 @@ def _memory_of(gpu: Accelerator) -> int:
     return gpu.hbm_capacity.value if gpu.hbm_capacity else 0
 
 
-def _cable(link: Link) -> dict[str, Any]:
+def _cable(link: SlotLink) -> dict[str, Any]:
     """Return the keys of a cable; Gen1 and Gen2 as fewer lanes of Gen3, which is the oldest profile."""
     if link.generation >= 3:
         return {"pcie": f"gen{link.generation}", "lanes": link.lanes}

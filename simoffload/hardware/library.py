@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -25,6 +25,7 @@ from simoffload.documents import (
     same_name,
     suggest,
     validate,
+    without,
 )
 from simoffload.errors import InputError
 from simoffload.hardware.bases import BASE, based
@@ -378,15 +379,16 @@ class Library:
         """Return the content of a file, with everything that its ``base`` gives it."""
         document = read_document(path)
         base = self._base(path, document)
-        owner, kind = base.profile.id if base else "", base.use.kind if base else document.data.get("kind")
-        if kind in (None, PLATFORM) and (parts := parts_of(document.data)):
+        kind = base.use.kind if base else document.data.get("kind")
+        parts = parts_of(document.data) if kind in (None, PLATFORM) else set()
+        given, owner = (base.document, base.profile.id) if base else (None, "")
+        if parts:
             kind = PLATFORM
             given, owner = by_parts(Library(self.root), Library(), document, base)
-            rest = {key: value for key, value in document.data.items() if key not in {*parts, BASE}}
-            document = based(given, replace(document, data=rest), owner=owner)
-        elif base is not None:
-            rest = {key: value for key, value in document.data.items() if key != BASE}
-            document = based(base.document, replace(document, data=rest), owner=owner)
+        if given is not None:
+            for key in {*parts, BASE} & document.data.keys():
+                document = without(document, key)
+            document = based(given, document, owner=owner)
         if not isinstance(kind, str) or kind not in KINDS:
             raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
         profile = validate(document, KINDS[kind])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from simoffload.documents import Document, DocumentLocation, Frozen, listing, validate
+from simoffload.documents import Document, DocumentLocation, Edit, Frozen, edited, listing, validate
 from simoffload.errors import InputError
 from simoffload.hardware.bases import inherited
 from simoffload.hardware.profiles import Accelerator, Nic
@@ -170,11 +169,13 @@ def by_parts(library: Library, shipped: Library, own: Document, base: Entry | No
     Raises InputError at the part that is wrong.
     """
     names = parts_of(own.data)
-    keys = validate(replace(own, data={name: own.data[name] for name in names}), MachineKeys)
+    named = Edit((), {name: own.data[name] for name in names})
+    keys = validate(edited(own, [named], in_place=True), MachineKeys)
     entry = base or _at(own, "gpu", lambda: _nearest(shipped, own.data, keys))
     data = inherited(entry.document.data, entry.profile.id)
     parts = _Assembly(library, own, keys, entry, is_stated=base is not None)
-    return replace(entry.document, data={**data, **parts.keys(data)}), entry.profile.id
+    changed = Edit((), {**data, **parts.keys(data)})
+    return edited(entry.document, [changed], in_place=True), entry.profile.id
 
 
 def _at(own: Document, key: str, action: Callable[[], T]) -> T:

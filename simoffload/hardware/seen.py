@@ -113,8 +113,8 @@ class System:
         return (self.root or Path("/")) / path.lstrip("/")
 
 
-class Link(NamedTuple):
-    """A PCIe link."""
+class SlotLink(NamedTuple):
+    """A link of PCI Express, with what it can move."""
 
     generation: int
     lanes: int
@@ -131,14 +131,14 @@ class Link(NamedTuple):
 class PciDevice(NamedTuple):
     """A device on PCI Express."""
 
-    chain: tuple[str, ...]
+    route: tuple[str, ...]
     """Addresses from the root port to the device itself."""
     name: str
     vendor: str
     """Id of the manufacturer: "10de" is NVIDIA, "1002" AMD."""
     kind: str
     """The first four digits of the class: "0302" is a GPU without a display."""
-    links: tuple[Link | None, ...]
+    links: tuple[SlotLink | None, ...]
     """The links from the CPU's port to the first switch, and so on, and to the device; None: not seen."""
 
     @property
@@ -154,7 +154,7 @@ class Disk(NamedTuple):
     model: str
     size: int
     """Capacity [B]; 0 if it was not seen."""
-    chain: tuple[str, ...]
+    route: tuple[str, ...]
 
 
 class NetworkPort(NamedTuple):
@@ -164,7 +164,7 @@ class NetworkPort(NamedTuple):
     rate: float | None
     """[Gb/s]; None: not seen, as while no cable is connected."""
     fabric: str
-    chain: tuple[str, ...]
+    route: tuple[str, ...]
 
 
 class SeenGpu(NamedTuple):
@@ -173,8 +173,8 @@ class SeenGpu(NamedTuple):
     name: str
     memory: float | None
     """[MiB] as the driver reports them."""
-    chain: tuple[str, ...]
-    link: Link | None
+    route: tuple[str, ...]
+    link: SlotLink | None
     """The best link that GPU and slot can have together, as the driver says; None: not seen."""
 
 
@@ -208,7 +208,7 @@ class SeenMachine:
 
     @cached_property
     def sockets(self) -> int:
-        """The number of CPUs."""
+        """The number of sockets with a CPU."""
         return max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)$", self._cpuinfo, re.MULTILINE))))
 
     @cached_property
@@ -237,9 +237,9 @@ class SeenMachine:
     @cached_property
     def virtual(self) -> str | None:
         """The kind of virtual machine, "" for none; None if it was not seen."""
-        said = self.system.output("systemd-detect-virt")
-        if said:
-            return "" if said == "none" else name_text(said)
+        stated = self.system.output("systemd-detect-virt")
+        if stated:
+            return "" if stated == "none" else name_text(stated)
         flags = re.search(r"^flags\s*:(.*)$", self._cpuinfo, re.MULTILINE)
         if flags:
             return "virtual" if "hypervisor" in flags[1].split() else ""
@@ -312,7 +312,7 @@ class SeenMachine:
         if not names:
             self.system.missing[folder] = "no PCI devices"
         for address in names or self._lspci:
-            chain = _chain(self.system.target(f"{folder}/{address}")) or (address,)
+            route = _route(self.system.target(f"{folder}/{address}")) or (address,)
             vendor, kind = (
                 (self.system.text(f"{folder}/{address}/{key}") or "").removeprefix("0x").lower()
                 for key in ("vendor", "class")
@@ -321,12 +321,12 @@ class SeenMachine:
             name = name_text(head.partition(": ")[2])
             if not vendor:
                 vendor, kind = _from_lspci(head)
-            upper = tuple(self._link(one) for one in chain[1::2]) if len(chain) > 1 else ()
-            links = upper if len(chain) % 2 == 0 else (*upper, self._link(address))
-            found[address] = PciDevice(chain, name, vendor, kind[:4], links)
+            upper = tuple(self._link(one) for one in route[1::2]) if len(route) > 1 else ()
+            links = upper if len(route) % 2 == 0 else (*upper, self._link(address))
+            found[address] = PciDevice(route, name, vendor, kind[:4], links)
         return found
 
-    def _link(self, address: str) -> Link | None:
+    def _link(self, address: str) -> SlotLink | None:
         """Return the link from a device towards the CPU: as wide as it runs, at the best rate that both ends
         have, because idle devices run at a lower one."""
         path = f"/sys/bus/pci/devices/{address}"
@@ -336,13 +336,13 @@ class SeenMachine:
         if speed and _BDF.search(above.rpartition("/")[2]):
             speed = min(speed, self._speed(above) or speed)
         if not (width and speed):
-            said = self._lspci.get(address, "")
-            able = re.search(r"LnkCap:.*?Speed ([\d.]+)GT/s.*?Width x(\d+)", said)
-            now = re.search(r"LnkSta:.*?Speed ([\d.]+)GT/s.*?Width x(\d+)", said)
+            stated = self._lspci.get(address, "")
+            able = re.search(r"LnkCap:.*?Speed ([\d.]+)GT/s.*?Width x(\d+)", stated)
+            now = re.search(r"LnkSta:.*?Speed ([\d.]+)GT/s.*?Width x(\d+)", stated)
             speed, width = number(able[1] if able else None), number(now[2] if now else None)
         generation = _GENERATIONS.get(speed or 0.0)
         lanes = int(width or 0)
-        return Link(generation, lanes) if generation and 1 <= lanes <= 32 else None
+        return SlotLink(generation, lanes) if generation and 1 <= lanes <= 32 else None
 
     def _speed(self, path: str) -> float | None:
         return number(self.system.text(f"{path}/max_link_speed"))
@@ -360,7 +360,7 @@ class SeenMachine:
             model = re.search(r"^Model:\s*(.+)$", text, re.MULTILINE)
             names[address] = name_text(model[1]) if model else ""
         return [
-            SeenGpu(names.get(address) or one.name, None, one.chain, None) for address, one in gpus.items()
+            SeenGpu(names.get(address) or one.name, None, one.route, None) for address, one in gpus.items()
         ]
 
     def _driver_gpus(self, text: str) -> Iterator[SeenGpu]:
@@ -369,10 +369,10 @@ class SeenMachine:
             if len(parts) != 5 or not parts[0] or not re.search(r"[0-9a-f]+:", parts[2], re.IGNORECASE):
                 continue
             address = parts[2].lower()[-12:]
-            chain = self.devices[address].chain if address in self.devices else ()
+            route = self.devices[address].route if address in self.devices else ()
             generation, lanes = (int(number(part) or 0) for part in parts[3:])
-            link = Link(generation, lanes) if 1 <= generation <= 6 and 1 <= lanes <= 32 else None
-            yield SeenGpu(name_text(parts[0]), number(parts[1]), chain, link)
+            link = SlotLink(generation, lanes) if 1 <= generation <= 6 and 1 <= lanes <= 32 else None
+            yield SeenGpu(name_text(parts[0]), number(parts[1]), route, link)
 
     @cached_property
     def nvlinked(self) -> bool | None:
@@ -392,7 +392,7 @@ class SeenMachine:
                 continue
             model = name_text(self.system.text(f"{path}/device/model") or "")
             size = number(self.system.text(f"{path}/size")) or 0.0
-            found.append(Disk(name, model, int(size) * 512, _chain(self.system.target(path))))
+            found.append(Disk(name, model, int(size) * 512, _route(self.system.target(path))))
         return found
 
     @cached_property
@@ -418,21 +418,21 @@ class SeenMachine:
                 if (self.system.text(f"{path}/link_layer") or "").lower() == "infiniband":
                     down = "ACTIVE" not in (self.system.text(f"{path}/state") or "ACTIVE")
                     rate = None if down else number(self.system.text(f"{path}/rate"))
-                    chain = _chain(self.system.target(f"{folder}/{name}"))
-                    found.append(NetworkPort(name, rate, "InfiniBand", chain))
+                    route = _route(self.system.target(f"{folder}/{name}"))
+                    found.append(NetworkPort(name, rate, "InfiniBand", route))
         folder = "/sys/class/net"
         for name in self.system.names(folder):
             path = f"{folder}/{name}"
-            chain = _chain(self.system.target(path))
+            route = _route(self.system.target(path))
             kind = self.system.text(f"{path}/type")
-            if not chain or kind not in ("1", None) or "wireless" in self.system.names(path):
+            if not route or kind not in ("1", None) or "wireless" in self.system.names(path):
                 continue
             speed = number(self.system.text(f"{path}/speed"))
-            found.append(NetworkPort(name, speed / 1000 if speed else None, "Ethernet", chain))
+            found.append(NetworkPort(name, speed / 1000 if speed else None, "Ethernet", route))
         return found
 
 
-def _chain(path: str) -> tuple[str, ...]:
+def _route(path: str) -> tuple[str, ...]:
     """Return the addresses of PCI devices on a path of /sys, from the root port on."""
     return tuple(part for part in path.split("/") if _BDF.fullmatch(part))
 
@@ -456,15 +456,15 @@ _VENDORS = {"NVIDIA Corporation": "10de", "Advanced Micro Devices": "1002"}
 
 def _from_lspci(head: str) -> tuple[str, str]:
     """Return ids of manufacturer and class by the words of lspci; "" for those of no GPU."""
-    words, _, name = head.partition(": ")
-    kind = next((code for text, code in _CLASSES.items() if text in words), "")
+    classes, _, name = head.partition(": ")
+    kind = next((code for text, code in _CLASSES.items() if text in classes), "")
     return next((code for text, code in _VENDORS.items() if name.startswith(text)), ""), kind
 
 
 def missing_lines(system: System, uses: Sequence[tuple[str, str]]) -> list[str]:
-    """Return one line for everything that could not be read, with what it would have told."""
-    told = dict(uses)
+    """Return one line for everything that could not be read, with what it is for."""
+    purposes = dict(uses)
     return [
-        f"{name} ({printable(why).lower()}){f': {told[name]}' if name in told else ''}"
+        f"{name} ({printable(why).lower()}){f': {purposes[name]}' if name in purposes else ''}"
         for name, why in system.missing.items()
     ]
