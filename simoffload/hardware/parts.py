@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from simoffload.documents import Document, DocumentLocation, Edit, Frozen, edited, listing, validate
+from simoffload.documents import SUFFIXES, Document, DocumentLocation, Edit, Frozen, edited, listing, validate
 from simoffload.errors import InputError
 from simoffload.hardware.bases import inherited
 from simoffload.hardware.profiles import Accelerator, Nic
@@ -110,7 +110,7 @@ class Drives(NamedTuple):
     kind: str
 
     @classmethod
-    def read(cls, library: Library, text: str) -> Drives:
+    def read(cls, library: Library, text: str, written: DocumentLocation | None = None) -> Drives:
         """Return what ``ID``, ``2x ID`` or ``raid5 4x ID`` names; several drives are an array in RAID0.
 
         Raises InputError.
@@ -122,15 +122,20 @@ class Drives(NamedTuple):
             raise InputError.at("", text)
         number, name = (int(times[1]), times[2]) if times else (1, text.strip())
         if number > 1 or level:
-            drive = library.find(name, ("drive",)).profile.id
+            drive = library.find(name, ("drive",), written).profile.id
             name = f"raid{level[1] if level else 0}-{number}x-{drive}"
-        entry = library.find(name, STORAGE_KINDS)
+        entry = library.find(name, STORAGE_KINDS, written)
         count = entry.profile.count if isinstance(entry.profile, Raid) else 1
-        return cls(entry.profile.id, count, entry.use.kind)
+        return cls(_reference(name, entry), count, entry.use.kind)
 
     def tier(self, at: Sequence[str]) -> dict[str, Any]:
         """Return the storage tier of local drives at these vertices."""
         return {"profile": self.profile, "at": list(at)[: self.number]}
+
+
+def _reference(name: str, entry: Entry) -> str:
+    """Return how a profile is referred to: by its file if it was named so, or else by its id."""
+    return name if "/" in name or name.endswith(SUFFIXES) else entry.profile.id
 
 
 def _adapters(library: Library, text: str) -> list[tuple[str, int]]:
@@ -171,11 +176,13 @@ def by_parts(library: Library, shipped: Library, own: Document, base: Entry | No
     names = parts_of(own.data)
     named = Edit((), {name: own.data[name] for name in names})
     keys = validate(edited(own, [named], in_place=True), MachineKeys)
-    entry = base or _at(own, "gpu", lambda: _nearest(shipped, own.data, keys))
+    entry = base or _at(own, "gpu", lambda: _nearest(library, shipped, own, keys))
     data = inherited(entry.document.data, entry.profile.id)
     parts = _Assembly(library, own, keys, entry, is_stated=base is not None)
-    changed = Edit((), {**data, **parts.keys(data)})
-    return edited(entry.document, [changed], in_place=True), entry.profile.id
+    document = edited(entry.document, [Edit((), data)], in_place=True)
+    return edited(
+        document, [Edit((key,), value) for key, value in parts.keys(data).items()]
+    ), entry.profile.id
 
 
 def _at(own: Document, key: str, action: Callable[[], T]) -> T:
@@ -186,21 +193,21 @@ def _at(own: Document, key: str, action: Callable[[], T]) -> T:
         raise InputError(own.problem((key,), one.message) for one in error.problems) from None
 
 
-def _nearest(library: Library, data: Mapping[str, Any], keys: MachineKeys) -> Entry:
+def _nearest(library: Library, shipped: Library, own: Document, keys: MachineKeys) -> Entry:
     """Return the smallest shipped platform with as many of the GPU, or else the largest with any."""
     if keys.gpu is None:
         text = "name the GPU (gpu: rtx-4090), or a platform that gives what is not written (base: ID)"
         raise InputError.at("", text)
-    gpu = library.find(keys.gpu, ("accelerator",)).profile.id
-    written = data.get("gpus")
-    wanted = keys.gpus or (len(written) if isinstance(written, list) else 1)
-    if not (sizes := _sizes(library, gpu)):
+    gpu = library.find(keys.gpu, ("accelerator",), DocumentLocation(own, ("gpu",))).profile.id
+    places = own.data.get("gpus")
+    wanted = keys.gpus or (len(places) if isinstance(places, list) else 1)
+    if not (sizes := _sizes(shipped, gpu)):
         text = f"no shipped platform has a {gpu}; name one that is like this machine with base: ID"
         raise InputError.at("", text)
     name = max(sizes, key=lambda one: sizes[one])
-    return library.find(
-        platforms_with(library, gpu, wanted)[0] if sizes[name] >= wanted else name, ("platform",)
-    )
+    if sizes[name] >= wanted:
+        name = platforms_with(shipped, gpu, wanted)[0]
+    return shipped.find(name, ("platform",))
 
 
 class _Assembly(NamedTuple):
@@ -221,13 +228,13 @@ class _Assembly(NamedTuple):
 
     def keys(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of the platform's file that differ from those of the base."""
-        gpu, parts, base = self._gpu(), self.parts, self.base
+        (gpu, reference), parts, base = self._gpu(), self.parts, self.base
         vertices = list(base.gpus)
         count = parts.gpus or (len(vertices) if self.is_stated else 1)
         beyond = count > len(vertices)
         found: dict[str, Any] = {
             "name": f"{count}x {gpu.name}" + (f", {parts.memory}" if parts.memory else ""),
-            "accelerator": gpu.id,
+            "accelerator": reference,
             "gpus": [CPU] * count if beyond else vertices[:count],
             "gpu_links": base.gpu_links if gpu.interconnect else "none",
             "wiring": self._wiring(data, beyond=beyond),
@@ -238,12 +245,14 @@ class _Assembly(NamedTuple):
             found["profiles"] = _at(self.own, "memory", lambda: self._memory(data, memory))
         return found | self._storage(data)
 
-    def _gpu(self) -> Accelerator:
+    def _gpu(self) -> tuple[Accelerator, str]:
+        """Return the GPU and the reference to its profile."""
+        document, key = (self.own, "gpu") if self.parts.gpu else (self.entry.document, "accelerator")
         named = self.parts.gpu or self.base.accelerator
-        place = None if self.parts.gpu else DocumentLocation(self.entry.document, ("accelerator",))
-        gpu = _at(self.own, "gpu", lambda: self.library.find(named, ("accelerator",), place)).profile
-        assert isinstance(gpu, Accelerator)
-        return gpu
+        place = DocumentLocation(document, (key,))
+        entry = _at(self.own, "gpu", lambda: self.library.find(named, ("accelerator",), place))
+        assert isinstance(entry.profile, Accelerator)
+        return entry.profile, _reference(named, entry)
 
     def _wiring(self, data: Mapping[str, Any], *, beyond: bool) -> list[dict[str, Any]]:
         base, stated = self.base, sorted(parts_of(self.own.data))
@@ -257,7 +266,7 @@ class _Assembly(NamedTuple):
     def _memory(self, data: Mapping[str, Any], memory: str) -> dict[str, Any]:
         """Return the section ``profiles`` with the memory of the host."""
         size = installed_memory(memory)
-        document = self.own if "host" in self.own.data else self.entry.document
+        document = self.own if isinstance(self.own.data.get("host"), str) else self.entry.document
         host = self.library.find(
             document.data["host"], ("host",), DocumentLocation(document, ("host",))
         ).profile
@@ -287,7 +296,7 @@ class _Assembly(NamedTuple):
     def _tiers(self, texts: Sequence[str], at: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         counts = dict.fromkeys(LOCAL_KINDS, 0)
         for index, text in enumerate(texts):
-            drives = Drives.read(self.library, text)
+            drives = Drives.read(self.library, text, DocumentLocation(self.own, ("drives",)))
             if drives.kind not in LOCAL_KINDS:
                 raise InputError.at("", f"{drives.profile} is not in the machine; write it into tiers")
             number, name = counts[drives.kind], {"drive": "nvme", "raid": "raid"}[drives.kind]

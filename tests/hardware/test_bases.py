@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from simoffload.errors import InputError
-from simoffload.hardware import Drive, Host, Library, Platform, load_platform
+from simoffload.hardware import Drive, Host, Library, Platform, PlatformProfile, load_platform
 
 SIX_LINES = """\
 id: my-box
@@ -140,6 +142,24 @@ def test_mistakes_are_one_message_with_the_place(tmp_path: Path, text: str, mess
 def test_a_cycle_names_its_files(tmp_path: Path) -> None:
     written(tmp_path, "kind: host\nid: one\nbase: box.yaml\n", "one")
     assert "is based on itself: box → one" in problem(tmp_path, "kind: host\nid: box\nbase: one.yaml\n")
+
+
+WRONG = (None, True, "", "x", "5 GB/s", 0, 7, -1, 2.5, 1e300, [], ["x"], [[1]], {}, {"x": 1}, {"value": None})
+
+
+@pytest.mark.parametrize("based", [False, True])
+def test_no_value_of_a_wrong_kind_breaks_a_short_form(tmp_path: Path, *, based: bool) -> None:
+    whole = yaml.safe_load(SIX_LINES) | ({"base": "rtx-4090-2gpu"} if based else {})
+    keys = {*whole, *PlatformProfile.model_fields, "base"}
+    refused = 0
+    for key in keys:
+        for value in WRONG:
+            path = written(tmp_path, json.dumps({**whole, key: value}))
+            try:
+                load_platform(path)
+            except InputError:
+                refused += 1
+    assert refused > len(keys) * 10
 
 
 # -- parts -----------------------------------------------------------------------------------------
