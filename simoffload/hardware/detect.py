@@ -59,7 +59,7 @@ _USES = (
     ("nvidia-smi", "names of GPUs, their memory and links"),
     ("nvidia-smi-topo", "links between GPUs"),
     ("lspci", "names of PCI devices"),
-    ("dmidecode", "memory modules and channels; the memory's bandwidth is that of the base"),
+    ("dmidecode", "memory modules and channels; the bandwidth is that of the host's profile"),
     ("systemd-detect-virt", "whether the machine is virtual; the CPU's flags say it, too"),
     ("/proc/cpuinfo", "the CPU and its cores"),
     ("/proc/meminfo", "the memory; it is that of the base"),
@@ -477,7 +477,11 @@ class _Description:
             found.append((text, tuple(held)))
             for one in members:
                 local.pop(one, None)
-        return [*found, *((wanted[name], (disk,)) for name, disk in local.items())]
+        found += [(wanted[name], (disk,)) for name, disk in local.items()]
+        used = {f"drive/{text.rpartition(' ')[2]}" for text, _ in found}
+        for key in [one for one in self.profiles if one.startswith("drive/") and one not in used]:
+            del self.profiles[key]
+        return found
 
     def _drive(self, disk: Disk) -> str:
         """Return the profile of a drive: of its series, or else of its class."""
