@@ -166,7 +166,8 @@ class _Description:
 
     def _notes(self) -> str:
         virtual = self.machine.virtual
-        kind = "" if virtual is None else f"A virtual machine ({virtual}). " if virtual else "Bare metal. "
+        name = f" ({virtual})" if virtual and virtual != "virtual" else ""
+        kind = "" if virtual is None else f"A virtual machine{name}. " if virtual else "Bare metal. "
         product = f"{self.machine.product}. " if self.machine.product else ""
         return f"{product}{kind}From what the machine says of itself; nothing was measured.".strip()
 
