@@ -395,6 +395,26 @@ def _add_import(actions: SubParsers) -> _Parser:
     return parser
 
 
+def _add_detect(parser: _Parser) -> None:
+    from simoffload.cli import detecting
+
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the platform to FILE instead of standard output",
+    )
+    parser.add_argument("--overwrite", "--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="describe a recorded machine: DIR has its /proc and /sys, and commands/lspci.txt and so on",
+    )
+    _finish((parser, detecting.detect))
+
+
 def _add_scenarios(parser: _Parser) -> None:
     from simoffload.cli import catalogue
 
@@ -455,6 +475,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     ),
     "reach": ("find the values of a number with which a scenario keeps service levels", _add_reach),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
+    "detect": ("write a platform file for this machine, from what it says of itself", _add_detect),
     "profiles": ("list, show, check or import hardware profiles", _add_profiles),
     "scenarios": ("list the shipped scenarios", _add_scenarios),
     "models": ("list models or show the modules of one", _add_models),
