@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
+from simoffload.hardware.cpu_products import CpuProducts
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import (
@@ -176,6 +177,9 @@ class Host(Profile):
     are estimated."""
     compiled: CompiledCosts | None = None
     """Costs of the Python thread of a serving engine; None: not measured, so that they are estimated."""
+    cpu_products: CpuProducts | None = None
+    """Products that the CPU computes from weights in host memory; None: not measured, so that they are as on
+    other hosts of the class."""
 
     _unmeasured: Unmeasured | None = PrivateAttr(default=None)
 
@@ -228,6 +232,15 @@ class Host(Profile):
         if self.compiled is not None:
             return self.compiled
         return estimated_compiled_costs(self._elsewhere.compiled, operation_s=self.deepspeed.operation.value)
+
+    @property
+    @remembered
+    def products(self) -> CpuProducts:
+        """The host's own rates of products on the CPU, or those of its class."""
+        if self.cpu_products is not None:
+            return self.cpu_products
+        nodes = self.cpu_optimizer.numa_nodes.value
+        return self._elsewhere.cpu_products.of(self.memory_bandwidth.value, nodes)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:
