@@ -57,11 +57,14 @@ class CpuClasses(Frozen):
     server: CpuProducts
     """More channels, or several sockets."""
 
-    def of(self, bandwidth: int, nodes: int) -> CpuProducts:
-        """Return the class of a host with ``nodes`` NUMA nodes and a peak ``bandwidth`` [B/s] of memory."""
-        if nodes > 1 or bandwidth > _WORKSTATION:
+    def of(self, bandwidth: int, *, nodes: int, channels: int | None = None) -> CpuProducts:
+        """Return the class of a host with ``nodes`` NUMA nodes and a peak ``bandwidth`` [B/s] of memory in
+        ``channels``, if their number is known."""
+        if channels is None:
+            channels = 2 if bandwidth <= _DESKTOP else 8 if bandwidth <= _WORKSTATION else 12
+        if nodes > 1 or channels > 8:
             return self.server
-        return self.workstation if bandwidth > _DESKTOP else self.desktop
+        return self.workstation if channels > 2 else self.desktop
 
 
 _DESKTOP, _WORKSTATION = 140_000_000_000, 400_000_000_000

@@ -129,6 +129,8 @@ class Host(Profile):
     list for machines whose drives cannot be changed. None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak bandwidth of all memory channels together."""
+    memory_channels: Sourced[Count] | None = None
+    """Number of these channels; None: not known, so that the bandwidth tells the class of the host."""
     stream_fraction: Sourced[Share]
     """Share of the peak bandwidth that the STREAM benchmark, or GPUs that copy simultaneously, reach."""
     from_gpu_traffic: Sourced[Multiple] | None = None
@@ -239,8 +241,9 @@ class Host(Profile):
         """The host's own rates of products on the CPU, or those of its class."""
         if self.cpu_products is not None:
             return self.cpu_products
-        nodes = self.cpu_optimizer.numa_nodes.value
-        return self._elsewhere.cpu_products.of(self.memory_bandwidth.value, nodes)
+        classes, nodes = self._elsewhere.cpu_products, self.cpu_optimizer.numa_nodes.value
+        channels = None if self.memory_channels is None else self.memory_channels.value
+        return classes.of(self.memory_bandwidth.value, nodes=nodes, channels=channels)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -65,7 +65,7 @@ class OnCpu(Hook):
     def _on_cpu(self, module: Module) -> bool:
         if module.name not in self._here:
             return False
-        return not self._copies or module.kind == "embedding" or not module.parameters
+        return not self._copies or module.kind == "embedding"
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Go on with the CPU, or with the GPU, and copy weights to it; a decode step is one CUDA graph for
@@ -138,10 +138,15 @@ class OnCpu(Hook):
         out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="hidden states", after=after)
 
     def _bring(self, module: Module, out: PassWriter) -> None:
-        """Copy the weights of a module to the GPU: of experts those that are used, whose numbers the host
-        thread reads first."""
+        """Copy the weights of a module to the GPU, or the cache of attention: of experts those that are used,
+        whose numbers the host thread reads first."""
+        model, size = self._model, round(self._read(module, out))
+        if module.kind == "attention":
+            size = sum(one.number * one.context for one in out.now.batch) * model.cache_width
+            size *= model.dtype_bytes
+        if not size:
+            return
         out.flush()
-        size = max(1, round(self._read(module, out)))
         route, fixed = out.copies([size], to_device=True, pinned=self._work.pinned)
         if self._chosen(module):
             fixed += picoseconds(out.machine.host.products.switch.value)

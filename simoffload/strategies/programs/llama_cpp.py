@@ -16,10 +16,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
+from simoffload.models import ModelShape, Module, ModuleCost, Sequences
 from simoffload.models.formats import GGUF_TYPES
 from simoffload.models.gguf import MIXTURES
 from simoffload.models.quantization import QUANTIZATIONS, quantized
@@ -27,6 +28,7 @@ from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.kv_cache import CacheEngine
+from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Home, Homes
 from simoffload.strategies.hooks.on_cpu import CpuWork, OnCpu
 from simoffload.strategies.memory import cache_term, system_memory
@@ -58,7 +60,7 @@ Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 class LlamaCpp(HookedStrategy):
     """A LlamaCpp strategy runs llama.cpp on one GPU: some layers, or their experts, are on the CPU."""
 
-    traits: ClassVar = ProgramTraits(formats=tuple(MIXTURES), spans_hosts=False, gpu_keys=())
+    traits: ClassVar = ProgramTraits(formats=tuple(MIXTURES), spans_hosts=False, gpu_keys=(), on_cpu=True)
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
     kind: Literal["llama_cpp"] = "llama_cpp"
@@ -94,7 +96,7 @@ class LlamaCpp(HookedStrategy):
         """The program that the exported command starts, and the cache."""
         return super().description._replace(program="llama.cpp")
 
-    def homes(self, model: ModelShape, machine: Machine) -> Homes:
+    def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of a placement in which nothing is left to choose."""
         on_cpu = _OnCpu.of(self, model)
         return Homes(model, lambda layer, one: Home("dram") if on_cpu.holds(layer, one) else Home())
@@ -121,15 +123,17 @@ class LlamaCpp(HookedStrategy):
         yield Placements(now=lambda: Placement("hbm"), refusal=why)
         if plan is None:
             return
-        yield Tunable("memory", [Change("setting", "placement chosen by --fit", _CHOSEN)] * (not self.chooses))
+        yield Tunable(
+            "memory", [Change("setting", "placement chosen by --fit", _CHOSEN)] * (not self.chooses)
+        )
         yield Tunable("setting", self._settings())
         yield from self.cache_tunables(plan)
 
     def _settings(self) -> Iterator[Change]:
         for size in (1024, 2048, 4096):
             if size > self.ubatch_size:
-                edits = (Edit.at("strategy.ubatch_size", size),)
-                edits += (Edit.at("strategy.batch_size", size),) * (size > self.batch_size)
+                keys = ("ubatch_size", *["batch_size"] * (size > self.batch_size))
+                edits = tuple(Edit.at(f"strategy.{key}", size) for key in keys)
                 text = f"ubatch_size {self.ubatch_size} → {size}"
                 yield Change("setting", text, edits, key=f"ubatch-{size}")
         if self.load_mode in _MAPPED:
@@ -159,7 +163,8 @@ class LlamaCpp(HookedStrategy):
             parts[0] = parts[0].replace(".gguf", f"-{plan.model.quantization.upper()}.gguf")
         if not self.chooses:
             parts += [] if self.gpu_layers == "auto" else [f"-ngl {self.gpu_layers}"]
-            parts += {None: [], "all": ["-cmoe"]}.get(self.cpu_moe, [f"-ncmoe {self.cpu_moe}"])  # type: ignore[call-overload]
+            if self.cpu_moe is not None:
+                parts += ["-cmoe" if self.cpu_moe == "all" else f"-ncmoe {self.cpu_moe}"]
             parts += [f"-ncffn {self.cpu_ffn}"] if self.cpu_ffn else []
         cache = {None: "", "int8": "-ctk q8_0 -ctv q8_0 -fa on", "int4": "-ctk q4_0 -ctv q4_0 -fa on"}
         parts += [f"-lm {self.load_mode}"] * (self.load_mode != "auto") + ["-nkvo"] * (not self.kv_offload)
@@ -244,18 +249,15 @@ def _fitted(strategy: LlamaCpp, model: ModelShape, workload: Inference, machine:
         held = sum(part.size for part in plan.held if part.tier == "hbm" and part.name != _CONTEXT)
         return one if held <= room else None
 
-    if found := fits(gpu_layers="all", cpu_moe=0):
-        return found
-    if any(module.parallel == "experts" for module in model.distinct_modules):
-        candidates: list[dict[str, Any]] = [{"gpu_layers": "all", "cpu_moe": -n} for n in range(1, layers + 1)]
-    else:
-        candidates = []
-    candidates += [{"gpu_layers": n, "cpu_moe": None} for n in range(layers, -1, -1)]
-    low, high = 0, len(candidates) - 1
-    while low < high:  # each keeps less on the GPU than the one before
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(**candidates[middle]) else (middle + 1, high)
-    return strategy.model_copy(update=candidates[low])
+    experts = any(module.parallel == "experts" for module in model.distinct_modules)
+    ways: list[list[dict[str, Any]]] = [[{"gpu_layers": number} for number in range(layers + 1, -1, -1)]]
+    if experts:
+        ways.insert(0, [{"gpu_layers": "all", "cpu_moe": -number} for number in range(layers + 1)])
+    for candidates in ways:  # each keeps less on the GPU than the one before
+        least = first_that_holds(candidates, lambda one: fits(**one) is not None)
+        if least is not None:
+            return strategy.model_copy(update=least)
+    return strategy.model_copy(update=ways[-1][-1])
 
 
 def _room(machine: Machine) -> int:
@@ -280,6 +282,11 @@ class LlamaPlan(HookedPlan):
     def fused(self) -> bool:
         """Whether kernels are fused: always, as llama.cpp has its own."""
         return True
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """The model, whose projections are products of their own."""
+        return divide(self.model, tensor=1, pipeline=1, fused=False)
 
     @property
     def basis(self) -> Basis:
@@ -315,7 +322,9 @@ class LlamaPlan(HookedPlan):
         threads = own.threads or self.machine.host.cpu_optimizer.cores.value
         least = _LEAST if own.op_offload else None
         missing = self.missing
-        return CpuWork(threads, least, not self.mapped, lambda one: missing.get(one.share < 1, 0.0), self.file)
+        return CpuWork(
+            threads, least, not self.mapped, lambda one: missing.get(one.share < 1, 0.0), self.file
+        )
 
     # -- memory -------------------------------------------------------------------------------------
 
@@ -446,8 +455,9 @@ class LlamaTiming(FusedTiming):
 
     Counted in ggml/src/ggml-cuda of llama.cpp@0c1e5709 with its fusions: a norm with its weight, and an
     addition behind each block; a product of quantized weights with the rounding of its input to 8 bits
-    (``quantize_q8_1``); rotation of queries and keys and the writes of both caches (4), attention and the sum
-    of its parts (2); the choice of experts (3), their weighing and sum (2).
+    (``quantize_q8_1``), those of gate and up in one kernel if there is one token; rotations, that of keys
+    with their write, and the write of values (3), attention and the sum of its parts (2); router and choice
+    of experts (2), their weighing and sum (2).
     """
 
     def launch_s(self, module: Module) -> float:
@@ -458,27 +468,30 @@ class LlamaTiming(FusedTiming):
         """Count the kernels of one call of ``module``."""
         match module.kind:
             case "attention":
-                return 6
+                return 5
             case "norm":
                 return 2 if module.parallel == "whole" else 1
             case "router":
-                return 4
+                return 2
             case "linear" if module.parallel == "experts":
                 return 6
+            case "linear" if self.decodes and module.name.endswith("up_proj"):
+                return 0
             case "linear":
                 return 2
             case "activation":
                 return 0 if self.decodes else 1
         return 0
 
-    def _decoded_elsewhere_s(self, module: Module, cost: Any) -> float:
+    def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a product with quantized weights [s]: the longer one of reading and decoding
         them, and of its arithmetic, at the rate of products in 16 bits of as many rows."""
         gpu, weights = self.machine.accelerator, self._quantized(module)
         assert weights is not None
         read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
         read += weights.fused_flops / gpu.compute.float32.value
-        return max(read, self._padded_work(module, cost, 1) / gpu.peak(self._model.dtype))
+        arithmetic: float = self._padded_work(module, cost, 1) / gpu.peak(self._model.dtype)
+        return max(read, arithmetic)
 
 
 class LlamaTimings(PassTimings):
