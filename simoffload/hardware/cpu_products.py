@@ -51,11 +51,11 @@ class CpuClasses(Frozen):
     """Products on CPUs where they were not measured, by the class of the host."""
 
     desktop: CpuProducts
-    """Two channels of memory."""
+    """Those of hosts with two channels of memory."""
     workstation: CpuProducts
-    """Four to eight channels."""
+    """Those of hosts with four to eight channels."""
     server: CpuProducts
-    """More channels, or several sockets."""
+    """Those of hosts with more channels, or with several sockets."""
 
     def of(self, bandwidth: int, *, nodes: int, channels: int | None = None) -> CpuProducts:
         """Return the class of a host with ``nodes`` NUMA nodes and a peak ``bandwidth`` [B/s] of memory in

@@ -27,8 +27,8 @@ _DOT = frozenset({"mxfp4"})
 _CPU = Cause("cpu-products")
 
 
-class CpuWork(NamedTuple):
-    """CpuWork says how the CPU computes, and when the GPU does instead."""
+class CpuSettings(NamedTuple):
+    """CpuSettings say how the CPU computes, and when the GPU does instead."""
 
     threads: int
     least: int | None
@@ -38,13 +38,13 @@ class CpuWork(NamedTuple):
     missing: Callable[[Module], float]
     """Function that returns the share of the weights of a module that page faults bring from a file."""
     file: str = ""
-    """Tier of the file."""
+    """Name of the tier that holds the file of the weights."""
 
 
 class OnCpu(Hook):
     """The CPU computes the modules that are in host memory, in turn with the GPU."""
 
-    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], work: CpuWork) -> None:
+    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], work: CpuSettings) -> None:
         """``layers``: names of the modules of each layer on the CPU, and behind them of those outside."""
         self._model, self._layers, self._work = model, layers, work
 
@@ -95,10 +95,10 @@ class OnCpu(Hook):
             most = out.machine.host.products.page_faults.value
             route, fixed = mapped_read(out, self._work.file, size, traffic=size, most=most)
             out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
-        seconds, moved = self._seconds(module, out)
+        seconds, traffic = self._seconds(module, out)
         fixed = picoseconds(_operations(module) * out.machine.host.products.operation.value)
-        route = out.cpu_work(_CPU, max(1, int(moved / seconds)))
-        out.add("cpu", HOST, fixed=fixed, size=moved, route=route, label=cause_text(_CPU))
+        route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
+        out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         return True
 
     def _chosen(self, module: Module) -> int:
@@ -120,14 +120,14 @@ class OnCpu(Hook):
         the bytes [B]."""
         host, threads = out.machine.host, self._work.threads
         cost, products = out.now.timing.cost(module), host.products
-        moved = max(1, round(self._read(module, out)))
+        traffic = max(1, round(self._read(module, out)))
         if not module.parameters:  # attention reads the cache, others the hidden states
-            moved = max(1, round(cost.bytes))
+            traffic = max(1, round(cost.bytes))
         rate = products.read_rate(
             host.memory_bandwidth.value, threads=threads, experts=bool(self._chosen(module))
         )
         speed = threads * _kernel_rate(module, out)
-        return max(moved / rate, cost.flops / speed), moved
+        return max(traffic / rate, cost.flops / speed), traffic
 
     def _switch(self, out: PassWriter, size: int, *, to_device: bool) -> None:
         """Write the copy of hidden states between the GPU and the CPU, with what the change takes."""
@@ -155,7 +155,7 @@ class OnCpu(Hook):
             out.host_waits(COMPUTE)
 
     def finish(self, out: PassWriter) -> bool:
-        """Wait for the logits."""
+        """End the pass when the GPU has computed the logits."""
         out.host_waits(COMPUTE)
         out.flush()
         return True

@@ -30,7 +30,7 @@ from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, 
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Home, Homes
-from simoffload.strategies.hooks.on_cpu import CpuWork, OnCpu
+from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
 from simoffload.strategies.memory import cache_term, system_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import FusedTiming, PassTimings
@@ -250,14 +250,14 @@ def _fitted(strategy: LlamaCpp, model: ModelShape, workload: Inference, machine:
         return one if held <= room else None
 
     experts = any(module.parallel == "experts" for module in model.distinct_modules)
-    ways: list[list[dict[str, Any]]] = [[{"gpu_layers": number} for number in range(layers + 1, -1, -1)]]
+    orders: list[list[dict[str, Any]]] = [[{"gpu_layers": number} for number in range(layers + 1, -1, -1)]]
     if experts:
-        ways.insert(0, [{"gpu_layers": "all", "cpu_moe": -number} for number in range(layers + 1)])
-    for candidates in ways:  # each keeps less on the GPU than the one before
+        orders.insert(0, [{"gpu_layers": "all", "cpu_moe": -number} for number in range(layers + 1)])
+    for candidates in orders:  # each keeps less on the GPU than the one before
         least = first_that_holds(candidates, lambda one: fits(**one) is not None)
         if least is not None:
             return strategy.model_copy(update=least)
-    return strategy.model_copy(update=ways[-1][-1])
+    return strategy.model_copy(update=orders[-1][-1])
 
 
 def _room(machine: Machine) -> int:
@@ -299,7 +299,7 @@ class LlamaPlan(HookedPlan):
 
     @cached_property
     def on_cpu(self) -> _OnCpu:
-        """What the CPU computes."""
+        """Modules that the CPU computes, as the settings name them."""
         return _OnCpu.of(self.strategy, self.model)
 
     @cached_property
@@ -316,13 +316,13 @@ class LlamaPlan(HookedPlan):
         return (*layers, names(-1, outside))
 
     @cached_property
-    def cpu_work(self) -> CpuWork:
-        """How the CPU computes."""
+    def cpu_work(self) -> CpuSettings:
+        """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
         own = self.strategy
         threads = own.threads or self.machine.host.cpu_optimizer.cores.value
         least = _LEAST if own.op_offload else None
         missing = self.missing
-        return CpuWork(
+        return CpuSettings(
             threads, least, not self.mapped, lambda one: missing.get(one.share < 1, 0.0), self.file
         )
 
