@@ -65,7 +65,7 @@ def test_a_decode_step_reads_the_layers_of_the_cpu_once() -> None:
     computing = [one for one in layer if one.kind != "container" or one.in_features]
     operations = 13 * sum(3 if module.kind == "attention" else 1 for module in computing)
     expected = read + operations * products.operation.value
-    found = busy(so.simulate(case))["layers on the CPU"]
+    found = busy(so.simulate(case))["CPU compute"]
     assert found == pytest.approx(expected, rel=0.01)  # also hidden states, cache and the row of embeddings
 
 
