@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload.calibration.micro import links, timing
-from simoffload.calibration.micro.timing import MeasurementJob
+from simoffload_calibrate.micro import links, timing
+from simoffload_calibrate.micro.timing import MeasurementJob
 
 _COPY_S = 4e-3
 """[s] Time of a copy that shares with no other."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import bench, session
-from simoffload.calibration.micro.plan import SECTIONS, MeasurementRequest
-from simoffload.calibration.micro.record import Record, read_record
-from simoffload.calibration.micro.session import describe, measure
 from simoffload.errors import InputError
+from simoffload_calibrate.micro import bench, session
+from simoffload_calibrate.micro.plan import SECTIONS, MeasurementRequest
+from simoffload_calibrate.micro.record import Record, read_record
+from simoffload_calibrate.micro.session import describe, measure
 
 WORKER = """\
 import json, os, pathlib, sys, time
@@ -113,8 +113,8 @@ def test_a_section_that_fails_does_not_lose_the_others() -> None:
 
 
 def test_a_section_that_hangs_is_stopped(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simoffload.calibration.micro.session._LEAST", 0.3)
-    monkeypatch.setattr("simoffload.calibration.micro.session._PATIENCE", 0.0)
+    monkeypatch.setattr("simoffload_calibrate.micro.session._LEAST", 0.3)
+    monkeypatch.setattr("simoffload_calibrate.micro.session._PATIENCE", 0.0)
     monkeypatch.setattr(bench, "_SLACK", 0.2)
     raw = measure(request("dram", "attention"), progress=ignore)
     assert raw["skipped"]["dram"].startswith("stopped after")
@@ -256,7 +256,7 @@ def wait_for(condition: Path, seconds: float = 20.0) -> None:
 
 COMMAND = """\
 import sys
-from simoffload.calibration.micro import bench
+from simoffload_calibrate.micro import bench
 bench.WORKER, bench.missing_packages = "fake_worker", lambda _: ()
 from simoffload.cli import main
 sys.exit(main())

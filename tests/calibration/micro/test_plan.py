@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.calibration.micro.plan import (
+from simoffload_calibrate.micro import command
+from simoffload_calibrate.micro.plan import (
     SECTION_PLANS,
     SECTIONS,
     attention_shapes,
@@ -13,7 +14,6 @@ from simoffload.calibration.micro.plan import (
     matmul_variants,
     ranks_of,
 )
-from simoffload.cli import measuring
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8])
@@ -49,7 +49,7 @@ def test_subsets_are_measured_within_the_group_of_all(
 
 def test_the_command_knows_the_sections() -> None:
     """The parser has a list of its own, because it must not wait for imports."""
-    assert measuring._SECTIONS == SECTIONS
+    assert command._SECTIONS == SECTIONS
 
 
 def test_what_may_crash_or_changes_pytorch_has_processes_of_its_own() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.gpu_groups import found_groups
-from simoffload.calibration.micro.noise import pooled
-from simoffload.calibration.processes import run_ranks
+from simoffload_calibrate.micro.gpu_groups import found_groups
+from simoffload_calibrate.micro.noise import pooled
+from simoffload_calibrate.processes import run_ranks
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]  # the only environment with PyTorch

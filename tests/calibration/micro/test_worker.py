@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import bench
-from simoffload.calibration.micro.fit_deepspeed import fit_thread
-from simoffload.calibration.micro.fit_parts import fit_memory
-from simoffload.calibration.micro.plan import MeasurementRequest
-from simoffload.calibration.micro.session import measure
-from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
+from simoffload_calibrate.micro import bench
+from simoffload_calibrate.micro.fit_deepspeed import fit_thread
+from simoffload_calibrate.micro.fit_parts import fit_memory
+from simoffload_calibrate.micro.plan import MeasurementRequest
+from simoffload_calibrate.micro.session import measure
+from simoffload_calibrate.small_models import small_training_cases
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
 pytestmark = pytest.mark.deepspeed  # the only environment with PyTorch
@@ -37,17 +37,17 @@ def host() -> dict[str, Any]:
 
 
 def test_every_section_has_a_function() -> None:
-    from simoffload.calibration.micro.plan import SECTION_PLANS
-    from simoffload.calibration.micro.worker import FUNCTIONS
+    from simoffload_calibrate.micro.plan import SECTION_PLANS
+    from simoffload_calibrate.micro.worker import FUNCTIONS
 
     assert set(FUNCTIONS) - set(SECTION_PLANS) == {"facts", "probe", "compile"}
     assert set(SECTION_PLANS) < set(FUNCTIONS)
     for module, function in FUNCTIONS.values():
-        assert callable(getattr(import_module(f"simoffload.calibration.micro.{module}"), function))
+        assert callable(getattr(import_module(f"simoffload_calibrate.micro.{module}"), function))
 
 
 def test_the_probe_runs_on_a_host_without_a_gpu() -> None:
-    from simoffload.calibration.micro.host import HostProbe
+    from simoffload_calibrate.micro.host import HostProbe
 
     found = HostProbe("cpu").measure(0.1)
     assert set(found["calls"]) == {"launch", "module", "hooks", "autograd"}
