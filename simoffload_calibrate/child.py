@@ -1,4 +1,4 @@
-"""Functions for every child process with PyTorch: its GPU, its cases, numbers of all ranks, and its memory.
+"""Functions for every child process with PyTorch: its task, its GPU, numbers of all ranks, and its memory.
 
 PyTorch is imported when a function is called, which happens only in child processes.
 """
@@ -8,22 +8,41 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import sys
-import traceback
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Literal
-
-from simoffload_calibrate.json_records import write_json
+import time
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
+    "Job",
     "combined",
     "release_memory",
-    "run_in_turn",
     "select_device",
     "synchronize",
     "value_of_rank_0",
 ]
+
+
+class Job(NamedTuple):
+    """A task of one process."""
+
+    rank: int
+    ranks: int
+    device: str
+    """The device of this rank: ``cuda:<i>`` or ``cpu``."""
+    data: dict[str, Any]
+    """The values that the parent passes: of the job, and of the task."""
+    kept: dict[str, Any]
+    """The objects that earlier tasks built in this process, by the name of their section."""
+    until: float = 0.0
+    """[s] The value of ``time.monotonic`` after which no further measurement starts."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether one round with fewer points is measured."""
+        return bool(self.data.get("quick"))
+
+    def in_time(self) -> bool:
+        """Return whether time is left, with the same answer on every rank."""
+        return value_of_rank_0(self.until - time.monotonic(), self.device) > 0
 
 
 def select_device() -> str:
@@ -35,32 +54,6 @@ def select_device() -> str:
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
     return f"cuda:{rank}"
-
-
-def run_in_turn(cases: Iterable[tuple[str, Callable[[], Any]]], folder: Path) -> int:
-    """Run named cases in turn on all ranks; return 0, or 1 after the first failure.
-
-    Rank 0 creates NAME.begun at the start of a case and writes its record to NAME.json at the end, so that a
-    later failure loses nothing. A rank that fails writes the error to NAME.failed-RANK.
-    """
-    from torch import distributed
-
-    rank = distributed.get_rank()
-    for name, work in cases:
-        if rank == 0:
-            (folder / f"{name}.begun").touch()
-        try:
-            record = work()
-        except Exception as error:
-            sys.stderr.write(traceback.format_exc())
-            sys.stderr.flush()
-            message = f"{type(error).__name__}: {error}"[:2000]
-            write_json(folder / f"{name}.failed-{rank}", {"error": message})
-            return 1
-        if rank == 0:
-            write_json(folder / f"{name}.json", record)
-        distributed.barrier()
-    return 0
 
 
 def synchronize() -> None:

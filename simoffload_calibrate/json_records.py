@@ -1,4 +1,4 @@
-"""Records as JSON files: read after a check of size and syntax, and written completely or not at all."""
+"""Records as JSON files, read after a check of size and syntax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from simoffload.documents import read_text
 from simoffload.errors import InputError, Problem
 
-__all__ = ["read_json", "write_json"]
+__all__ = ["read_json"]
 
 _LARGEST = 256_000_000
 """[B] Size of the largest file: a run with traces takes about 0.1 MB, a measurement of one GPU 1.1 MB."""
@@ -37,11 +37,3 @@ def read_json(path: Path, *, remedy: str) -> Any:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not a number")
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a record so that another process sees it completely or not at all."""
-    # Patterns such as "000.*" and "*.failed-*" must not match the partial file.
-    partial = path.with_name(f"{path.name.replace('.', '-')}.partial")
-    partial.write_text(json.dumps(data, separators=(",", ":"), allow_nan=False), encoding="utf-8")
-    partial.replace(path)

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,11 @@ from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
-from simoffload_calibrate.json_records import write_json
+from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.machine_facts import machine_facts
-from simoffload_calibrate.processes import missing_packages, run_ranks, thread_environment
 from simoffload_calibrate.runs import CalibrationRun, RunRequest, offload_words
 
 __all__ = [
-    "EAGER_NEEDED",
-    "NEEDED",
     "LaunchSettings",
     "Outcome",
     "case_data",
@@ -35,23 +32,22 @@ __all__ = [
 ]
 
 SCHEMA = "simoffload/deepspeed-runs/1"
-NEEDED = ("torch", "transformers", "deepspeed")
-EAGER_NEEDED = ("torch", "transformers", "accelerate")
+_NEEDED = ("torch", "transformers", "deepspeed")
+_EAGER_NEEDED = ("torch", "transformers", "accelerate")
 
 
 class _Worker(NamedTuple):
-    """The module that runs cases of a strategy, and the packages that it needs."""
+    """The function that runs cases of a strategy, as ``module:function``, and the packages that it needs."""
 
-    module: str
+    runs: str
     needed: tuple[str, ...]
+    imports: tuple[str, ...] = ()
+    """The packages that are imported before the first task."""
 
 
-_HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face.worker", ("torch", "transformers", "accelerate"))
-_WORKERS = {
-    "zero_inference": _Worker("simoffload_calibrate.deepspeed.worker", NEEDED),
-    "accelerate": _HUGGING_FACE,
-    "tensor_parallel": _HUGGING_FACE,
-}
+_DEEPSPEED = _Worker("simoffload_calibrate.deepspeed.worker:carry_out", _NEEDED, ("deepspeed",))
+_HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face.worker:carry_out", _EAGER_NEEDED)
+_WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_parallel": _HUGGING_FACE}
 """The worker of each kind of strategy."""
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
@@ -124,10 +120,10 @@ def run_cases(
         raise _refusal(error.filename, f"cannot be created: {error.strerror}; name another folder") from None
     results: dict[int, dict[str, Any]] = {}
     try:
-        _run_all(cases, settings, work_folder, progress)
+        for _ in _run_all(cases, settings, work_folder, results, progress):
+            _write(settings.folder / RUNS, cases, results, facts)
     finally:
-        results = _collect(cases, work_folder)
-        if any(results.values()):
+        if results:
             _write(settings.folder / RUNS, cases, results, facts)
         shutil.rmtree(work_folder, ignore_errors=True)
         for name in ("zero_stage_3", *(f"{index:03d}" for index in range(len(cases)))):
@@ -138,9 +134,9 @@ def run_cases(
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
     failed = tuple(
-        (case.request.name, results[index].get("error", _NOT_STARTED))
+        (case.request.name, results.get(index, {}).get("error", _NOT_STARTED))
         for index, case in enumerate(cases)
-        if "passes" not in results[index]
+        if "passes" not in results.get(index, {})
     )
     return Outcome(settings.folder / RUNS, len(cases) - len(failed), failed)
 
@@ -193,20 +189,37 @@ def _run_all(
     cases: Sequence[CalibrationRun],
     settings: LaunchSettings,
     work_folder: Path,
+    results: dict[int, dict[str, Any]],
     progress: Callable[[str], None],
-) -> None:
+) -> Iterator[int]:
+    """Run the cases, and yield the index of each when its record, or why it has none, is in ``results``."""
     deadline = time.monotonic() + settings.seconds
-    for module, ranks in dict.fromkeys((_WORKERS[case.kind].module, case.ranks) for case in cases):
+    for worker, ranks in dict.fromkeys((_WORKERS[case.kind], case.ranks) for case in cases):
         remaining = [
-            index
-            for index, case in enumerate(cases)
-            if (_WORKERS[case.kind].module, case.ranks) == (module, ranks)
+            index for index, case in enumerate(cases) if (_WORKERS[case.kind], case.ranks) == (worker, ranks)
         ]
         while remaining and time.monotonic() < deadline:
             batch = _batch(cases, remaining)
             progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
-            _run_group(cases, batch, module, settings, work_folder, deadline)
-            remaining = [index for index in remaining if not list(work_folder.glob(f"{index:03d}.*"))]
+            shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
+            settings.swap_folder.mkdir(parents=True, exist_ok=True)
+            with JobProcesses(
+                work_folder / f"{batch[0]:03d}",
+                {"swap_folder": str(settings.swap_folder), "imports": worker.imports},
+                ranks=ranks,
+                log=settings.folder / LOG,
+                environment=thread_environment(ranks),
+            ) as job:
+                for index in batch:
+                    results[index] = {"error": "was interrupted"}
+                    case = case_data(index, cases[index], trace=settings.trace)
+                    limit = min(settings.seconds_per_case, deadline - time.monotonic())
+                    answer = job.call(worker.runs, {"case": case}, limit=limit)
+                    results[index] = answer.get("found") or {"error": answer["failed"]}
+                    remaining.remove(index)
+                    yield index
+                    if "failed" in answer or time.monotonic() >= deadline:
+                        break
 
 
 def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
@@ -220,45 +233,6 @@ def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[in
             break
         batch.append(index)
     return batch
-
-
-def _run_group(
-    cases: Sequence[CalibrationRun],
-    indices: Sequence[int],
-    module: str,
-    settings: LaunchSettings,
-    work_folder: Path,
-    deadline: float,
-) -> None:
-    job = work_folder / "job.json"
-    shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
-    settings.swap_folder.mkdir(parents=True, exist_ok=True)
-    plain = [case_data(index, cases[index], trace=settings.trace) for index in indices]
-    write_json(job, {"cases": plain, "folder": str(work_folder), "swap_folder": str(settings.swap_folder)})
-    begun = {"index": indices[0], "at": time.monotonic()}
-
-    def in_time() -> bool:
-        for index in indices:
-            if index > begun["index"] and (work_folder / f"{index:03d}.begun").exists():
-                begun.update(index=index, at=time.monotonic())
-        now = time.monotonic()
-        return now < deadline and now - begun["at"] < settings.seconds_per_case
-
-    ranks = cases[indices[0]].ranks
-    status = run_ranks(
-        module,
-        [str(job)],
-        ranks=ranks,
-        log=settings.folder / LOG,
-        environment=thread_environment(ranks),
-        watch=in_time,
-    )
-    current = work_folder / f"{int(begun['index']):03d}"
-    if status is None:
-        write_json(current.with_suffix(".failed-time"), {"error": "took too long and was stopped"})
-    elif status and not list(work_folder.glob(f"{current.name}.failed-*")):
-        text = f"its process ended with status {status}; see {LOG}"
-        write_json(current.with_suffix(".failed-exit"), {"error": text})
 
 
 def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
@@ -287,24 +261,6 @@ def _section(request: RunRequest) -> dict[str, Any]:
     return request.strategy.model_dump(mode="json", exclude={"kv_cache"})
 
 
-def _collect(cases: Sequence[CalibrationRun], work_folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the record of every case, or the reason why it has none."""
-    results: dict[int, dict[str, Any]] = {}
-    for index in range(len(cases)):
-        results[index] = {}
-        done = work_folder / f"{index:03d}.json"
-        if done.exists():
-            results[index] = json.loads(done.read_text(encoding="utf-8"))
-            continue
-        for failure in sorted(work_folder.glob(f"{index:03d}.failed-*")):
-            results[index] = json.loads(failure.read_text(encoding="utf-8"))
-            break
-        else:
-            if (work_folder / f"{index:03d}.begun").exists():
-                results[index] = {"error": "was interrupted"}
-    return results
-
-
 def _write(
     path: Path,
     cases: Sequence[CalibrationRun],
@@ -316,11 +272,11 @@ def _write(
         "simoffload": __version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": facts,
-        "runs": [result for result in results.values() if "passes" in result],
+        "runs": [results[index] for index in sorted(results) if "passes" in results[index]],
         "failed": [
-            {"name": cases[index].request.name, "error": result.get("error", _NOT_STARTED)}
-            for index, result in results.items()
-            if "passes" not in result
+            {"name": case.request.name, "error": results.get(index, {}).get("error", _NOT_STARTED)}
+            for index, case in enumerate(cases)
+            if "passes" not in results.get(index, {})
         ],
     }
     with replacing(path) as file:

@@ -1,17 +1,11 @@
-"""The process that runs DeepSpeed: ``python -m simoffload_calibrate.deepspeed.worker JOB``.
-
-There is one process per rank. It runs the cases of a job one after the other.
-"""
+"""A run under DeepSpeed, which is a task of one process per rank (child process only)."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +14,7 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from simoffload_calibrate.child import run_in_turn, select_device, synchronize
+from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.deepspeed import build
 from simoffload_calibrate.deepspeed.recorders import (
     BACKWARD,
@@ -32,7 +26,7 @@ from simoffload_calibrate.deepspeed.recorders import (
 )
 from simoffload_calibrate.passes import TimedPasses, generation, run_facts
 
-__all__ = ["Run", "main"]
+__all__ = ["Run", "carry_out"]
 
 _REPETITIONS = 2
 """The number of timed generations; the first one allocates memory."""
@@ -211,34 +205,19 @@ class Run:
         }
 
 
-def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
+def carry_out(job: Job) -> dict[str, Any]:
+    """Run the case of a task and return its record."""
+    deepspeed.init_distributed()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    run = Run(case, nvme_path=str(swap_folder))
+    swap_folder = Path(job.data["swap_folder"])
+    run = Run(job.data["case"], nvme_path=str(swap_folder))
     try:
         run.carry_out()
         record = run.record()
     finally:
         build.forget(run.engine)
     comm.barrier()
-    if comm.get_rank() == 0:
+    if job.rank == 0:
         shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)
     return record
-
-
-def main(job_path: str) -> int:
-    """Run the cases of a job; the status is 1 if one failed, and later cases are then not started."""
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    select_device()
-    deepspeed.init_distributed()
-    swap_folder = Path(job["swap_folder"])
-    cases = ((f"{case['index']:03d}", partial(_carry_out, case, swap_folder)) for case in job["cases"])
-    if status := run_in_turn(cases, Path(job["folder"])):
-        return status
-    with contextlib.suppress(Exception):
-        comm.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -1,17 +1,13 @@
-"""The process that runs Hugging Face models: ``python -m simoffload_calibrate.hugging_face.worker JOB``.
+"""A run of a Hugging Face model, which is a task of one process per rank (child process only).
 
-There is one process per rank. It runs the cases of a job one after the other: with one rank under Accelerate,
-as the case's device map says, with several under tensor parallelism.
+One rank runs under Accelerate, as the case's device map says, several under tensor parallelism.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +16,11 @@ from accelerate import cpu_offload, disk_offload, dispatch_model, infer_auto_dev
 from accelerate.utils import get_balanced_memory
 from torch import distributed
 
-from simoffload_calibrate.child import release_memory, run_in_turn, select_device
+from simoffload_calibrate.child import Job, release_memory
 from simoffload_calibrate.deepspeed.recorders import gpu_activity
 from simoffload_calibrate.passes import TimedPasses, architecture, configuration, generation, run_facts
 
-__all__ = ["built", "main"]
+__all__ = ["built", "carry_out"]
 
 _REPETITIONS = 3
 """The number of timed generations; the first one allocates memory and plans attention for each length."""
@@ -112,17 +108,18 @@ def _divided(case: Mapping[str, Any], device: str, folder: Path) -> torch.nn.Mod
     return _module(found)
 
 
-def _carry_out(case: Mapping[str, Any], swap_folder: Path) -> dict[str, Any]:
-    device = select_device()
-    if device != "cpu":
+def carry_out(job: Job) -> dict[str, Any]:
+    """Run the case of a task and return its record."""
+    case = job.data["case"]
+    if job.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)  # the same tokens on all ranks
-    folder = swap_folder / f"{case['index']:03d}"
+    folder = Path(job.data["swap_folder"]) / f"{case['index']:03d}"
     try:
-        return _measured(case, device, folder)
+        return _measured(case, job.device, folder)
     finally:
         release_memory()
-        if distributed.get_rank() == 0:
+        if job.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -149,19 +146,3 @@ def _measured(case: Mapping[str, Any], device: str, folder: Path) -> dict[str, A
         "passes": times.passes,
         "traces": traces,
     }
-
-
-def main(job_path: str) -> int:
-    """Run the cases of a job; the status is 1 if one failed, and later cases are then not started."""
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    device = select_device()
-    distributed.init_process_group("gloo" if device == "cpu" else "nccl")
-    swap_folder = Path(job["swap_folder"])
-    cases = ((f"{case['index']:03d}", partial(_carry_out, case, swap_folder)) for case in job["cases"])
-    status = run_in_turn(cases, Path(job["folder"]))
-    distributed.destroy_process_group()
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,30 +14,15 @@ from typing import Any, Protocol, Self
 from simoffload.documents import exists
 from simoffload.errors import shortened
 from simoffload.units import format_bytes, plural
-from simoffload_calibrate.json_records import write_json
-from simoffload_calibrate.launch import EAGER_NEEDED, NEEDED, case_data
+from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.machine_facts import machine_facts
+from simoffload_calibrate.micro.benchmarks import Microbenchmark, Setting, microbenchmarks
 from simoffload_calibrate.micro.plan import (
-    SECTION_PLANS,
     Context,
     MeasurementRequest,
     MeasurementSection,
-    SectionPlan,
     SkippedError,
-    attention_shapes,
-    counts_of,
-    matmul_shapes,
-    matmul_variants,
-    ranks_of,
     refusal,
-)
-from simoffload_calibrate.processes import Ranks, missing_packages, thread_environment
-from simoffload_calibrate.small_models import (
-    eager_cases,
-    held_back_cases,
-    held_back_training_cases,
-    small_cases,
-    small_training_cases,
 )
 
 __all__ = ["Bench", "open_bench", "probe_seconds", "storage_bytes"]
@@ -47,15 +30,15 @@ __all__ = ["Bench", "open_bench", "probe_seconds", "storage_bytes"]
 _FILE = 128 << 20
 """[B] Size of one storage file, which holds one tensor."""
 _MOST_STORAGE = 2 << 30
-_SKIPPED = {"storage": "no folder was named with --storage", "collectives": "needs two GPUs"}
-_COMPILED = {"hooks", "cpu_adam", "storage"}
-"""The sections that need operations which DeepSpeed compiles."""
 _READY_S = 10.0
 """[s] Expected time until single processes have imported PyTorch and DeepSpeed and know the GPU, in parallel;
 estimate."""
 _GROUP_READY_S = 25.0
 """[s] The same with a group of one process for each GPU, which starts when the number of GPUs is known, up to
 the first contact of its ranks; estimate. The record states the actual time (preparation_seconds)."""
+_FACTS, _PROBE = f"{__package__}.gpu:gpu_facts", f"{__package__}.host:probe_host"
+_COMPILE = f"{__package__}.host:compile_operations"
+"""The functions of tasks that are no microbenchmarks."""
 _COMPILATION_S = 1800.0
 """[s] Time limit of DeepSpeed's compilers."""
 _FACTS_S = 60.0
@@ -96,8 +79,8 @@ def open_bench(request: MeasurementRequest, progress: Callable[[str], None]) -> 
     with tempfile.TemporaryDirectory(prefix="simoffload-micro-") as name, _storage_folder(request) as storage:
         job = {
             "quick": request.quick,
-            "parent": os.getpid(),
             "storage": storage,
+            "scratch": storage and storage["scratch"],
             "duration": probe_seconds(quick=request.quick),
         }
         with _WorkerGroups(Path(name), job) as workers:
@@ -123,10 +106,13 @@ class _ThisMachine:
     ) -> None:
         self._request, self._workers, self._progress = request, workers, progress
         self._cpu_times = _cpu_times()
-        if _COMPILED & set(request.sections):
+        asked = [one for one in microbenchmarks() if one.runs and one.section in request.sections]
+        self._benchmarks = [one for one in asked if storage or not one.storage]
+        self._compiles = any(one.compiled for one in asked)
+        if self._compiles:
             workers.start("deepspeed", 1)  # its imports run while the other process starts
         try:
-            facts = workers.call("plain", 1, {"work": "facts"}, seconds=_FACTS_S)
+            facts = workers.call("plain", 1, _FACTS, {}, seconds=_FACTS_S)
         except SkippedError as error:
             raise refusal("torch", f"cannot be imported: {error}; repair or reinstall it") from None
         self.facts: Mapping[str, Any] = {**machine_facts(), **facts}
@@ -138,10 +124,11 @@ class _ThisMachine:
             raise refusal("--gpus", f"must be at most {available}, not {self._gpus}: PyTorch sees {limit}")
         # Without a GPU, kernels run on the host thread, and its costs say nothing about depth.
         self._deep = gpu is not None and not request.quick
+        possible = {one.section for one in asked if one.processes(self._gpus)}
         self.skipped: Mapping[str, str] = {
-            section: _SKIPPED[section]
-            for section, missing in (("storage", not storage), ("collectives", self._gpus == 1))
-            if missing and section in request.sections
+            one.section: "no folder was named with --storage" if one.storage else f"needs {one.fewest} GPUs"
+            for one in asked
+            if one not in self._benchmarks or one.section not in possible
         }
         self.sections: Sequence[MeasurementSection] = list(self._sections())
         self._several = any("/" in section.name for section in self.sections)
@@ -149,23 +136,22 @@ class _ThisMachine:
 
     def _sections(self) -> Iterator[MeasurementSection]:
         request = self._request
-        for name, plan in SECTION_PLANS.items():
-            if plan.section not in request.sections or plan.section in self.skipped:
+        for one in self._benchmarks:
+            if (seconds := one.quick if request.quick else one.seconds) is None:
                 continue
-            if plan.process == "separate" and self.facts["gpu"] is None:
-                continue
-            seconds = plan.quick if request.quick else plan.seconds
-            if seconds is None:
-                continue
-            for ranks in ranks_of(plan, self._gpus):
+            for ranks in one.processes(self._gpus):
+                name = one.name if ranks == 1 else f"{one.name}/{ranks}"
+                if one.needs_gpu and self.facts["gpu"] is None:
+                    self.skipped = {**self.skipped, name: "there is no GPU"}
+                    continue
                 yield MeasurementSection(
-                    name if ranks == 1 else f"{name}/{ranks}",
-                    partial(self._run, name, plan, ranks),
-                    seconds=seconds * len(counts_of(plan, ranks)),
-                    building=0.0 if request.quick else plan.building,
-                    rounds=plan.rounds[:1] if request.quick else plan.rounds,
-                    host=plan.host,
-                    once=plan.once,
+                    name,
+                    partial(self._run, one, ranks),
+                    seconds=seconds * len(one.numbers(ranks)),
+                    building=0.0 if request.quick else one.building,
+                    rounds=one.rounds[:1] if request.quick else one.rounds,
+                    host=one.host,
+                    once=one.once,
                 )
 
     def prepare(self) -> None:
@@ -176,12 +162,12 @@ class _ThisMachine:
         if self._several:
             self._workers.start("deepspeed", self._gpus)
         with suppress(SkippedError):
-            if _COMPILED & set(self._request.sections):
+            if self._compiles and not missing_packages(["deepspeed"]):
                 self._progress("compiling DeepSpeed's operations: one to five minutes the first time")
-                self._workers.call("deepspeed", 1, {"work": "compile"}, seconds=_COMPILATION_S)
+                self._workers.call("deepspeed", 1, _COMPILE, {}, seconds=_COMPILATION_S)
         if self._several:
             with suppress(SkippedError):
-                self._workers.call("deepspeed", self._gpus, {"work": "facts"}, seconds=_FACTS_S)
+                self._workers.call("deepspeed", self._gpus, _FACTS, {}, seconds=_FACTS_S)
 
     def probe(self) -> Mapping[str, Any]:
         """Time PyTorch's calls for about two seconds.
@@ -199,40 +185,15 @@ class _ThisMachine:
         return {**result, "steal": round(spent[7] / total, 4) if total > 0 and len(spent) > 7 else None}
 
     def _probe(self) -> dict[str, Any]:
-        return self._workers.call("plain", 1, {"work": "probe"}, seconds=_PROBE_S)
+        return self._workers.call("plain", 1, _PROBE, {"light": True}, seconds=_PROBE_S)
 
-    def _run(self, name: str, plan: SectionPlan, ranks: int, context: Context) -> Mapping[str, Any]:
-        task = {"work": name, "round": context.round, **self._inputs(name, ranks)}
-        if plan.counts:
-            task["counts"] = counts_of(plan, ranks)
-        process = "deepspeed" if ranks > 1 else plan.process
-        return self._workers.call(process, ranks, task, seconds=context.seconds)
-
-    def _inputs(self, name: str, ranks: int) -> dict[str, Any]:
-        """Return the shapes or models that a section measures. Raises SkippedError."""
-        if name == "matmul":
-            return {"matmul_shapes": matmul_shapes(), "matmul_variants": matmul_variants()}
-        if name == "attention":
-            return {"attention_shapes": attention_shapes()}
-        if name.startswith("eager"):
-            missing = missing_packages(EAGER_NEEDED)
-            if missing:
-                raise SkippedError(f"{', '.join(missing)} not installed")
-            cases = [case_data(index, case, trace=False) for index, case in enumerate(eager_cases(ranks))]
-            return {"cases": cases}
-        if not name.startswith("hooks_"):
-            return {}
-        missing = missing_packages(NEEDED)
-        if missing:
+    def _run(self, one: Microbenchmark, ranks: int, context: Context) -> Mapping[str, Any]:
+        if missing := missing_packages(one.packages):
             raise SkippedError(f"{', '.join(missing)} not installed")
-        if name == "hooks_decode":
-            fitted, held_back = small_cases(ranks), held_back_cases(ranks)
-        else:
-            fitted = small_training_cases(ranks, deep=self._deep)
-            held_back = held_back_training_cases(ranks, deep=self._deep)
-        held_back = () if self._request.quick else held_back
-        cases = [case_data(index, case, trace=True) for index, case in enumerate((*fitted, *held_back))]
-        return {"cases": [{**case, "held_back": case["index"] >= len(fitted)} for case in cases]}
+        inputs = one.inputs(Setting(ranks, self._request.quick, self._deep))
+        task = {"round": context.round, **inputs, **({"counts": one.numbers(ranks)} if one.counts else {})}
+        process = "deepspeed" if ranks > 1 else one.process
+        return self._workers.call(process, ranks, one.runs, task, seconds=context.seconds)
 
 
 def _cpu_times() -> list[int]:
@@ -299,16 +260,10 @@ def _filesystem(folder: Path) -> str:
 
 # -- processes ------------------------------------------------------------------------------------
 
-WORKER = "simoffload_calibrate.micro.worker"
-"""The module that the processes run."""
-_START = 180.0
-"""[s] Time limit for starting processes: their imports and the first contact of their ranks."""
 _SLACK = 60.0
 """[s] Time beyond twice the limit of a section after which its processes are ended.
 
 A section looks at the clock only between two models or sizes."""
-_PERIOD = 0.05
-"""[s] Time between two looks for an answer."""
 
 
 class _WorkerGroups:
@@ -317,7 +272,7 @@ class _WorkerGroups:
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
         self._folder, self._job = folder, dict(job)
-        self._groups: dict[tuple[str, int], _Group] = {}
+        self._groups: dict[tuple[str, int], JobProcesses] = {}
         self._started = 0
 
     def __enter__(self) -> Self:
@@ -329,71 +284,31 @@ class _WorkerGroups:
 
     def start(self, process: str, ranks: int) -> None:
         """Start a group without waiting for it, unless it runs."""
-        if (process, ranks) not in self._groups:
-            folder = self._folder / f"{self._started:03d}-{process}-{ranks}"
-            self._started += 1
-            self._groups[process, ranks] = _Group(folder, self._job, process, ranks)
+        if (process, ranks) in self._groups:
+            return
+        plain = process == "plain"
+        self._groups[process, ranks] = JobProcesses(
+            self._folder / f"{self._started:03d}-{process}-{ranks}",
+            self._job | {"imports": [] if plain else ["deepspeed"]},
+            ranks=ranks,
+            environment={} if plain else thread_environment(ranks),
+        )
+        self._started += 1
 
-    def call(self, process: str, ranks: int, task: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
+    def call(
+        self, process: str, ranks: int, runs: str, task: Mapping[str, Any], *, seconds: float
+    ) -> dict[str, Any]:
         """Let a group carry out a task within a time [s], and return its result.
 
         Raises SkippedError if the task cannot be carried out or fails. A group that failed is ended, and the
         next task starts a new one.
         """
         self.start(process, ranks)
-        answer = self._groups[process, ranks].call({**task, "seconds": seconds})
+        group = self._groups[process, ranks]
+        answer = group.call(runs, {**task, "seconds": seconds}, limit=2 * seconds + _SLACK)
         if "found" in answer:
             result: dict[str, Any] = answer["found"]
             return result
         if "skipped" not in answer:
             self._groups.pop((process, ranks)).end()
         raise SkippedError(str(answer.get("skipped") or answer["failed"]))
-
-
-class _Group:
-    """Processes that read tasks from a folder and write the results into it."""
-
-    def __init__(self, folder: Path, job: Mapping[str, Any], process: str, ranks: int) -> None:
-        folder.mkdir()
-        self._folder, self._log, self._tasks = folder, folder / "log.txt", 0
-        self._started = time.monotonic()
-        path = folder / "job.json"
-        path.write_text(json.dumps({**job, "deepspeed": process != "plain", "folder": str(folder)}))
-        environment = thread_environment(ranks) if process != "plain" else {}
-        self._ranks = Ranks(WORKER, [str(path)], ranks=ranks, log=self._log, environment=environment)
-
-    def call(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer: the result as "found", or a reason as "skipped" or "failed"."""
-        ready = self._folder / "ready"
-        while not ready.is_file():
-            if self._ranks.status is not None or time.monotonic() - self._started > _START:
-                return {"failed": f"the processes could not be started: {self._last_line()}"}
-            time.sleep(_PERIOD)
-        name = f"{self._tasks:04d}"
-        self._tasks += 1
-        write_json(self._folder / f"{name}.task", task)
-        limit = 2 * task["seconds"] + _SLACK
-        until = time.monotonic() + limit
-        while time.monotonic() < until:
-            running = self._ranks.status is None
-            # The answer of rank 0, or of another rank that failed.
-            if answers := sorted(self._folder.glob(f"{name}.answer-*")):
-                answer: dict[str, Any] = json.loads(answers[-1].read_text(encoding="utf-8"))
-                return answer
-            if not running:
-                return {"failed": f"its process ended with status {self._ranks.status}: {self._last_line()}"}
-            time.sleep(_PERIOD)
-        return {"failed": f"stopped after {limit:.0f} s"}
-
-    def _last_line(self) -> str:
-        """Return the last error in the log, else its last line."""
-        lines: list[str] = []
-        with suppress(OSError):
-            log = self._log.read_text(encoding="utf-8", errors="replace")
-            lines = [line.strip() for line in log.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line and "torch.distributed.elastic" not in line]
-        return (errors or lines or ["it wrote no output"])[-1][:300]
-
-    def end(self) -> None:
-        """End the processes of the group."""
-        self._ranks.end()

@@ -12,21 +12,9 @@ from typing import Any
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.option_types import SubParsers, add_json, gpu_count, listed, seconds, size
 from simoffload.errors import InputError, Problem, shortened
+from simoffload_calibrate.micro.benchmarks import sections
 
 RECORD = "micro.json"
-_SECTIONS = (
-    "copies",
-    "kernels",
-    "dram",
-    "hbm",
-    "matmul",
-    "hooks",
-    "eager",
-    "cpu_adam",
-    "storage",
-    "collectives",
-    "attention",
-)
 _HELP = "measure links, memories, kernels, storage and hooks of this machine and write its profiles"
 
 
@@ -35,7 +23,7 @@ def add_micro(actions: SubParsers) -> None:
     parser: argparse.ArgumentParser = actions.add_parser(
         "micro",
         help=_HELP,
-        description=f"{_HELP[0].upper()}{_HELP[1:]}. Sections: {', '.join(_SECTIONS)}.",
+        description=f"{_HELP[0].upper()}{_HELP[1:]}. Sections: {', '.join(sections())}.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -88,11 +76,11 @@ def add_micro(actions: SubParsers) -> None:
 def _sections(text: str) -> tuple[str, ...]:
     from simoffload.documents import suggest
 
-    names = listed(text)
+    names, known_names = listed(text), sections()
     for name in names:
-        if name not in _SECTIONS:
-            hint = suggest(name, _SECTIONS)
-            known = ", ".join(_SECTIONS)
+        if name not in known_names:
+            hint = suggest(name, known_names)
+            known = ", ".join(known_names)
             raise argparse.ArgumentTypeError(
                 f'"{shortened(name)}" is not a section{hint}; valid are: {known}'
             )
@@ -221,8 +209,8 @@ def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
 
 
 def _chosen(arguments: Namespace) -> tuple[str, ...]:
-    wanted = arguments.only or _SECTIONS
-    chosen = tuple(name for name in _SECTIONS if name in wanted and name not in (arguments.skip or ()))
+    wanted = arguments.only or sections()
+    chosen = tuple(name for name in sections() if name in wanted and name not in (arguments.skip or ()))
     if not chosen:
         raise InputError.at("", "skips all sections; name fewer", path="--skip")
     if arguments.only and arguments.storage is None and "storage" in chosen:
@@ -239,8 +227,8 @@ def _refuse_with_record(arguments: Namespace) -> None:
 
 
 def _answer(folder: Path, raw: dict[str, Any], files: dict[str, str], console: Console) -> None:
+    from simoffload_calibrate.micro.benchmarks import missing_sections
     from simoffload_calibrate.micro.noise import noise_summary, noise_warning
-    from simoffload_calibrate.micro.plan import missing_sections
 
     noise = raw.get("noise", {})
     data = {

@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 
-from simoffload_calibrate.child import synchronize
+from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.hugging_face.worker import built
-from simoffload_calibrate.micro.plan import SkippedError
-from simoffload_calibrate.micro.timing import MeasurementJob
 from simoffload_calibrate.passes import generation
 
 __all__ = ["measure_eager"]
@@ -25,10 +23,8 @@ _STEPS = 7
 """The number of timed decode steps in a round; a new model first makes as many that are not timed."""
 
 
-def measure_eager(job: MeasurementJob) -> dict[str, Any]:
+def measure_eager(job: Job) -> dict[str, Any]:
     """Measure decode steps of every small model: on the GPU, under Accelerate, and divided among GPUs."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     models: dict[str, torch.nn.Module] = job.kept.setdefault("eager", {})
     runs: list[dict[str, Any]] = []
     for case in job.data["cases"]:
@@ -44,7 +40,7 @@ def measure_eager(job: MeasurementJob) -> dict[str, Any]:
     return {"runs": runs}
 
 
-def _built(job: MeasurementJob, case: dict[str, Any]) -> torch.nn.Module:
+def _built(job: Job, case: dict[str, Any]) -> torch.nn.Module:
     folder = Path(job.data["folder"]) / "model" if job.ranks > 1 else Path(tempfile.mkdtemp())
     try:
         return built(case, job.device, folder)
@@ -53,7 +49,7 @@ def _built(job: MeasurementJob, case: dict[str, Any]) -> torch.nn.Module:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _steps(job: MeasurementJob, case: dict[str, Any], model: torch.nn.Module) -> list[float]:
+def _steps(job: Job, case: dict[str, Any], model: torch.nn.Module) -> list[float]:
     """Return the times [s] of the decode steps of a generation."""
     torch.manual_seed(0)  # the same tokens on all ranks
     times = []

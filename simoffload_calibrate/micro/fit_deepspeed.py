@@ -95,6 +95,23 @@ class ThreadFit(NamedTuple):
             tables[0][key] = self._fitted(key, value, (), 0.0)
         return tables
 
+    def fits(self, runs: Sequence[Mapping[str, Any]]) -> dict[str, Fitted]:
+        """Return the factor and all costs by their keys in a host's profile; ``runs`` are decode steps."""
+        inference, training = self.costs()
+        if runs:
+            most = max(run["ranks"] for run in runs)
+            inference["ranks"] = Fitted(most, "most ranks with which hooks were measured", 1)
+        factor = Fitted(
+            float(f"{self.factor:.3g}"),
+            self.summary(),
+            self.fit.steps if self.fit else 1,
+            spread=self.factor_spread,
+            measured=self.believed,
+        )
+        tables = {"deepspeed": inference, "training": training}
+        costs = {f"{name}.{key}": one for name, table in tables.items() for key, one in table.items()}
+        return {"host_factor": factor, **costs}
+
     def _fitted(self, key: str, value: float, kinds: Sequence[str], own: float) -> Fitted:
         seen = self.fit is not None and key in self.fit.seen
         errors = [self.fit.residuals[kind] for kind in kinds if self.fit and kind in self.fit.residuals]

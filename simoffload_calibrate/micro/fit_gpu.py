@@ -16,10 +16,10 @@ __all__ = [
     "Roofline",
     "fit_attention",
     "fit_float16",
-    "fit_gpu",
     "fit_hbm",
     "fit_kernel_latency",
     "fit_matmul",
+    "fit_products",
     "fit_strided",
 ]
 
@@ -49,16 +49,14 @@ class Roofline(NamedTuple):
     """[s] of a kernel."""
 
 
-def fit_gpu(sections: Sections, base: Accelerator) -> dict[str, Fitted]:
-    """Numbers of an ``accelerator`` profile by key, without attention; those that were not measured are those
-    of ``base``."""
+def fit_products(sections: Sections, base: Accelerator) -> dict[str, Fitted]:
+    """Numbers on matrix products by key; memory and kernels that were not measured are those of ``base``."""
     found: dict[str, Fitted] = {}
     hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
     if hbm := fit_hbm(sections, base.hbm_bandwidth.value):
-        found["hbm_efficiency"] = hbm
         hbm_rate = base.hbm_bandwidth.value * float(hbm.value)
     if kernel := fit_kernel_latency(sections):
-        latency, found["kernel_latency"] = kernel
+        latency, _ = kernel
     if peak := base.compute.bfloat16 or base.compute.float16:
         dtype = "bfloat16" if base.compute.bfloat16 else "float16"
         roofline = Roofline(peak=peak.value, hbm_rate=hbm_rate, latency=latency)
@@ -66,7 +64,7 @@ def fit_gpu(sections: Sections, base: Accelerator) -> dict[str, Fitted]:
             found["matmul_efficiency"] = matmul
     if share := fit_float16(sections):
         found["float16_share"] = share
-    return found | fit_strided(sections)
+    return found
 
 
 def fit_hbm(sections: Sections, bandwidth: float) -> Fitted | None:

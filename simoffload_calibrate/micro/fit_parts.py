@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from simoffload.hardware.library import Library
+from simoffload.hardware.profiles import Pcie
 from simoffload_calibrate.micro.fitted import (
     Fitted,
     bytes_text,
@@ -18,15 +20,24 @@ from simoffload_calibrate.micro.gpu_groups import GpuGroup, measured_groups
 
 __all__ = [
     "copy_seconds",
+    "fit_bandwidth",
     "fit_drive",
     "fit_interconnect",
+    "fit_links",
     "fit_memory",
     "fit_pcie",
+    "fit_storage",
+    "is_switched",
     "read_rate",
     "wait_s",
 ]
 
+if TYPE_CHECKING:
+    from simoffload_calibrate.micro.profiles import Measured
+
 Sections = dict[str, Any]
+_LANES = (1, 2, 4, 8, 16)
+_GEN5 = "gen5"
 _SMALL = 64 << 10
 """[B] Copies up to this size show the cost of calls, not of bytes."""
 _LARGE = 256 << 20
@@ -153,6 +164,22 @@ def _costlier(sections: Sections, rate: float, gpus: int) -> Iterator[tuple[str,
                 yield key, Fitted(round(rate / one.rate, 3), source, 1)
 
 
+def fit_bandwidth(sections: Sections, peak: float) -> dict[str, Fitted]:
+    """Return the numbers of ``fit_memory`` by their keys in a host's profile.
+
+    The rate is a fraction of ``peak`` [B/s], the bandwidth of the profile, which it replaces if it is higher.
+    """
+    found = fit_memory(sections)
+    rate = found.pop("memory_rate", None)
+    if rate is not None:
+        if rate.value > peak:
+            found["memory_bandwidth"] = rate._replace(value=rate_text(rate.value))
+        share = min(1.0, float(f"{rate.value / peak:.4g}"))
+        what = f"{rate.what}: {rate_text(rate.value)} of the peak"
+        found["stream_fraction"] = rate._replace(value=share, what=what)
+    return found
+
+
 class _Together(NamedTuple):
     """Large copies of several GPUs at once."""
 
@@ -233,6 +260,36 @@ def fit_interconnect(sections: Sections) -> tuple[float, float, Fitted] | None:
     return float(1 / per_byte), float(latency), Fitted(None, what, len(seconds), float(residual.max()))
 
 
+def is_switched(measured: Measured) -> bool:
+    """Return whether GPUs have links of their own: all-gathers are faster than copies over PCIe."""
+    found = fit_interconnect(measured.sections)
+    if found is None:
+        return measured.gpus > 1 and measured.base.profile.gpu_links == "switched"
+    slot = measured.base.gpu_pcie_link
+    copies = "pcie.host_to_device" in measured.fitted
+    pcie = Pcie.model_validate(measured.profile("pcie")) if copies else slot.pcie
+    return found[0] > pcie.down_rate(slot.lanes)
+
+
+def fit_links(measured: Measured) -> dict[str, Any]:
+    """Return what changes in the interconnect of an accelerator; nothing if GPUs have no links of their own.
+
+    Its efficiency is a fraction of the rate in the profile, which the measured one replaces if it is higher.
+    """
+    found = fit_interconnect(measured.sections)
+    if found is None or not is_switched(measured):
+        return {}
+    rate, latency, fitted = found
+    base = measured.base.accelerator.interconnect
+    links: dict[str, Any] = {} if base else {"name": "links among GPUs, measured"}
+    per_direction = base.per_direction.value if base else rate
+    if base is None or rate > per_direction:
+        links["per_direction"] = fitted._replace(value=rate_text(rate))
+    links["efficiency"] = fitted._replace(value=min(1.0, float(f"{rate / per_direction:.4g}")))
+    links["latency"] = fitted._replace(value=seconds_text(latency))
+    return links
+
+
 # -- drives ---------------------------------------------------------------------------------------
 
 
@@ -284,3 +341,23 @@ def fit_drive(section: dict[str, Any]) -> dict[str, Fitted]:
         what = "DeepSpeed aio reads by block x queue depth x threads, the best with no more in flight"
         found["read_by_outstanding"] = Fitted(points, what, len(_rates(section, "read")))
     return found
+
+
+def fit_storage(section: dict[str, Any], date: str) -> dict[str, Any]:
+    """Return a drive's profile: what was measured, and the lanes that carry it."""
+    rate = read_rate(section)
+    pcie = Library().find(_GEN5, ("pcie",)).profile
+    assert isinstance(pcie, Pcie)
+    lanes = next((lanes for lanes in _LANES if pcie.payload_rate(lanes) >= rate), _LANES[-1])
+    about = "arithmetic: the fewest lanes that carry the measured rate; what is attached is not visible"
+    notes = (
+        f"The storage of a folder, whose filesystem is {section.get('filesystem') or 'unknown'}: one "
+        "drive, several drives, or a server."
+    )
+    slot = {"value": lanes, "origin": "estimate", "source": about, "date": date}
+    return {
+        "name": "Storage of the measured machine",
+        "notes": notes,
+        **fit_drive(section),
+        "pcie": {"profile": _GEN5, "lanes": slot},
+    }

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, softmax
 
-from simoffload_calibrate.micro.plan import SkippedError
-from simoffload_calibrate.micro.timing import MeasurementJob, busy_seconds, call_seconds, stream_seconds
+from simoffload_calibrate.child import Job
+from simoffload_calibrate.micro.timing import busy_seconds, call_seconds, stream_seconds
 
 __all__ = ["gpu_facts", "measure_attention", "measure_kernels", "measure_matmul", "measure_memory"]
 
@@ -37,7 +37,7 @@ _CONTEXTS = [64, 512, 2048]
 _MOST_SCORES = 20e9
 
 
-def gpu_facts(_job: MeasurementJob) -> dict[str, Any]:
+def gpu_facts(_job: Job) -> dict[str, Any]:
     """Return the versions of PyTorch, CUDA and NCCL, and the GPUs; None without a GPU."""
     return {
         "torch": str(torch.__version__),
@@ -71,10 +71,8 @@ def _gpu() -> dict[str, Any] | None:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def measure_memory(job: MeasurementJob) -> dict[str, Any]:
+def measure_memory(job: Job) -> dict[str, Any]:
     """Measure copies and additions within GPU memory by size; each byte is read and written."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     free = torch.cuda.mem_get_info()[0]
     rows = []
     for size in _COPIED:
@@ -147,10 +145,8 @@ def _strided(device: str) -> dict[str, float]:
     }
 
 
-def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
+def measure_kernels(job: Job) -> dict[str, Any]:
     """Measure the GPU time of the smallest kernels, the host time of calls, and large elementwise kernels."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     small = torch.ones(256, device=job.device)
     large = []
     with torch.no_grad():
@@ -172,14 +168,12 @@ def measure_kernels(job: MeasurementJob) -> dict[str, Any]:
 # -- matrix products ----------------------------------------------------------------------------
 
 
-def measure_matmul(job: MeasurementJob) -> dict[str, Any]:
+def measure_matmul(job: Job) -> dict[str, Any]:
     """Measure y = x·Wᵀ by data type, form, shape and tokens.
 
     All shapes are measured in bfloat16 without bias; those in ``job.data["matmul_variants"]`` also in
     float16, with bias, and as the operator ``@``.
     """
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     points: list[dict[str, Any]] = []
     left_out: list[list[int]] = []
     variants = {tuple(shape) for shape in job.data["matmul_variants"]}
@@ -196,7 +190,7 @@ def measure_matmul(job: MeasurementJob) -> dict[str, Any]:
     return {"points": points, "left_out": left_out}
 
 
-def _shape(job: MeasurementJob, inner: int, outer: int, *, dtype: str, form: str) -> list[dict[str, Any]]:
+def _shape(job: Job, inner: int, outer: int, *, dtype: str, form: str) -> list[dict[str, Any]]:
     kind = getattr(torch, dtype)
     size = 2 * inner * outer
     copies = max(1, min(16, -(-_CACHED // size)))
@@ -239,10 +233,8 @@ def _form(form: str, x: Any, weights: list[Any], bias: Any) -> Callable[[int], o
 # -- attention ----------------------------------------------------------------------------------
 
 
-def measure_attention(job: MeasurementJob) -> dict[str, Any]:
+def measure_attention(job: Job) -> dict[str, Any]:
     """Measure scores, softmax and values by family, heads, batch, new tokens and context."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     points: list[dict[str, Any]] = []
     left_out = 0
     for shape in job.data["attention_shapes"]:
@@ -260,9 +252,7 @@ def measure_attention(job: MeasurementJob) -> dict[str, Any]:
     return {"points": points, "left_out": left_out}
 
 
-def _point(
-    job: MeasurementJob, shape: dict[str, Any], *, batch: int, new: int, context: int
-) -> dict[str, Any]:
+def _point(job: Job, shape: dict[str, Any], *, batch: int, new: int, context: int) -> dict[str, Any]:
     heads, kv_heads, width = shape["heads"], shape["kv_heads"], shape["head_dim"]
 
     def random(*extents: int) -> Any:

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from simoffload_calibrate.child import Job
 from simoffload_calibrate.deepspeed.worker import Run
-from simoffload_calibrate.micro.timing import MeasurementJob
 
 __all__ = ["measure_decode", "measure_training"]
 
@@ -32,19 +32,17 @@ _MICRO_STEPS = 2
 _MODULE_TIMES = ("module", "fetch", "fetched", "launched", "released")
 
 
-def measure_decode(job: MeasurementJob) -> dict[str, Any]:
+def measure_decode(job: Job) -> dict[str, Any]:
     """Measure decode steps of every small model for inference, and trace some of them."""
     return _measured(job, _decode, "runs")
 
 
-def measure_training(job: MeasurementJob) -> dict[str, Any]:
+def measure_training(job: Job) -> dict[str, Any]:
     """Measure the passes of training steps of every small model for training."""
     return _measured(job, _train, "training")
 
 
-def _measured(
-    job: MeasurementJob, steps: Callable[[MeasurementJob, Run, bool], dict[str, Any]], part: str
-) -> dict[str, Any]:
+def _measured(job: Job, steps: Callable[[Job, Run, bool], dict[str, Any]], part: str) -> dict[str, Any]:
     results: dict[str, Any] = {part: [], "held_back": [], "failed": [], "left_out": []}
     for case, run, new in _models(job, part, results):
         run.passes.clear()
@@ -62,9 +60,7 @@ def _measured(
     return results
 
 
-def _models(
-    job: MeasurementJob, part: str, results: dict[str, Any]
-) -> Iterator[tuple[Mapping[str, Any], Run, bool]]:
+def _models(job: Job, part: str, results: dict[str, Any]) -> Iterator[tuple[Mapping[str, Any], Run, bool]]:
     """Yield cases with their models and whether a model is new; note those that are left out or fail."""
     built: dict[str, Run | None] = job.kept.setdefault(part, {})
     for case in job.data["cases"]:
@@ -94,7 +90,7 @@ def _built(case: Mapping[str, Any]) -> Run:
     return run
 
 
-def _decode(job: MeasurementJob, run: Run, new: bool) -> dict[str, Any]:
+def _decode(job: Job, run: Run, new: bool) -> dict[str, Any]:
     run.generate(0, passes=_PASSES if new else _WARM_UP_AGAIN)
     run.passes.clear()
     run.generate(job.data["round"], passes=_PASSES)
@@ -102,7 +98,7 @@ def _decode(job: MeasurementJob, run: Run, new: bool) -> dict[str, Any]:
     return {"passes": passes, "traces": {"decode 1": [_modules(one) for one in run.trace_decode(_TRACED)]}}
 
 
-def _train(job: MeasurementJob, run: Run, new: bool) -> dict[str, Any]:
+def _train(job: Job, run: Run, new: bool) -> dict[str, Any]:
     micro_steps = run.case["workload"]["gradient_accumulation_steps"]
     for _ in range(max(1, _WARM_UP_STEPS // micro_steps) if new else 0):
         run.train_step(0)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from simoffload_calibrate.child import synchronize
+from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.micro.plan import SkippedError
-from simoffload_calibrate.micro.timing import MeasurementJob, seconds_by_rank
+from simoffload_calibrate.micro.timing import seconds_by_rank
 
 __all__ = [
     "HostProbe",
@@ -106,7 +106,7 @@ def _quantiles(samples: list[float]) -> dict[str, float]:
     return {"repetitions": len(samples), **{name: float(f"{value:.4g}") for name, value in shown.items()}}
 
 
-def probe_host(job: MeasurementJob) -> dict[str, Any]:
+def probe_host(job: Job) -> dict[str, Any]:
     """Probe the host for the time that the job states."""
     probe = job.kept.get("probe")
     if probe is None:
@@ -134,7 +134,7 @@ def _repeated(work: Callable[[], object], repetitions: int = _REPETITIONS) -> li
     return times
 
 
-def measure_memory(job: MeasurementJob) -> dict[str, Any]:
+def measure_memory(job: Job) -> dict[str, Any]:
     """Measure copies between two buffers by threads, and in the first round allocations of pinned memory."""
     size = _GIB // 4 if job.quick else _GIB
     source = torch.ones(size, dtype=torch.uint8)
@@ -164,13 +164,11 @@ def _pinned(size: int) -> dict[str, Any]:
 # -- the optimizer ------------------------------------------------------------------------------
 
 
-def compile_operations(job: MeasurementJob) -> dict[str, Any]:
+def compile_operations(job: Job) -> dict[str, Any]:
     """Compile or load the operations that DeepSpeed compiles at their first use, and ignore failures."""
+    from deepspeed.ops import op_builder
+
     begin = time.perf_counter()
-    try:
-        from deepspeed.ops import op_builder
-    except ImportError:
-        raise SkippedError("deepspeed is not installed") from None
     wanted = ["CPUAdamBuilder"]
     wanted += ["FusedAdamBuilder"] if job.device != "cpu" else []
     wanted += ["AsyncIOBuilder"] if job.data.get("storage") else []
@@ -182,7 +180,7 @@ def compile_operations(job: MeasurementJob) -> dict[str, Any]:
     return {"compile_seconds": time.perf_counter() - begin}
 
 
-def measure_adam(job: MeasurementJob) -> dict[str, Any]:
+def measure_adam(job: Job) -> dict[str, Any]:
     """Measure a step of Adam and the overflow check by threads, and with all threads the work around Adam.
 
     Around Adam, DeepSpeed scales the gradients in place and rounds the parameters to 16 bits, into ordinary
@@ -210,7 +208,7 @@ def measure_adam(job: MeasurementJob) -> dict[str, Any]:
     return {"steps": steps, "overflow_checks": checks}
 
 
-def measure_adam_together(job: MeasurementJob) -> dict[str, Any]:
+def measure_adam_together(job: Job) -> dict[str, Any]:
     """Measure a step of Adam and the work around it on all ranks at once, which share the cores equally."""
     parameter, optimizer, around = _prepared(job)
     threads = max(1, thread_counts()[-1] // job.ranks)
@@ -226,7 +224,7 @@ def measure_adam_together(job: MeasurementJob) -> dict[str, Any]:
     return {"together": [row]}
 
 
-def _prepared(job: MeasurementJob) -> tuple[torch.nn.Parameter, Any, dict[str, Callable[[], object]]]:
+def _prepared(job: Job) -> tuple[torch.nn.Parameter, Any, dict[str, Callable[[], object]]]:
     """Return parameters with a gradient, DeepSpeed's optimizer and the work around it.
 
     They are kept for later rounds. The first step allocates the states.
@@ -234,10 +232,8 @@ def _prepared(job: MeasurementJob) -> tuple[torch.nn.Parameter, Any, dict[str, C
     if _ADAM in job.kept:
         kept: tuple[torch.nn.Parameter, Any, dict[str, Callable[[], object]]] = job.kept[_ADAM]
         return kept
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-    except ImportError:
-        raise SkippedError("deepspeed is not installed") from None
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
     parameter = torch.nn.Parameter(torch.ones(_PARAMETERS // 8 if job.quick else _PARAMETERS))
     try:
         optimizer = DeepSpeedCPUAdam([parameter])
@@ -258,7 +254,7 @@ def _use(threads: int) -> None:
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(threads)
 
 
-def _around(parameter: torch.nn.Parameter, job: MeasurementJob) -> dict[str, Callable[[], object]]:
+def _around(parameter: torch.nn.Parameter, job: Job) -> dict[str, Callable[[], object]]:
     """Return the work of a step around Adam, on as many elements."""
     source, gradient = parameter.data, parameter.grad
     assert gradient is not None

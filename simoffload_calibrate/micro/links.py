@@ -9,12 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from simoffload_calibrate.child import synchronize
+from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.micro.gpu_groups import copying_subsets, found_groups, has_all_subsets, subsets
 from simoffload_calibrate.micro.noise import pooled
-from simoffload_calibrate.micro.plan import SkippedError
 from simoffload_calibrate.micro.timing import (
-    MeasurementJob,
     blocking_seconds,
     call_seconds,
     repeats,
@@ -23,9 +21,6 @@ from simoffload_calibrate.micro.timing import (
 )
 
 __all__ = [
-    "collectives",
-    "copies_of_subsets",
-    "copies_together",
     "measure_collectives",
     "measure_copies",
     "measure_copies_subsets",
@@ -67,27 +62,21 @@ def _host_buffer(size: int, *, pinned: bool) -> Any:
     return buffer.fill_(1)
 
 
-def _copy(
-    job: MeasurementJob, host: Callable[[], Any], on_gpu: Any, *, to_device: bool
-) -> Callable[[], object]:
+def _copy(job: Job, host: Callable[[], Any], on_gpu: Any, *, to_device: bool) -> Callable[[], object]:
     """Return an asynchronous copy: to newly allocated GPU memory, as in DeepSpeed, or to a host buffer."""
     if to_device:
         return lambda: host().to(job.device, non_blocking=True)
     return lambda: host().copy_(on_gpu, non_blocking=True)
 
 
-def _blocking(
-    job: MeasurementJob, host: Callable[[], Any], on_gpu: Any, *, to_device: bool
-) -> Callable[[], object]:
+def _blocking(job: Job, host: Callable[[], Any], on_gpu: Any, *, to_device: bool) -> Callable[[], object]:
     if to_device:
         return lambda: host().to(job.device)
     return lambda: host().copy_(on_gpu)
 
 
-def measure_copies(job: MeasurementJob) -> dict[str, Any]:
+def measure_copies(job: Job) -> dict[str, Any]:
     """Measure copies by size, with pinned and pageable memory, in each direction and in both at once."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     rows: list[dict[str, Any]] = []
     for pinned in (True, False):
         buffer = _host_buffer(_LARGEST, pinned=pinned)
@@ -122,7 +111,7 @@ def measure_copies(job: MeasurementJob) -> dict[str, Any]:
     }
 
 
-def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
+def _both_ways(job: Job, buffer: Any, size: int) -> dict[str, Any]:
     """Time copies in each direction while the other direction is busy, and alone on the same streams."""
     half = buffer.numel() // 2
     host_in, host_out = _slices(buffer.narrow(0, 0, half), size), _slices(buffer.narrow(0, half, half), size)
@@ -161,15 +150,8 @@ def _both_ways(job: MeasurementJob, buffer: Any, size: int) -> dict[str, Any]:
 # -- several GPUs at once -----------------------------------------------------------------------
 
 
-def measure_copies_together(job: MeasurementJob) -> dict[str, Any]:
-    """Measure copies of the first 1, 2, 3, … GPUs at once."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
-    return copies_together(job)
-
-
-def copies_together(job: MeasurementJob) -> dict[str, Any]:
-    """Return copies by numbers of GPUs, size, direction and kind of memory, with a time for each GPU.
+def measure_copies_together(job: Job) -> dict[str, Any]:
+    """Measure copies by numbers of GPUs, size, direction and kind of memory, with a time for each GPU.
 
     All GPUs at once copy every size; fewer copy the largest one of pinned memory and, in the first round, the
     middle one of pageable memory, which is slower. All ranks make the same steps, so that those without a
@@ -189,15 +171,8 @@ def copies_together(job: MeasurementJob) -> dict[str, Any]:
     return found
 
 
-def measure_copies_subsets(job: MeasurementJob) -> dict[str, Any]:
-    """Measure which GPUs slow each other."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
-    return copies_of_subsets(job)
-
-
-def copies_of_subsets(job: MeasurementJob) -> dict[str, Any]:
-    """Return pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
+def measure_copies_subsets(job: Job) -> dict[str, Any]:
+    """Measure pinned copies of subsets of the GPUs, and of each group of GPUs that slow each other.
 
     If time ran out before the last subset, there are no groups, because the missing ones would mislead, and
     "unfinished" says so.
@@ -226,7 +201,7 @@ def copies_of_subsets(job: MeasurementJob) -> dict[str, Any]:
 
 
 def _copies(
-    job: MeasurementJob,
+    job: Job,
     buffer: Any,
     gpus: Iterable[int],
     *,
@@ -251,15 +226,8 @@ def _copies(
 # -- among GPUs ---------------------------------------------------------------------------------
 
 
-def measure_collectives(job: MeasurementJob) -> dict[str, Any]:
-    """Measure all-gathers and reduce-scatters of the first 2, 4, 8 and of all GPUs."""
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
-    return collectives(job, _GATHERED)
-
-
-def collectives(job: MeasurementJob, sizes: Sequence[int]) -> dict[str, Any]:
-    """Return collectives in a queue by their number of ranks and total size, with the host time of calls.
+def measure_collectives(job: Job) -> dict[str, Any]:
+    """Measure all-gathers and reduce-scatters of the first 2, 4, 8 and of all GPUs.
 
     Ranks that do not belong to a group wait for it; all of them make every group, as PyTorch requires.
     """
@@ -271,13 +239,13 @@ def collectives(job: MeasurementJob, sizes: Sequence[int]) -> dict[str, Any]:
         if not job.in_time():
             break
         if job.rank < ranks:
-            for size in sizes:
+            for size in _GATHERED:
                 rows += _collectives(job, groups[ranks], ranks, size)
         dist.barrier()
     return {"calls": rows}
 
 
-def _collectives(job: MeasurementJob, group: Any, ranks: int, size: int) -> list[dict[str, Any]]:
+def _collectives(job: Job, group: Any, ranks: int, size: int) -> list[dict[str, Any]]:
     numel = size // 2 // ranks * ranks
     full = torch.empty(numel, dtype=torch.bfloat16, device=job.device).fill_(1)
     part = torch.empty(numel // ranks, dtype=torch.bfloat16, device=job.device).fill_(1)
@@ -291,7 +259,7 @@ def _collectives(job: MeasurementJob, group: Any, ranks: int, size: int) -> list
     ]
 
 
-def _timed(job: MeasurementJob, call: Callable[[], object], group: Any) -> dict[str, list[float]]:
+def _timed(job: Job, call: Callable[[], object], group: Any) -> dict[str, list[float]]:
     """Time a collective; all ranks of the group make the same number of calls, as collectives require."""
     for _ in range(3):
         call()

@@ -10,7 +10,8 @@ from typing import Any
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
 from simoffload_calibrate.json_records import read_json
-from simoffload_calibrate.micro.noise import machine_noise, pooled, pooled_steps
+from simoffload_calibrate.micro.benchmarks import Microbenchmark, microbenchmark, microbenchmarks
+from simoffload_calibrate.micro.noise import machine_noise
 
 __all__ = ["SCHEMA", "Record", "read_record", "record_text"]
 
@@ -19,8 +20,6 @@ _ONE_ROUND = "simoffload/micro/1"
 """The schema of older records, which have one round and no probes."""
 _PARTS = {"machine": dict, "sections": dict, "skipped": dict, "date": str}
 _ROUNDS = {"unfinished": list, "options": dict, "rounds": list, "probes": list}
-_STEPS = "hooks"
-"""The section with the small models of all numbers of ranks."""
 
 
 def record_text(raw: Mapping[str, Any]) -> str:
@@ -90,14 +89,18 @@ class Record:
     def _pool(self, name: str) -> None:
         sections = self.raw["sections"]
         section, _, ranks = name.partition("/")
-        if section.startswith(f"{_STEPS}_"):
-            steps = [one for one in self.raw["rounds"] if one["section"].startswith(f"{_STEPS}_")]
-            sections[_STEPS] = pooled_steps(one["found"] for one in steps)
-            for failed in sections[_STEPS]["failed"]:
-                self.raw["skipped"][f"{_STEPS}, {failed['name']}"] = failed["error"]
-            return
-        result = pooled([one["found"] for one in self.measurements(name)])
-        if ranks:
+        benchmark = microbenchmark(name) or Microbenchmark()
+        names = {one.name for one in microbenchmarks() if one.merged and one.merged == benchmark.merged}
+        same = [
+            one["found"]
+            for one in self.raw["rounds"]
+            if one["section"] == name or one["section"].partition("/")[0] in names
+        ]
+        result = benchmark.pooled(same)
+        self.raw["skipped"] |= benchmark.failures(result)
+        if benchmark.merged:
+            sections[benchmark.merged] = result
+        elif ranks:
             sections.setdefault(section, {})[ranks] = result
         else:
             sections[section] = result

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from simoffload_calibrate.child import Job
 from simoffload_calibrate.micro.plan import SkippedError
-from simoffload_calibrate.micro.timing import MeasurementJob
 
 __all__ = ["AioSettings", "measure_gds", "measure_storage"]
 
@@ -52,7 +52,7 @@ def _settings() -> list[AioSettings]:
     return list(dict.fromkeys(settings))
 
 
-def measure_storage(job: MeasurementJob) -> dict[str, Any]:
+def measure_storage(job: Job) -> dict[str, Any]:
     """Measure reads and writes by block, queue depth and threads, single tensors, and requests of 4 KiB."""
     storage = job.data["storage"]
     folder = Path(storage["scratch"])
@@ -72,10 +72,8 @@ def measure_storage(job: MeasurementJob) -> dict[str, Any]:
 
 def _load(builder: str) -> Any:
     """Load an operation of DeepSpeed, compiled if necessary; None if this machine does not support it."""
-    try:
-        from deepspeed.ops import op_builder
-    except ImportError:
-        raise SkippedError("deepspeed is not installed") from None
+    from deepspeed.ops import op_builder
+
     operation = getattr(op_builder, builder)()
     try:
         if not operation.is_compatible(verbose=False):
@@ -117,7 +115,7 @@ def _write_files(operations: Any, folder: Path, size: int) -> list[str]:
     return files
 
 
-def _sweep(job: MeasurementJob, operations: Any, files: list[str]) -> dict[str, Any]:
+def _sweep(job: Job, operations: Any, files: list[str]) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     left_out: list[list[Any]] = []
     chosen = _settings()[: 5 if job.quick else None]
@@ -201,14 +199,12 @@ def _latencies(call: Callable[[int], object]) -> list[float]:
     return times
 
 
-def measure_gds(job: MeasurementJob) -> dict[str, Any]:
+def measure_gds(job: Job) -> dict[str, Any]:
     """Measure reads directly into GPU memory with GPUDirect Storage.
 
     DeepSpeed's operation ends the process on a filesystem that GPUDirect Storage does not support.
     """
     storage = job.data["storage"]
-    if job.device == "cpu":
-        raise SkippedError("there is no GPU")
     gds, operations = _load("GDSBuilder"), _load("AsyncIOBuilder")
     if gds is None or operations is None:
         raise SkippedError("DeepSpeed's gds operation cannot be loaded; it needs cuFile")

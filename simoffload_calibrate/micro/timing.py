@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from simoffload_calibrate.child import synchronize, value_of_rank_0
+from simoffload_calibrate.child import Job, synchronize
 
 __all__ = [
-    "MeasurementJob",
     "blocking_seconds",
     "busy_seconds",
     "call_seconds",
@@ -32,26 +31,6 @@ _GRAPH_LENGTH = 20
 """The largest number of calls in a CUDA graph."""
 _SHORT = 2e-3
 """[s] Shorter work is repeated in a CUDA graph, because otherwise its launches would be timed."""
-
-
-class MeasurementJob(NamedTuple):
-    """A task of one process."""
-
-    rank: int
-    ranks: int
-    device: str
-    """The device of this rank: ``cuda:<i>`` or ``cpu``."""
-    quick: bool
-    data: dict[str, Any]
-    """The values that the parent passes."""
-    kept: dict[str, Any]
-    """The objects that earlier rounds built in this process, by the name of their section."""
-    until: float = 0.0
-    """[s] The value of ``time.monotonic`` after which no further measurement starts."""
-
-    def in_time(self) -> bool:
-        """Return whether time is left, with the same answer on every rank."""
-        return value_of_rank_0(self.until - time.monotonic(), self.device) > 0
 
 
 def repeats(call: Callable[[], object], *, budget: float, most: int = 1000, least: int = 1) -> int:
@@ -150,7 +129,7 @@ def _event_seconds(work: Callable[[], object], count: int = 1) -> float:
 
 
 def seconds_by_rank(
-    job: MeasurementJob,
+    job: Job,
     call: Callable[[], object],
     *,
     duration: float,

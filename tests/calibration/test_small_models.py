@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload_calibrate.processes import thread_environment
+from simoffload_calibrate.jobs import thread_environment
 from simoffload_calibrate.runs import CalibrationRun, Training
 from simoffload_calibrate.small_models import eager_cases, small_cases, small_training_cases
 
