@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import simoffload
 from simoffload.cli.option_types import (
+    Once,
     SubParsers,
     add_json,
     add_limits,
     add_model,
+    add_output,
     add_overrides,
     add_parts,
     budget,
@@ -68,17 +70,6 @@ class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write the message; unlike argparse, fail if the output cannot be written."""
         (file or sys.stdout).write(message)
-
-
-class _Once(argparse.Action):
-    """An option that is refused the second time, instead of replacing what was given before."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option} is given twice; reach varies one number")
-        setattr(namespace, self.dest, values)
 
 
 def _one_line(message: str) -> str:
@@ -154,15 +145,6 @@ def _command(commands: SubParsers, name: str, text: str) -> _Parser:
     return made
 
 
-def _add_output(parser: _Parser, holds: str) -> None:
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="write into DIR even if it contains other files, which are kept",
-    )
-
-
 def _add_costs(parser: _Parser) -> None:
     text = "your own prices and powers, which replace or extend the shipped ones (docs/costs.md)"
     parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
@@ -180,7 +162,7 @@ def _add_run(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -193,7 +175,7 @@ def _add_run(parser: _Parser) -> None:
 def _add_compare(parser: _Parser) -> None:
     from simoffload.cli import running
 
-    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+")
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     parser.add_argument(
         "--strategy",
@@ -209,7 +191,8 @@ def _add_compare(parser: _Parser) -> None:
         action="extend",
         default=[],
         metavar="NAME,…",
-        help="also simulate with these models in place of the scenario's (simoffload models list)",
+        help="also simulate with these models in place of the scenario's, or these alone "
+        "(simoffload models list)",
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     parser.add_argument(
@@ -217,11 +200,11 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
-    add_parts(parser)
+    add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.set_defaults(command=running.compare)
 
 
@@ -257,7 +240,7 @@ def _add_advise(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     _add_costs(parser)
-    _add_output(parser, f"{_WRITTEN} and the recommended scenarios")
+    add_output(parser, f"{_WRITTEN} and the recommended scenarios")
     parser.set_defaults(command=advising.advise)
 
 
@@ -268,14 +251,16 @@ def _add_reach(parser: _Parser) -> None:
     _add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
-        action=_Once,
+        action=Once,
+        const="reach varies one number",
         required=True,
         metavar="KEY",
         help="the number to vary, as in --set: workload.batch_size, nodes, strategy.ranks, profiles.ID.read",
     )
     parser.add_argument(
         "--within",
-        action=_Once,
+        action=Once,
+        const="reach varies one number",
         metavar="MIN..MAX",
         help='range of the number, such as 1..64 or "1 GB/s..20 GB/s" (default: a thousandth of the present '
         "value to a thousand times that)",
@@ -284,7 +269,7 @@ def _add_reach(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     parser.set_defaults(command=reaching.find_values)
 
 
@@ -326,7 +311,7 @@ def _add_fit(parser: _Parser) -> None:
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
-    _add_output(parser, _WRITTEN)
+    add_output(parser, _WRITTEN)
     add_json(parser)
     parser.set_defaults(command=fitting.fit)
 
@@ -410,6 +395,26 @@ def _add_import(actions: SubParsers) -> _Parser:
     return parser
 
 
+def _add_detect(parser: _Parser) -> None:
+    from simoffload.cli import detecting
+
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the platform to FILE instead of standard output",
+    )
+    parser.add_argument("--overwrite", "--force", action="store_true", help="replace FILE if it exists")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="describe a recorded machine: DIR has its /proc and /sys, and commands/lspci.txt and so on",
+    )
+    _finish((parser, detecting.detect))
+
+
 def _add_scenarios(parser: _Parser) -> None:
     from simoffload.cli import catalogue
 
@@ -477,6 +482,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     ),
     "reach": ("find the values of a number with which a scenario keeps service levels", _add_reach),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
+    "detect": ("write a platform file for this machine, from what it says of itself", _add_detect),
     "profiles": ("list, show, check or import hardware profiles", _add_profiles),
     "scenarios": ("list the shipped scenarios", _add_scenarios),
     "models": ("list models or show the modules of one", _add_models),

@@ -228,7 +228,7 @@ def import_profile(arguments: Namespace, console: Console) -> ExitCode:
 
     output: Path | None = arguments.output
     if output is not None:
-        _check_target(output, overwrite=arguments.overwrite)
+        check_target(output, overwrite=arguments.overwrite)
     elif arguments.overwrite:
         raise InputError.at("", "there is nothing to overwrite; name a file with -o", path="--overwrite")
     profile = imported(
@@ -266,11 +266,12 @@ def _print_import(profile: MeasuredProfile, output: Path | None, console: Consol
         console.print_lines(f"{output}: {profile.kind}, measured: {', '.join(profile.measured)}")
 
 
-def _check_target(output: Path, *, overwrite: bool) -> None:
-    from simoffload.exchange.files import check_target
+def check_target(output: Path, *, overwrite: bool) -> None:
+    """Raise InputError unless a profile can be written to a file, which exists only with ``overwrite``."""
+    from simoffload.exchange.files import check_target as check_place
 
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError.at("", "the name of a profile must end in .yaml or .yml", path=str(output))
-    check_target(output)
+    check_place(output)
     if output.exists() and not overwrite:
         raise InputError.at("", "exists; name another file or give --overwrite", path=str(output))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simoffload.errors import InputError, shortened
@@ -48,15 +49,45 @@ def add_model(parser: Options) -> None:
     parser.add_argument("--model", metavar="NAME", help=text)
 
 
-def add_parts(parser: Options) -> None:
-    """Add the options that replace parts of the machine."""
+class Once(argparse.Action):
+    """An option that is refused the second time, instead of replacing what was given before; ``const`` says
+    why."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        """Keep the value, or refuse it if there is one already."""
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option} is given twice" + (f"; {self.const}" if self.const else ""))
+        setattr(namespace, self.dest, values)
+
+
+def add_output(parser: Options, holds: str, *, also: str = "") -> None:
+    """Add the option for a folder that an answer is written into, which ``holds`` these files, and the one
+    that replaces ``also`` other files."""
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")
+    about = "write into DIR even if it contains other files, which are kept"
+    about += f"; replace {also}" if also else ""
+    parser.add_argument("--overwrite", action="store_true", help=about)
+
+
+_DRIVE = "a drive, several (4xID), an array or a server as storage (profiles list)"
+
+
+def add_parts(parser: Options, *, offers: bool = False) -> None:
+    """Add the options that replace parts of the machine; with ``offers`` several drives may be named, each
+    of which is compared with the others."""
     for option, metavar, about in (
         ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
         ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),
-        ("--drive", "ID", "a drive, several (4xID), an array or a server as storage (profiles list)"),
     ):
-        parser.add_argument(option, metavar=metavar, help=about)
-    parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs to use")
+        parser.add_argument(option, action=Once, metavar=metavar, help=about)
+    if offers:
+        about = f"{_DRIVE}; several, separated by commas, are offers: each gets a row"
+        parser.add_argument("--drive", type=listed, action="extend", metavar="ID,…", help=about)
+    else:
+        parser.add_argument("--drive", action=Once, metavar="ID", help=_DRIVE)
+    parser.add_argument("--gpus", type=count, action=Once, metavar="N", help="number of GPUs to use")
 
 
 LIMITS = ("timeout", "memory")

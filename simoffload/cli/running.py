@@ -104,21 +104,7 @@ def _reported(
 def compare(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    alternatives = arguments.on or arguments.strategy or arguments.models
-    if len(arguments.scenarios) == 1 and not alternatives:
-        message = (
-            "one scenario is not a comparison; give several scenarios, --on TARGET,…, --models or --strategy"
-        )
-        raise refusal("compare", message)
-    scenarios = scenario_set(
-        arguments.scenarios,
-        arguments.on,
-        CommandChanges.of(arguments),
-        strategies=arguments.strategy,
-        models=arguments.models,
-        command="compare",
-        console=console,
-    )
+    scenarios = _compared_scenarios(arguments, console)
     from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
 
@@ -130,7 +116,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,
-            unoffloaded=bool(arguments.on or arguments.strategy),
+            unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
     with Waiting(console):
@@ -142,6 +128,40 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     answer.list_files(console)
     fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+
+
+def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
+    """Return what a command line compares by label; models without a scenario are compared with each other.
+
+    Raises InputError where that is nothing, or one alone.
+    """
+    drives = arguments.drive or ()
+    sources, models = arguments.scenarios, arguments.models
+    if not sources:
+        sources, models = models, ()
+    if not sources:
+        text = "the following arguments are required: SCENARIO, or --models NAME,…"
+        raise refusal("compare", f"{text}; see simoffload compare --help")
+    several = len(drives) > 1
+    if len(sources) == 1 and not (arguments.on or arguments.strategy or models or several):
+        message = (
+            "one scenario is not a comparison; give several scenarios, --on TARGET,…, --drive ID,ID, "
+            "--models NAME,… or --strategy FILE"
+        )
+        raise refusal("compare", message)
+    if several and arguments.on:
+        raise refusal("compare", "several drives are offers, each on a tier of its own; leave out --on")
+    arguments.drive = None if several else next(iter(drives), None)
+    return scenario_set(
+        sources,
+        arguments.on,
+        CommandChanges.of(arguments),
+        strategies=arguments.strategy,
+        models=models,
+        drives=drives if several else (),
+        command="compare",
+        console=console,
+    )
 
 
 def _baseline(name: str | None, scenarios: dict[str, LoadedScenario]) -> str | None:

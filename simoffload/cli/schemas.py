@@ -42,13 +42,35 @@ def schema_of(kind: str) -> dict[str, Any]:
         from simoffload.strategies.ds_config import DeepSpeedConfig
 
         return json_schema(DeepSpeedConfig, title=title)
-    from simoffload.hardware import KINDS
-
-    if kind == "platform":
-        return json_schema(KINDS["platform"], title=title)
     from pydantic import Field
 
-    return json_schema(Annotated[reduce(or_, KINDS.values()), Field(discriminator="kind")], title=title)
+    from simoffload.hardware import KINDS
+
+    profiles: Any = Annotated[reduce(or_, KINDS.values()), Field(discriminator="kind")]
+    return _with_short_form(json_schema(KINDS["platform"] if kind == "platform" else profiles, title=title))
+
+
+def _with_short_form(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema that also takes files that write only what differs from another profile; the values
+    of their other keys are not checked."""
+    from simoffload.documents.json_schema import json_schema
+    from simoffload.hardware import ShortForm
+
+    short = json_schema(ShortForm, title="")
+    keys = short["properties"]
+    for key in ("gpus", "network"):
+        keys[key] = {"anyOf": [keys[key], {"type": "array"}], "description": keys[key].pop("description")}
+    form = {
+        "description": short["description"],
+        "type": "object",
+        "properties": keys,
+        "required": ["id"],
+        "anyOf": [{"required": ["base"]}, {"required": ["gpu"]}],
+    }
+    head = {key: schema.pop(key) for key in ("$schema", "title")}
+    known = {**schema.pop("$defs"), **short.get("$defs", {}), "ShortForm": form}
+    complete = schema.pop("oneOf", None) or [schema]
+    return {**head, "anyOf": [*complete, {"$ref": "#/$defs/ShortForm"}], "$defs": known}
 
 
 def _scenario(title: str) -> dict[str, Any]:

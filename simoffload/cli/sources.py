@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -183,6 +184,26 @@ def _of_model(
     return scenario
 
 
+def _on_nearest(source: str, changes: CommandChanges, console: Console) -> LoadedScenario:
+    """Load a scenario; that of a model for which no strategy is given, on the first placement that fits."""
+    from simoffload.documents import split_assignment
+    from simoffload.scenario import names_model
+
+    scenario = load(source, changes, console=console)
+    placed = any(split_assignment(one)[0].startswith("strategy") for one in changes.overrides)
+    if source == STDIN or placed or not names_model(source):
+        return scenario
+    from simoffload.planning.answers import fit
+
+    for place in ("resident", *scenario.placements.possible):  # without offloading, if all fits the GPUs
+        with suppress(InputError):  # what the program refuses
+            on_place = scenario.on(str(place))
+            if fit(on_place).fits:
+                console.note(f"{scenario.name}: {place} is the nearest that holds it; --on names another")
+                return on_place
+    return scenario
+
+
 def move(
     scenario: LoadedScenario, targets: Sequence[str], *, overrides: Sequence[str] = ()
 ) -> dict[str, LoadedScenario]:
@@ -215,6 +236,21 @@ def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -
         document = edited(document, after.sizes().gpus(before.gpus))
         found = resolve(document, cache=scenario.cache, placed=placed)
     return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
+
+
+def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterator[LoadedScenario]:
+    """Yield the scenario with each of several offers of storage in turn, which holds the offloaded data: of
+    training the optimizer's. Raises InputError."""
+    from simoffload.documents import Edit
+    from simoffload.scenario import MachineParts
+
+    now = scenario.placements.now()
+    for drive in drives:
+        edits = MachineParts(drive=drive).edits(scenario)
+        tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
+        name = f"{scenario.name}, {drive}"[:_LONGEST_NAME]
+        target = tier if now.optimizer is None else f"{now.weights}+{tier}"
+        yield scenario.edited(Edit(("name",), name), *edits).on(target)
 
 
 _OF_ANY_MODEL = ("dtype", "attention", "quantization")
@@ -251,12 +287,16 @@ def scenario_set(
     *,
     strategies: Sequence[str] = (),
     models: Sequence[str] = (),
+    drives: Sequence[str] = (),
     command: str,
     console: Console,
 ) -> dict[str, LoadedScenario]:
     """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
-    ``strategies`` (files), on every target. Raises InputError with all problems."""
+    ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
+    problems."""
     scenario_of = partial(load, changes=changes, targets=targets, console=console)
+    if command == "compare" and not (targets or strategies or models or drives):
+        scenario_of = partial(_on_nearest, changes=changes, console=console)
     if len(sources) == 1 and not strategies and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
     named: dict[str, LoadedScenario] = {}
@@ -272,6 +312,16 @@ def scenario_set(
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
+    if drives:
+        alone = len(named) == 1
+        offers = [
+            (drive if alone else offer.name, offer)
+            for one in named.values()
+            for drive, offer in zip(drives, _with_each_drive(one, drives), strict=True)
+        ]
+        named = dict(offers)
+        if len(named) < len(offers):
+            raise refusal(command, "a drive is given twice")
     if not targets:
         return named
     found: dict[str, LoadedScenario] = {}

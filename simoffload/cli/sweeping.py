@@ -12,13 +12,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode, Waiting, bar, clock
-from simoffload.cli.option_types import add_json, add_overrides, count
-from simoffload.cli.sources import STDIN, read, refusal
+from simoffload.cli.option_types import add_json, add_model, add_output, add_overrides, add_parts, count
+from simoffload.cli.output import RESULT, TABLE, OutputFolder, content_writer, report_files
+from simoffload.cli.sources import STDIN, CommandChanges, load, read, refusal
 from simoffload.errors import InputError
 from simoffload.progress import working_on
 
 if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep
+    from simoffload.report.document import ReportDocument
 
 _SCHEMA = "simoffload/sweep/1"
 _PAGE = ".html"
@@ -29,13 +31,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog, parser.formatter_class = _EPILOG, argparse.RawDescriptionHelpFormatter
     option = parser.add_argument
-    option("scenario", metavar="SCENARIO", help="a scenario with a section sweep, unless --axis is given")
+    option(
+        "scenario",
+        metavar="SCENARIO",
+        nargs="?",
+        help="a scenario with a section sweep, unless --axis is given; or a model",
+    )
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
     option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
+    add_model(parser)
+    add_parts(parser)
     add_overrides(parser)
+    add_output(parser, f"{_WRITTEN} instead of SCENARIO-sweep.csv", also="FILE and its journal")
     option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
     option("--resume", action="store_true", help="continue an earlier run of the same sweep")
-    option("--overwrite", action="store_true", help="replace FILE and its journal if they exist")
     option("--workers", type=count, metavar="N", help="number of processes (default: one per core)")
     option("--chunk", type=count, metavar="N", help="number of points that a worker gets at once")
     option("--cluster", metavar="tcp://…", help='address of a Dask scheduler, or "local" for a test')
@@ -53,6 +62,7 @@ _CONSTRAINT = 'condition for points, such as "batch_size * ranks <= 256"; may be
 _OUTPUT = (
     "table to write: .csv, .json or .parquet, or a page: .html; may be repeated (default: SCENARIO-sweep.csv)"
 )
+_WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _EPILOG = """\
 example:
   simoffload sweep ddn/bloom-7b1 --axis workload.batch_size=1,4,16 --axis strategy.weights=dram,raid,ai400x2
@@ -67,10 +77,14 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
 
     if arguments.resume and arguments.overwrite:
         raise refusal("sweep", "--resume keeps what --overwrite would replace; give one of them")
+    folder = OutputFolder.of(arguments)
     pages = [path for path in arguments.outputs or () if path.suffix == _PAGE]
     tables = [path for path in arguments.outputs or () if path.suffix != _PAGE]
-    outputs = tables or [_default_output(arguments.scenario)]
-    document = _document(arguments)
+    if not (tables or folder):
+        tables = [_default_output(arguments.scenario or arguments.model)]
+    journal = None if tables else arguments.output_dir.with_name(f"{arguments.output_dir.name}.journal")
+    document = _document(arguments, console)
+    again = {"resume": arguments.resume, "overwrite": arguments.overwrite}
     with Waiting(console):
         working_on("reading the sweep")
         defined = define_sweep(
@@ -80,7 +94,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
             most=arguments.max_points or MOST_POINTS,
         )
         if not arguments.dry_run:  # errors in the sweep itself come first
-            check_files(outputs, resume=arguments.resume, overwrite=arguments.overwrite)
+            check_files(tables, journal=journal, **again)
             _check_pages(pages, again=arguments.resume or arguments.overwrite)
         console.warn(defined.warnings)
         working_on("looking for equal points")
@@ -88,19 +102,20 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     if arguments.dry_run:
         return _dry_run(defined, points, console)
     shown = ProgressBar(console, quiet=arguments.quiet)
-    with TemporaryDirectory() as folder:
-        rows = Path(folder, "rows.json")
+    with TemporaryDirectory() as temporary:
+        rows, table = Path(temporary, "rows.json"), Path(temporary, TABLE)
+        as_rows = [rows] if pages or folder else []
         try:
             summary = run_sweep(
                 defined,
                 points,
-                [*outputs, rows] if pages else outputs,
+                [*tables, *as_rows, *([table] if folder else [])],
+                journal=journal,
                 workers=arguments.workers,
                 chunk=arguments.chunk,
                 cluster=arguments.cluster,
-                resume=arguments.resume,
-                overwrite=arguments.overwrite,
                 progress=shown,
+                **again,
             )
         except BaseException as error:
             console.erase()
@@ -108,8 +123,12 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
                 _print_resume_command(arguments, shown.counts, console)
             raise
         console.erase()
-        _write_pages(pages, rows, arguments.line)
-    return _answer(summary._replace(outputs=(*outputs, *pages)), console)
+        report = _report(rows, arguments.line) if as_rows else None
+        written = _written(report, folder, pages, rows, table)
+    if journal is not None:
+        journal.unlink()
+    answers = report.summary if report and folder else ()
+    return _answer(summary._replace(outputs=(*tables, *written)), answers, console)
 
 
 def _check_pages(pages: Sequence[Path], *, again: bool) -> None:
@@ -122,24 +141,39 @@ def _check_pages(pages: Sequence[Path], *, again: bool) -> None:
             raise refusal("sweep", f"{path} exists; name another file or give --overwrite")
 
 
-def _write_pages(pages: Sequence[Path], rows: Path, command: str) -> None:
-    """Write the report of a sweep from its rows."""
-    if not pages:
-        return
+def _report(rows: Path, command: str) -> ReportDocument:
     from simoffload.planning.sweep import SweepResult
     from simoffload.report.from_sweep import sweep_document
+
+    return sweep_document(SweepResult.read(rows), command=command)
+
+
+def _written(
+    report: ReportDocument | None, folder: OutputFolder | None, pages: Sequence[Path], rows: Path, table: Path
+) -> tuple[Path, ...]:
+    """Write the report of a sweep into the folder, with its rows and its table, and as pages."""
+    if report is None:
+        return ()
     from simoffload.report.html import write_html
 
-    document = sweep_document(SweepResult.read(rows), command=command)
     for path in pages:
-        write_html(document, path)
+        write_html(report, path)
+    if folder is None:
+        return tuple(pages)
+    files = report_files(report, None, table=content_writer(table.read_bytes()))
+    return (*pages, *folder.write(files | {RESULT: content_writer(rows.read_bytes())}))
 
 
-def _document(arguments: Namespace) -> Any:
+def _document(arguments: Namespace, console: Console) -> Any:
+    """Return the document that is varied: a file as it is, with the values of ``--set``, or the scenario of a
+    model or of a machine by its parts."""
     from simoffload.documents import read_document
-    from simoffload.scenario import ScenarioCache, locate, overridden
+    from simoffload.scenario import ScenarioCache, locate, names_model, overridden
 
     source = arguments.scenario
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    if changes.model or any(changes.parts or ()) or names_model(source):
+        return load(source, changes, console=console).document
     document = read(source) if source == STDIN else read_document(locate(source))
     return overridden(document, arguments.overrides, ScenarioCache())
 
@@ -176,7 +210,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _answer(summary: Summary, console: Console) -> ExitCode:
+def _answer(summary: Summary, answers: Sequence[str], console: Console) -> ExitCode:
     texts = [_counted(summary.points, "point")]
     texts += [f"{number:,} {what}" for number, what in _summary_rows(summary) if number]
     data = {
@@ -189,7 +223,8 @@ def _answer(summary: Summary, console: Console) -> ExitCode:
         "outputs": [str(path) for path in summary.outputs],
         "journal": str(summary.journal),
     }
-    console.answer(", ".join(texts), data)
+    lines = [f"Verdict: {text}" for text in answers]
+    console.answer("\n".join([*lines, ", ".join(texts)]), data)
     console.print_lines("wrote " + ", ".join(map(str, summary.outputs)))
     if summary.failed == summary.points:
         console.note("no point has a result; the column error gives the reasons")

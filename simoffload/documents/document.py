@@ -40,6 +40,8 @@ class Mark(NamedTuple):
     """The other file, or the option of the command line, from which the entry comes."""
     top: int = 0
     """The number of keys above the entry that the other file does not have."""
+    root: Path | None = None
+    """The folder from which relative paths in the entry start, where it is that of another file."""
 
 
 def key_path(location: Location) -> str:
@@ -83,14 +85,15 @@ class Document:
 
     def position(self, location: Location) -> Position | None:
         """Return where a value, or else the nearest entry around it, begins; None if nothing is known."""
-        return self._nearest(location).value
+        return self.nearest(location).value
 
     def key_position(self, location: Location) -> Position | None:
         """Return where the key of an entry begins; for an entry of a list, where its value begins."""
         mark = self.marks.get(location)
         return mark.key if mark is not None and mark.key is not None else self.position(location)
 
-    def _nearest(self, location: Location) -> Mark:
+    def nearest(self, location: Location) -> Mark:
+        """Return the origin of an entry, or else of the nearest one around it."""
         ends = range(len(location), -1, -1)
         return next((self.marks[location[:end]] for end in ends if location[:end] in self.marks), Mark(None))
 
@@ -102,7 +105,7 @@ class Document:
     def problem(self, location: Location, message: str, *, at_key: bool = False) -> Problem:
         """Return a problem with a value of this document (with its key if ``at_key``)."""
         line, column = (self.key_position(location) if at_key else self.position(location)) or (None, None)
-        mark = self._nearest(location)
+        mark = self.nearest(location)
         return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
 
     def shares(self, section: str, other: Document) -> bool:
@@ -123,8 +126,8 @@ class DocumentLocation(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder from which relative paths in this document start."""
-        root = self.document.root
+        """The folder from which relative paths in this entry start."""
+        root = self.document.nearest(self.keys).root or self.document.root
         return Path(self.document.path).parent if root is None else root
 
     def problem(self, message: str, *, at_key: bool = False) -> Problem:
@@ -142,7 +145,9 @@ class DocumentLocation(NamedTuple):
             yield
         except InputError as error:
             raise InputError(
-                one if one.line or one.key else self.problem(f"{one.path}: {one.message}")
+                one
+                if one.line or one.key
+                else self.problem(f"{one.path}: {one.message}" if one.path else one.message)
                 for one in error.problems
             ) from None
 

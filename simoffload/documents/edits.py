@@ -93,6 +93,20 @@ def inserted(document: Document, section: str, other: Document) -> Document:
     return replace(changed, marks={**changed.marks, **marks})
 
 
+def overlaid(base: Document, own: Document, data: Any, *, at: Location = ()) -> Document:
+    """Return a document whose ``data`` is that of a base with changes of one's ``own``.
+
+    What the own document writes, at a location or in all of it, is located there, anything else in the base.
+    """
+    written = {place[len(at) :]: mark for place, mark in own.marks.items() if place[: len(at)] == at}
+    around = {place[:-1] for place in written}
+    inherited = {
+        place: mark._replace(file=mark.file or base.path, root=mark.root or base.root)
+        for place, mark in _outside(base.marks, [place for place in written if place not in around]).items()
+    }
+    return replace(own, data=data, marks={**inherited, **written})
+
+
 def without(document: Document, section: str) -> Document:
     """Return a copy of the document without one of its sections."""
     return replace(document, data=_removed(document.data, (section,)))

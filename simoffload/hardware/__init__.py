@@ -2,6 +2,7 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
+from simoffload.hardware.detect import Detected, detect_machine
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
@@ -16,6 +17,7 @@ from simoffload.hardware.library import (
 from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
 from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
+from simoffload.hardware.parts import Drives, ShortForm, installed_memory, platforms_with
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
@@ -29,8 +31,8 @@ from simoffload.hardware.spreads import (
     machine_spreads,
     repeated_reads,
 )
-from simoffload.hardware.storage import LEAST_DRIVES, Drive, Raid
-from simoffload.hardware.targets import LOCAL_KINDS, STORAGE_KINDS, PcieLink, Ports, Target, adapter_rate
+from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
@@ -52,10 +54,12 @@ __all__ = [
     "Curve",
     "DeepSpeedCosts",
     "Demand",
+    "Detected",
     "DeviceCosts",
     "DeviceGroup",
     "DeviceKind",
     "Drive",
+    "Drives",
     "Entry",
     "Equipment",
     "FsdpCosts",
@@ -81,6 +85,7 @@ __all__ = [
     "RentKind",
     "Resource",
     "Setting",
+    "ShortForm",
     "Sourced",
     "Spread",
     "Target",
@@ -89,9 +94,11 @@ __all__ = [
     "TimeInput",
     "TrainingCosts",
     "adapter_rate",
+    "detect_machine",
     "evidence_sentence",
     "fair_rates",
     "id_fault",
+    "installed_memory",
     "is_path",
     "list_profiles",
     "load_platform",
@@ -100,6 +107,7 @@ __all__ = [
     "machine_spreads",
     "memory_warnings",
     "platform_from",
+    "platforms_with",
     "profile_evidence",
     "profile_warnings",
     "repeated_reads",

@@ -20,6 +20,7 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem
+from simoffload.hardware.bases import restated
 from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.quantities import Identifier, Name, Reference
 from simoffload.hardware.wiring import Attachment, PlatformProfile, StorageTier, name_fault
@@ -61,7 +62,7 @@ class Changes(NamedTuple):
 
         Raises InputError for a change of anything but a number.
         """
-        for name in self._names(kind, identifier):
+        for name in self.names(kind, identifier):
             place = (*self.keys, name)
             if kind == "platform" and not _are_rates(document.data, self.by_profile[name]):
                 raise self._refusal(
@@ -78,11 +79,11 @@ class Changes(NamedTuple):
 
     def concern(self, kind: str, identifier: str) -> bool:
         """Return whether any number of a profile changes."""
-        return bool(self._names(kind, identifier))
+        return bool(self.names(kind, identifier))
 
     def placed(self, error: InputError, kind: str, identifier: str) -> InputError:
         """Return the problems of a changed profile, located at the change in the scenario."""
-        (name, *_) = self._names(kind, identifier)
+        (name, *_) = self.names(kind, identifier)
         return InputError(
             self.document.problem(self._nearest(name, problem.key), problem.message)
             for problem in error.problems
@@ -93,8 +94,8 @@ class Changes(NamedTuple):
         problems = []
         names = {name for kind, identifier in used for name in (identifier, f"{kind}/{identifier}")}
         for name in self.by_profile:
-            meant = [(kind, one) for kind, one in used if name in self._names(kind, one)]
-            twice = [other for of in meant for other in self._names(*of) if other != name]
+            meant = [(kind, one) for kind, one in used if name in self.names(kind, one)]
+            twice = [other for of in meant for other in self.names(*of) if other != name]
             if len(meant) == 1 and not twice:
                 continue
             known = [identifier for kind, identifier in used if kind != "platform"]
@@ -109,7 +110,7 @@ class Changes(NamedTuple):
         if problems:
             raise InputError(problems)
 
-    def _names(self, kind: str, identifier: str) -> tuple[str, ...]:
+    def names(self, kind: str, identifier: str) -> tuple[str, ...]:
         """Return the names in the section that mean a profile; exact ones come first."""
         section, forms = self.by_profile, (identifier, f"{kind}/{identifier}")
         exact = [name for name in forms if name in section]
@@ -164,15 +165,11 @@ class Changes(NamedTuple):
         self, node: dict[str, Any], change: Any, place: tuple[str | int, ...], problems: list[Problem]
     ) -> Any:
         """Return a changed number with its origin: an estimate unless the change states another origin."""
-        if not isinstance(change, Mapping):
-            if "points" in node:
-                text = "is a curve; write {points: [[1 MiB, 3 GB/s], …]}"
-                problems.append(self.document.problem(place, text))
-                return node
-            change = {"value": change}
-        old = node.get("value", "a curve")
-        changed = {"origin": "estimate", "source": _SOURCE.format(old), "date": node.get("date")}
-        return {**changed, **change}
+        if "points" in node and not isinstance(change, Mapping):
+            text = "is a curve; write {points: [[1 MiB, 3 GB/s], …]}"
+            problems.append(self.document.problem(place, text))
+            return node
+        return restated(node, change, _SOURCE)
 
     def _refusal(self, place: tuple[str, ...], message: str) -> InputError:
         return InputError((self.document.problem(place, message, at_key=True),))

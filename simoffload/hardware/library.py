@@ -25,10 +25,13 @@ from simoffload.documents import (
     same_name,
     suggest,
     validate,
+    without,
 )
 from simoffload.errors import InputError
+from simoffload.hardware.bases import BASE, based
 from simoffload.hardware.costs import Costs
 from simoffload.hardware.host import Host
+from simoffload.hardware.parts import by_parts, parts_of
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
@@ -56,6 +59,11 @@ KINDS: dict[str, type[Profile]] = {
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
 _ID = re.compile(ID_PATTERN)
+_ARRAY = re.compile(
+    r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})"
+)
+"""Ids of arrays that need no file: raid0-2x-samsung-980-pro-2tb."""
+PLATFORM = "platform"
 
 P = TypeVar("P", bound=Profile)
 Q = TypeVar("Q")
@@ -153,6 +161,9 @@ class Library:
         self._cables: Mapping[str, tuple[str, DocumentLocation]] = {}
         self._asked: dict[str, None] = {}  # ids of PCIe profiles, including those that were not used
         self._read: dict[Path, Entry] = {}
+        self._platform: Entry | None = None
+        self._own: Changes | None = None  # the section ``profiles`` of that platform
+        self._opening: list[Path] = []
 
     def view(
         self, changes: Changes | None = None, cables: Mapping[str, tuple[str, DocumentLocation]] | None = None
@@ -166,6 +177,10 @@ class Library:
         other = Library(self.root)
         other._files, other._changes, other._cables = self._files, changes, cables or {}
         return other
+
+    def adapt(self, platform: Entry, own: Changes | None) -> None:
+        """Let what a platform's file writes of other profiles hold for those that are read from now on."""
+        self._platform, self._own = platform, own
 
     def uses(self) -> Iterator[ProfileUse]:
         """Yield every profile that was read through this library or one of its views."""
@@ -249,6 +264,8 @@ class Library:
             return self._within(reference, written)
         if found := self._file(reference, kinds):
             return found
+        if "raid" in kinds and _ARRAY.fullmatch(reference):
+            return self._folders[-1] / "raid" / f"{reference}.yaml"
         known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
         meant = named(reference, known)
         if len(meant) == 1 and (found := self._file(meant[0], kinds)):
@@ -305,19 +322,39 @@ class Library:
         """Return whether numbers of a profile are changed."""
         return self._changes is not None and self._changes.concern(entry.use.kind, entry.use.id)
 
-    def check_changes(self) -> None:
+    def check_changes(self, *, adapted: bool = True) -> None:
         """Raise InputError for changes to profiles that were not used, or to a name that several kinds
-        share."""
+        share; those of the platform's own file count only if ``adapted``."""
         for cable, (_, place) in self._cables.items():
             if not named(cable, self._asked):
                 known = candidates(cable, self._asked) or f" (has: {', '.join(self._asked) or 'none known'})"
                 text = f"no slot of this platform has that PCIe generation{known}"
                 raise InputError((place.problem(text, at_key=True),))
-        if self._changes is not None:
-            self._changes.check_all_meant([(entry.use.kind, entry.use.id) for entry in self._read.values()])
+        used = [(entry.use.kind, entry.use.id) for entry in self._read.values()]
+        for changes in (self._own if adapted else None, self._changes):
+            if changes is not None:
+                changes.check_all_meant(used)
+
+    def _adapted(self, entry: Entry) -> Entry:
+        """Return the profile with what the platform's file writes of it, one object for the same file."""
+        changes = self._own
+        if changes is None or self._platform is None:
+            return entry
+        known = self._files.completed
+        key = id(entry.profile), id(self._platform.profile)
+        if key not in known:
+            document, use = entry.document, entry.use
+            for name in changes.names(use.kind, use.id):
+                document = based(document, changes.document, owner=use.id, at=(*changes.keys, name))
+            changed = document is not entry.document
+            own = Entry(validate(document, KINDS[use.kind]), document, use) if changed else entry
+            known[key] = entry.profile, self._platform.profile, own
+        found: Entry = known[key][-1]  # type: ignore[assignment]  # of the same profile
+        return found
 
     def _changed(self, entry: Entry) -> Entry:
-        """Return the profile with the scenario's changes to its numbers."""
+        """Return the profile with the changes to its numbers by the platform's file and the scenario."""
+        entry = self._adapted(entry)
         if self._changes is None:
             return entry
         kind = entry.use.kind
@@ -333,8 +370,91 @@ class Library:
     def _open(self, path: Path) -> Entry:
         if path.is_relative_to(self._folders[-1]) and path.is_file():
             status = path.stat()
-            return _shipped(path, self._name(path), (status.st_mtime_ns, status.st_size))
-        return _opened(path, self._name(path))
+            return _shipped(path, (status.st_mtime_ns, status.st_size))
+        if array := _ARRAY.fullmatch(path.stem) if path.is_relative_to(self._folders[-1]) else None:
+            return self._array(path, array)
+        return self.opened(path)
+
+    def opened(self, path: Path) -> Entry:
+        """Return the content of a file, with everything that its ``base`` gives it."""
+        document = read_document(path)
+        base = self._base(path, document)
+        kind = base.use.kind if base else document.data.get("kind")
+        parts = parts_of(document.data) if kind in (None, PLATFORM) else set()
+        given, owner = (base.document, base.profile.id) if base else (None, "")
+        if parts:
+            kind = PLATFORM
+            given, owner = by_parts(Library(self.root), Library(), document, base)
+        if given is not None:
+            for key in {*parts, BASE} & document.data.keys():
+                document = without(document, key)
+            document = based(given, document, owner=owner)
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
+        profile = validate(document, KINDS[kind])
+        with file_errors(path):
+            content = path.read_bytes()
+        digest = hashlib.sha256(content + (base.use.sha256.encode() if base else b"")).hexdigest()
+        return Entry(profile, document, ProfileUse(profile.id, kind, self._name(path), digest))
+
+    def _base(self, path: Path, document: Document) -> Entry | None:
+        """Return the profile on which a file is based; None if it is based on none.
+
+        Raises InputError, also for a profile of another kind and for one that is based on itself.
+        """
+        reference, kind = document.data.get(BASE), document.data.get("kind")
+        if BASE not in document.data:
+            return None
+        written = DocumentLocation(document, (BASE,))
+        if not isinstance(reference, str):
+            raise written.error("must be the id or the file of a profile")
+        kinds = (kind,) if isinstance(kind, str) and kind in KINDS else tuple(KINDS)
+        having = [one for one in kinds if not is_path(reference) and self._file(reference, (one,))]
+        if len(having) > 1 and kind is None:
+            text = f"profiles of several kinds have that id ({', '.join(having)}); write kind: {having[0]}"
+            raise written.error(text)
+        library: Library = self
+        if reference == document.data.get("id") and not path.is_relative_to(self._folders[-1]):
+            library = Library()  # a file that replaces a shipped profile may be based on that one
+        where = resolved(path)
+        if where in self._opening:
+            raise written.error(f"is based on itself: {' → '.join(one.stem for one in self._opening)}")
+        self._opening.append(where)
+        try:
+            with written.referring():
+                found = library._entry(library._found(reference, kinds, written))
+        finally:
+            self._opening.pop()
+        if found.use.kind not in kinds:
+            raise written.error(
+                f"{found.use.path} is a profile of kind {found.use.kind}, not {either(kinds)}"
+            )
+        return found
+
+    def _array(self, path: Path, array: re.Match[str]) -> Entry:
+        """Return an array of equal drives that no file describes: one of that level with other drives."""
+        level, count = int(array["level"]), int(array["count"])
+        drive = Library(self.root).find(array["drive"], ("drive",)).profile
+        shipped = Library()
+        likest = min(
+            (shipped.find(one.id, ("raid",)) for one in shipped.summaries("raid")),
+            key=lambda one: _unlike(one.profile, level, count, drive.id),
+        )
+        own = {
+            "id": path.stem,
+            "name": f"RAID{level} of {count} {drive.name}",
+            "notes": f"Efficiencies are those of {likest.profile.id}.",
+            "level": level,
+            "count": count,
+            "drive": drive.id,
+        }
+        document = based(likest.document, Document(path.stem, own), owner=likest.profile.id)
+        try:
+            profile = validate(document, Raid)
+        except InputError as error:
+            raise InputError.at("", error.problems[0].message) from None
+        digest = hashlib.sha256(f"{path.stem} {likest.use.sha256}".encode()).hexdigest()
+        return Entry(profile, document, ProfileUse(path.stem, "raid", self._name(path), digest))
 
     def _files_of(self, kind: str) -> list[Path]:
         """Return the files of a kind; of equal names the one that counts comes last."""
@@ -364,23 +484,17 @@ class Library:
         return str(path)
 
 
-def _opened(path: Path, name: str) -> Entry:
-    """Return the content of a file, which results call ``name``."""
-    document = read_document(path)
-    kind = document.data.get("kind") if isinstance(document.data, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
-    profile = validate(document, KINDS[kind])
-    with file_errors(path):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Entry(profile, document, ProfileUse(profile.id, kind, name, digest))
-
-
 @lru_cache(maxsize=512)
-def _shipped(path: Path, name: str, _version: tuple[int, int]) -> Entry:
+def _shipped(path: Path, _version: tuple[int, int]) -> Entry:
     """Return the content of a shipped file, which all libraries share; it is read again only after a change
     on disk."""
-    return _opened(path, name)
+    return Library().opened(path)
+
+
+def _unlike(array: Profile, level: int, count: int, drive: str) -> tuple[bool, bool, int, str]:
+    """Return how far an array is from another one: by level, drives and their number."""
+    assert isinstance(array, Raid)
+    return array.level != level, array.drive != drive, abs(array.count - count), array.id
 
 
 def _error(message: str, written: DocumentLocation | None) -> InputError:

@@ -17,8 +17,8 @@ from simoffload.errors import InputError
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileInput
 from simoffload.hardware.profiles import Nic
+from simoffload.hardware.storage import STORAGE_KINDS
 from simoffload.hardware.targets import (
-    STORAGE_KINDS,
     PcieLink,
     Target,
     adapter_rate,

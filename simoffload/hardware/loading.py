@@ -13,15 +13,8 @@ from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
-from simoffload.hardware.targets import (
-    LINKED_KINDS,
-    LOCAL_KINDS,
-    STORAGE_KINDS,
-    PcieLink,
-    Target,
-    pcie_link,
-    resolve_target,
-)
+from simoffload.hardware.storage import LINKED_KINDS, LOCAL_KINDS, STORAGE_KINDS
+from simoffload.hardware.targets import PcieLink, Target, pcie_link, resolve_target
 from simoffload.hardware.topology import Platform
 from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured, completed
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
@@ -87,6 +80,7 @@ class _Loader:
     def __init__(self, library: Library, entry: Entry, equipment: Equipment | None) -> None:
         assert isinstance(entry.profile, PlatformProfile)
         self._library, self._entry, self._equipment = library, entry, equipment
+        library.adapt(entry, Changes.of(entry.document))
         self._platform = equipment.installed_in(entry.profile) if equipment else entry.profile
         self._problems: list[Problem] = []
 
@@ -104,7 +98,7 @@ class _Loader:
         unmeasured_entry = self._try(lambda: self._library.find(ELSEWHERE, (UNMEASURED,)))
         self._check_wiring()
         if not self._problems:
-            self._try(self._library.check_changes)
+            self._try(functools.partial(self._library.check_changes, adapted=not self._equipment))
         accelerator = accelerator_entry.profile if accelerator_entry else None
         host = host_entry.profile if host_entry else None
         unmeasured = unmeasured_entry.profile if unmeasured_entry else None

@@ -22,6 +22,11 @@ from simoffload.hardware.quantities import (
 )
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
+LOCAL_KINDS = ("drive", "raid")
+LINKED_KINDS = ("nfs", "nvmeof", "remote")
+"""Kinds of servers whose profiles name their network adapters."""
+STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof", "remote")
+
 
 class Service(NamedTuple):
     """What a storage target delivers in one direction."""

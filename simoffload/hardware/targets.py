@@ -11,12 +11,7 @@ from simoffload.hardware.library import Entry, Library
 from simoffload.hardware.paths import TierKind
 from simoffload.hardware.profiles import Nic, Pcie, Slot
 from simoffload.hardware.quantities import Curve, RateCurve, whole_rate
-from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
-
-LOCAL_KINDS = ("drive", "raid")
-LINKED_KINDS = ("nfs", "nvmeof", "remote")
-"""Kinds of servers whose profiles name their network adapters."""
-STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof", "remote")
+from simoffload.hardware.storage import LOCAL_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
 
 
 class Cable(NamedTuple):

@@ -6,7 +6,7 @@ The only rates in it are those that were measured of limits which devices share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -131,6 +131,9 @@ class PlatformProfile(Profile):
     """Network adapters that carry collectives between hosts."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
     """Storage tiers, by the names that scenarios use."""
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What differs on this machine from the profiles that it names, by ``id`` or ``kind/id``, as if each were
+    a profile of its own with that one as its ``base``."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -117,17 +117,22 @@ def _filled(y: int, use: TierUse) -> draw.Properties:
     return draw.note(text, x=0, y=y - _BAR / 2, xanchor="left", **above)
 
 
+_SMALL = 0.005
+"""Share of a step below which a bar would not be seen; tables have all causes."""
+
+
 def causes(step: PassResult) -> Figure:
-    """Draw the exposed and the hidden time of each cause."""
-    rows = range(len(step.shares))
-    colours = [draw.cause_colour(share.cause) for share in step.shares]
-    exposed = [share.exposed_s for share in step.shares]
-    hidden = [max(0.0, share.busy_s - share.exposed_s) for share in step.shares]
+    """Draw the exposed and the hidden time of each cause that is long enough to be seen."""
+    shares = [share for share in step.shares if max(share.exposed_s, share.busy_s) > _SMALL * step.time_s]
+    rows = range(len(shares))
+    colours = [draw.cause_colour(share.cause) for share in shares]
+    exposed = [share.exposed_s for share in shares]
+    hidden = [max(0.0, share.busy_s - share.exposed_s) for share in shares]
     longest = max(map(sum, zip(exposed, hidden, strict=True)))
     faint = {"opacity": 0.45, "pattern": {"shape": "/", "solidity": 0.5, "bgcolor": "#ffffff"}}
 
     def hover(times: Sequence[float], how: str) -> list[str]:
-        pairs = zip(step.shares, times, strict=True)
+        pairs = zip(shares, times, strict=True)
         return [f"{draw.plain(share.cause_text)}: {format_seconds(time)} {how}" for share, time in pairs]
 
     return draw.figure(
@@ -135,14 +140,14 @@ def causes(step: PassResult) -> Figure:
             draw.bars("exposed", y=rows, x=exposed, hover=hover(exposed, "exposed"), color=colours),
             draw.bars("hidden", y=rows, x=hidden, hover=hover(hidden, "hidden"), color=colours, marker=faint),
         ],
-        draw.height(len(step.shares)),
+        draw.height(len(shares)),
         barmode="stack",
         showlegend=False,
         xaxis=draw.seconds_axis("exposed time, and hidden time (hatched)", longest),
-        yaxis=draw.names_axis([share.cause_text for share in step.shares]),
+        yaxis=draw.names_axis([share.cause_text for share in shares]),
         annotations=[
             draw.beside(y, exposed[y] + hidden[y], _exposed(share.exposed_s, step.time_s))
-            for y, share in enumerate(step.shares)
+            for y, share in enumerate(shares)
         ],
     )
 
@@ -182,11 +187,19 @@ def bounds(step: PassResult, *, most: int) -> Figure:
 
 
 def memory(result: TrainingResult) -> Figure:
-    """Draw the memory of every tier at each stage, with the stages of a tier below each other."""
+    """Draw the memory of every tier at each stage that needs another amount than the one before, with the
+    stages of a tier below each other."""
     found = stage_needs(result)
-    by_tier = zip(*(uses for _, uses in found), strict=True)
     names = [name for name, _ in found]
-    rows = [(f"{use.tier}, {name}", use) for uses in by_tier for name, use in zip(names, uses, strict=True)]
+    rows: list[tuple[str, TierUse]] = []
+    for uses in zip(*(uses for _, uses in found), strict=True):
+        befores = [-1, *(use.needed for use in uses)]
+        apart = [
+            (name, use)
+            for name, use, before in zip(names, uses, befores, strict=False)
+            if use.needed != before
+        ]
+        rows += [(f"{use.tier}, {name}" if len(apart) > 1 else use.tier, use) for name, use in apart]
     return capacity([use for _, use in rows], names=[name for name, _ in rows])
 
 

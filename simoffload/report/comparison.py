@@ -12,6 +12,8 @@ from simoffload.report.presentation import MEASURES, Measure, headline, presenta
 from simoffload.results import SimulationResult
 from simoffload.units import format_number
 
+ADDED = "added for comparison"
+"""Beginning of the warning of a result that nobody asked for."""
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
 
@@ -47,6 +49,12 @@ class ComparisonRow(NamedTuple):
     published: Published | None
     margin: float | None = None
     """Relative margin within which the row is a tie with the baseline; None if it is not a tie."""
+
+    @property
+    def added(self) -> bool:
+        """Whether nobody asked for the row: it shows what the same work takes without offloading, or on
+        memory that the machine has."""
+        return any(text.startswith(ADDED) for text in self.result.warnings)
 
     @property
     def ratio_text(self) -> str:
@@ -200,8 +208,17 @@ def _labels(results: Sequence[SimulationResult]) -> list[str]:
     for names in zip(*(presentation(result).labels for result in results), strict=True):
         labels = list(names)
         if len(set(labels)) == len(labels):
-            return labels
+            return list(apart(labels)[1])
     return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
+
+
+def apart(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return what several names begin with, up to the first comma, and what is left of each; "" and the names
+    where they begin differently."""
+    first = f"{names[0].partition(', ')[0]}, "
+    if len(names) < 2 or not all(name.startswith(first) for name in names):
+        return "", tuple(names)
+    return first.removesuffix(", "), tuple(name.removeprefix(first) for name in names)
 
 
 def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

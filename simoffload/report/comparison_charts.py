@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
@@ -124,6 +124,54 @@ def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[Scatte
     name = "published ratio × simulated baseline"
     x, y = [ratio * base for _, ratio, base, _ in found], [y for y, *_ in found]
     return [draw.points(name, x=x, y=y, hover=hover, marker=marker)]
+
+
+class CurvePoint(NamedTuple):
+    """A CurvePoint is the result for one value of an input."""
+
+    at: int
+    """Place of the value on the axis."""
+    name: str
+    """Text of the value."""
+    y: float
+    text: str
+    """Text of ``y``, with its interval if it has one."""
+    ends: tuple[float, float] | None = None
+    """P10 and P90."""
+
+
+def curve_of(points: Sequence[CurvePoint], now: int, *, across: str, up: str, seconds: bool) -> Figure:
+    """Draw results over the values of an input (``across``), each value at its own place; ``now`` is the
+    present one. ``up`` is what is drawn, in seconds if so said."""
+    ends = [one.ends or (one.y, one.y) for one in points]
+    error = {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - one.y for one, (_, high) in zip(points, ends, strict=True)],
+        "arrayminus": [one.y - low for one, (low, _) in zip(points, ends, strict=True)],
+    }
+    present = [one for one in points if one.at == now]
+    data = [
+        _curve("simulated", points, mode="lines+markers", error_y=error, line={"color": draw.BLUE}),
+        _curve("now", present, marker={"color": draw.VERMILION, "size": 13, "symbol": "diamond"}),
+    ]
+    most = max(high for _, high in ends)
+    return draw.figure(
+        data,
+        draw.height(8),
+        showlegend=False,
+        xaxis=draw.axis(
+            draw.plain(across),
+            tickvals=[one.at for one in points],
+            ticktext=[draw.plain(one.name) for one in points],
+        ),
+        yaxis=draw.seconds_axis(up, most) if seconds else draw.axis(up, rangemode="tozero"),
+    )
+
+
+def _curve(name: str, points: Sequence[CurvePoint], **more: Any) -> Scatter:
+    hover = [f"{draw.plain(one.name)}: {one.text}" for one in points]
+    return draw.points(name, x=[one.at for one in points], y=[one.y for one in points], hover=hover, **more)
 
 
 def capacity_compared(groups: Sequence[Group]) -> Figure:

@@ -62,7 +62,7 @@ class ReportTable(NamedTuple):
     grouped: bool = False
     """Whether rows with an equal first cell belong together; a terminal shows that cell once."""
     most: int | None = None
-    """Number of rows that a terminal shows; None = all."""
+    """Number of rows that a terminal and a printed page show; None = all."""
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
@@ -130,6 +130,9 @@ class ReportSection(NamedTuple):
     """Whether a terminal does not show the section."""
     notes_on_terminal: bool = False
     """Whether a terminal also shows the notes, because the tables cannot be understood without them."""
+    leads: bool = False
+    """Whether a page shows the section above all others, with its tables above its sentences: so the answer
+    and its numbers are on the first printed sheet."""
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain values, without its charts."""

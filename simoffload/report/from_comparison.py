@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +48,7 @@ from simoffload.report.sections.background import (
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
 from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
-from simoffload.report.summary import common_name, facts, group_summary
+from simoffload.report.summary import common_name, facts, summaries
 from simoffload.results import SimulationResult, TrainingResult, definitions
 from simoffload.units import format_number
 
@@ -74,13 +75,13 @@ def comparison_document(
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
     profiles = dict.fromkeys(one for result in results for one in result.provenance.profiles)
     bars = MOST_BARS // len(results)
-    answers = tuple(group_summary(group, titled=len(found) > 1) for group in found)
+    answers = summaries(found)
     return ReportDocument(
         in_common(results) or ("comparison",),
         None,
         answers,
         tuple(warnings(found)),
-        (*_side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
+        (*side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -98,7 +99,7 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[ReportSection]:
+def side_by_side(found: Sequence[Group], notes: Sequence[str] = ()) -> Iterator[ReportSection]:
     """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
     for number, (kind, mine) in enumerate(kinds.items()):
@@ -113,6 +114,7 @@ def _side_by_side(found: Sequence[Group], notes: Sequence[str]) -> Iterator[Repo
             tuple(_legend(mine, table)),
             charts=tuple(_times_chart(mine)),
             notes_on_terminal=True,
+            leads=number == 0,
         )
 
 
@@ -126,6 +128,8 @@ def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
     if any(row.published for group in mine for row in group.rows):
         notes.append("diamonds: the published ratio times the simulated baseline")
     label = f"{uncapitalized(mine[0].measure.name)} of each"
+    if all(len(group.rows) == 1 for group in mine):  # models, the fastest first
+        mine = sorted(mine, key=lambda group: group.rows[0].result.unit_s or math.inf)
     yield Chart(label, partial(comparison_charts.times_compared, mine), "; ".join(notes))
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
 from simoffload.report.document import ReportDocument, ReportSection
-from simoffload.report.formatting import percent, simulated_work
-from simoffload.report.presentation import BRACKETS, headline, presentation
+from simoffload.report.formatting import simulated_work
+from simoffload.report.presentation import headline
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import caches_section, capacity, remedies_section
 from simoffload.report.sections.costs import costs
@@ -33,15 +33,16 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
     ``command`` reproduces the result; a page draws at most ``bars`` operations of its timeline.
     """
     drawn = (timeline(result, bars=bars),) if result.step is not None else ()
+    answer = result_summary(result)
     return ReportDocument(
         headline(result),
         result.fits,
-        (verdict(result),),
+        (answer,),
         result.all_warnings,
         (*findings(result), *_planned(result), *drawn),
         _background(result, command),
         name=printable(result.name),
-        summary=(result_summary(result),),
+        summary=(answer,),
         facts=facts([result]),
     )
 
@@ -70,28 +71,12 @@ def advice_document(
         answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
         bought = (f"{PURCHASES}: {answer}.",)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
-    unchanged = (*findings(advice.result), *costs(advice.result, advice.economics))
+    found = (*findings(advice.result), *costs(advice.result, advice.economics))
+    unchanged = tuple(section._replace(leads=False) for section in found)
     return result_document(advice.result, command=command)._replace(
         verdicts=(*bought, advice_verdict(advice)),
         sections=(*looked, *advised(advice, curve), *unchanged),
     )
-
-
-def verdict(result: SimulationResult) -> str:
-    """Return the verdict in one sentence."""
-    wording = presentation(result)
-    how = f" ({wording.how})" if wording.how else ""
-    where = f"on {result.platform} with {wording.placed}{how}"
-    if result.refused:
-        return f"{result.model} {where} is refused: {'; '.join(result.refused)}."
-    if not result.fits:
-        return f"{result.model} does not fit {where}: {'; '.join(result.advice)}."
-    step = result.step
-    times = wording.times()
-    if step is None or not times:
-        return f"{result.model} fits {where}."
-    part = f"{step.bottleneck.cause_text}, {percent(step.bottleneck.exposed_s / step.time_s)}"
-    return f"{result.model} {wording.verb} {where}: {times}; bottleneck: {part}; {BRACKETS}."
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
@@ -101,6 +86,7 @@ def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
 
 def _findings(result: SimulationResult) -> Iterator[ReportSection]:
     if result.refused:
+        yield ReportSection("Why it is refused", tuple(result.refused))
         return
     training = result if isinstance(result, TrainingResult) else None
     yield capacity(result)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200
 """Number of points in the table of a page; all are in the tables that a sweep writes."""
+_EQUAL = 1e-3
+"""Relative difference below which points are as good: three digits are shown."""
 _TABLED = ("tokens_per_s", "tpot_s", "ttft_s", "step_s", "save_s")
 
 
@@ -53,6 +55,11 @@ def _answer(found: SweepResult) -> str:
         return f"None of {plural(len(found.rows), 'point')} has a result."
     best, last = known[0], known[-1]
     text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}"
+    equal = [row for row in known[1:] if abs(row[measure.metric] / best[measure.metric] - 1) < _EQUAL]
+    if equal:
+        text += (
+            f", {called(found, equal[0])} as good" if len(equal) == 1 else f", {len(equal)} others as good"
+        )
     ratio = best[measure.metric] / last[measure.metric]
     ratio = ratio if measure.larger else 1 / ratio
     if len(known) > 1:

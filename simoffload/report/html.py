@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -17,7 +19,7 @@ from markupsafe import Markup
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
 from simoffload.report.comparison import Published
-from simoffload.report.document import Chart, ReportDocument, ReportTable, shown
+from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable, shown
 from simoffload.report.formatting import sentence
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
@@ -57,22 +59,37 @@ def write_comparison(
 
 def write_html(document: ReportDocument, path: str | Path) -> None:
     """Write a document as a page. Raises InputError if the file cannot be written."""
-    environment = _environment()
-    sorter = _source(environment, "tables.js")
-    style = stylesheet() + _source(environment, "style.css")
-    text = environment.get_template("page.html").render(
-        document=document,
-        hatches=hatches(),
-        policy=f"default-src 'none'; script-src {_digest(sorter)}; style-src {_digest(style)}",
-        script=sorter,
-        style=style,
+    sorter, look = _source("tables.js"), style()
+    text = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            document=document,
+            hatches=hatches(),
+            policy=f"default-src 'none'; script-src {_digest(sorter)}; style-src {_digest(look)}",
+            script=sorter,
+            style=look,
+        )
     )
     with replacing(path) as file:
         file.write(text)
 
 
-def _source(environment: jinja2.Environment, name: str) -> Markup:
+def style() -> Markup:
+    """Return the style sheet of pages."""
+    return stylesheet() + _source("style.css")
+
+
+def with_numbers(section: ReportSection) -> str:
+    """Return the elements of a section with its numbers folded, for a page that has ``style`` and
+    ``svg.hatches``; all text in it is escaped."""
+    macros: Any = _environment().get_template("parts.html").module
+    return str(macros.with_numbers(section))
+
+
+def _source(name: str) -> Markup:
     """Return one of our own scripts or style sheets."""
+    environment = _environment()
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])
 
@@ -104,6 +121,7 @@ def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]
     ]
 
 
+@cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("simoffload.report"),

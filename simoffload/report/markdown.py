@@ -38,7 +38,7 @@ def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
         yield _text(" · ".join(document.small_print))
     yield from (_text(verdict) for verdict in document.verdicts if verdict not in document.summary)
     yield from (f"> **Warning:** {_text(warning)}" for warning in document.warnings)
-    yield from _sections(document.sections, level + 1)
+    yield from _sections(sorted(document.sections, key=lambda one: not one.leads), level + 1)
     if document.each:
         yield f"{'#' * (level + 1)} Each result"
     for label, one in document.each:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from simoffload.errors import printable
@@ -71,8 +70,6 @@ class Presentation(NamedTuple):
     """Verb for the work of the model on the platform: "runs", "trains", "is saved"."""
     work: tuple[str, ...]
     """The workload, in a few words each."""
-    times: Callable[[], str]
-    """Returns the main times as part of a sentence; empty where there are none."""
     step: str
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
     compared: str
@@ -222,7 +219,6 @@ def _inference(result: InferenceResult) -> Presentation:
             f"{result.prompt_length} tokens in, {result.output_length} out",
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
         ),
-        times=partial(_inference_times, result),
         step="TPOT" if several else "TTFT",
         compared=MEASURES["tpot_s" if several else "ttft_s"].name,
         ratio="TPOT" if several else "TTFT",
@@ -244,17 +240,6 @@ def _inference(result: InferenceResult) -> Presentation:
         note=note,
         how=_GATHERED.format(result.gathers or "the strategy") if result.spread_bound_tokens_per_s else "",
     )
-
-
-def _inference_times(result: InferenceResult) -> str:
-    """ "TTFT 1.2 s [1 to 1.5], TPOT 800 ms [650 to 970], 320 tokens/s [260 to 390] for 256 sequences at
-    once"; without decode steps no TPOT."""
-    if result.ttft_s is None or result.tokens_per_s is None:
-        return ""
-    sequences = plural(result.batch_size * result.replicas, "sequence")
-    decode = f"TPOT {ranged(result, 'tpot_s')}, " if result.tpot_s else ""
-    throughput = ranged(result, "tokens_per_s", per_second)
-    return f"TTFT {ranged(result, 'ttft_s')}, {decode}{throughput} for {sequences} at once"
 
 
 # -- training ------------------------------------------------------------------------------------
@@ -285,7 +270,6 @@ def _training(result: TrainingResult) -> Presentation:
         kind="training",
         verb="trains",
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
-        times=partial(_training_times, result),
         step="step",
         compared=MEASURES["step_s"].name,
         ratio="step",
@@ -308,15 +292,6 @@ def _training(result: TrainingResult) -> Presentation:
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
     )
-
-
-def _training_times(result: TrainingResult) -> str:
-    """ "a step of 256 sequences takes 1.2 s [1 to 1.5], 320 tokens/s [260 to 390] in total"."""
-    if result.step_s is None or result.tokens_per_s is None:
-        return ""
-    count = result.batch_size * result.gradient_accumulation_steps * result.replicas
-    throughput = ranged(result, "tokens_per_s", per_second)
-    return f"a step of {plural(count, 'sequence')} takes {ranged(result, 'step_s')}, {throughput} in total"
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -376,7 +351,6 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
             f"{_WRITERS[saved.writer]}{mode}",
             format_bytes(saved.size),
         ),
-        times=partial(_checkpoint_times, result),
         step="checkpoint",
         compared=MEASURES["save_s"].name,
         ratio="saved",
@@ -398,14 +372,3 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
         unit_name="checkpoint",
         parts="parts",
     )
-
-
-def _checkpoint_times(result: CheckpointResult) -> str:
-    """ "112 GB are saved after 2.31 s [1.9 to 2.8] (48.6 GB/s [40 to 59]), training stalls for 2.31 s"."""
-    size, outlook = result.checkpoint.size, result.checkpoint.outlook
-    if outlook is None:
-        return ""
-    saved, stall = ranged(result, "save_s"), format_seconds(outlook.stall_s)
-    throughput = ranged(result, "bytes_per_s", _rate_text)
-    share = f" ({percent(outlook.share)} of the time)" if outlook.share is not None else ""
-    return f"{format_bytes(size)} are saved after {saved} ({throughput}), training stalls for {stall}{share}"

@@ -10,7 +10,7 @@ from textwrap import shorten
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.comparison import ComparisonRow, Group
+from simoffload.report.comparison import ADDED, ComparisonRow, Group, apart
 from simoffload.report.formatting import counted, percent
 from simoffload.report.presentation import MEASURES, Measure, presentation
 from simoffload.results import SimulationResult
@@ -18,8 +18,6 @@ from simoffload.units import format_number
 
 LONGEST = 200
 """Length of a sentence [characters] that is read at a glance: our choice."""
-_TWO_LINES = 145
-"""[characters] that two lines of 80 have room for, with a label and words that are not broken."""
 _FACTOR = 1.3
 """Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
@@ -45,9 +43,7 @@ def result_summary(result: SimulationResult) -> str:
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )
-    return _joined(
-        f"{name} {wording.verb} {where} with {wording.placed}: {value}", f"; {share}", *_cost(result)
-    )
+    return _joined(f"{name} {wording.verb} with {wording.placed}: {value}", f"; {share}", *_cost(result))
 
 
 def group_summary(group: Group, *, titled: bool = False) -> str:
@@ -60,28 +56,49 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     if not timed:
         return _joined(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
+    name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = f"; {_listed(out)} {_not(out)}" if out else ""
+    value += "".join(_cost(best.result, " for "))
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
-        first = f"{title}{best.label} {'gives' if group.measure.larger else 'takes'} {value}"
-        return _joined(first, f"; {_tied(best, ties)}", *_cost(best.result), last=others)
+        first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
+        return _joined(first, f"; {_tied(best, ties)}", others)
     if len(timed) > 1:
         slower = timed[1]
         behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{best.label} is fastest: {value}", behind, *_cost(best.result), last=others)
-    only = f"only {best.label} fits" if out else best.label
-    return _joined(f"{title}{only}: {value}", *_cost(best.result))
+        return _joined(f"{title}{name} is fastest: {value}", behind, others)
+    only = f"only {name} fits" if out else name
+    return _joined(f"{title}{only}: {value}")
 
 
-def _joined(first: str, *more: str, last: str = "") -> str:
+def summaries(found: Sequence[Group]) -> tuple[str, ...]:
+    """Return the answers of a comparison: one for all models of which each has one row, else one for each
+    model and kind of work."""
+    rows = [(group, row) for group in found for row in group.rows]
+    timed = [(value, group) for group, row in rows if (value := group.value(row)) is not None]
+    if len(rows) > len(found) or len({group.kind for group in found}) > 1 or len(timed) < _NAMED:
+        return tuple(group_summary(group, titled=len(found) > 1) for group in found)
+    timed.sort(key=lambda pair: pair[0], reverse=timed[0][1].measure.larger)
+    best, first = timed[0]
+    text = f"{first.title} is fastest: {_value(first.rows[0].result, first.measure)}"
+    ratios = [max(value, best) / min(value, best) for value, _ in timed]
+    times = [
+        f"{group.title.replace(', ', ' ')} {format_number(ratio, digits=2)}×"
+        for (_, group), ratio in zip(timed, ratios, strict=True)
+    ]
+    text += f"; {', '.join(times[1:])} as long"
+    out = [group.title for group, row in rows if group.value(row) is None]
+    return (_joined(text, f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit" if out else ""),)
+
+
+def _joined(first: str, *more: str) -> str:
     """Return a sentence with as many of the further parts, the least important ones last, as it has room
-    for; with the ``last`` one only if it stays within two lines of a terminal."""
+    for."""
     text = first
     for part in more:
         if len(text) + len(part) < LONGEST:
             text += part
-    text += last if len(text) + len(last) < _TWO_LINES else ""
     return f"{shorten(text, LONGEST - 1, placeholder='…')}."
 
 
@@ -100,13 +117,13 @@ def _per_million(result: SimulationResult) -> float | None:
     return None if costs is None else costs.at_least()["cost_per_million_tokens"]
 
 
-def _cost(result: SimulationResult) -> Iterator[str]:
+def _cost(result: SimulationResult, before: str = "; ") -> Iterator[str]:
     """Yield the cost of a million tokens, if it is known."""
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
-        yield f"; {least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
+        yield f"{before}{least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
 
 
 def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
@@ -120,6 +137,9 @@ def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]
     if all(abs(ratio) <= _SIMILAR_COST for ratio in ratios):
         return f"{text} and {plural} as much"
+    if len(ties) == 1 and abs(ratios[0]) > _SIMILAR_COST:
+        times = f"but costs {format_number(ratios[0] + 1, digits=2)} times as much"
+        return f"{text} {times if ratios[0] > 0 else f'and costs {percent(-ratios[0])} less'}"
     if all(ratio > _SIMILAR_COST for ratio in ratios):
         return f"{text} but {plural} more"
     return f"{text} but {plural} less" if all(ratio < -_SIMILAR_COST for ratio in ratios) else text
@@ -195,7 +215,11 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
 
 def common_name(names: Sequence[str]) -> str:
     """Return the name of a report about scenarios with these names."""
-    first, *others = dict.fromkeys(map(printable, names))
+    begins, rests = apart(list(dict.fromkeys(map(printable, names))))
+    first, *others = rests
     if len(others) > _NAMED:
-        return f"{first} and {len(others)} others"
-    return " and ".join((first, *others))
+        text = f"{first} and {len(others)} others"
+    else:
+        *before, last = rests
+        text = f"{', '.join(before)} and {last}" if before else last
+    return f"{begins}: {text}" if begins else text

@@ -45,7 +45,8 @@ def called(found: SweepResult, row: Row) -> str:
 
 
 def _short(axis: str) -> str:
-    return axis.rpartition(".")[2]
+    *_, section, key = ("", *axis.split("."))
+    return f"{section}.{key}" if section == "pcie" or key == "tier" else key
 
 
 def _text(value: Any) -> str:

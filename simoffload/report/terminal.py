@@ -18,6 +18,8 @@ from simoffload.report.document import ReportDocument, ReportSection, ReportTabl
 
 _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
+_BRIEF = 2
+"""Number of lines of a sentence that is read at a glance: our choice."""
 _NARROWEST = 60
 """Width [characters] of the narrowest terminal for which the layout is made."""
 _STYLES = {"bold": 1, "dim": 2, "italic": 3, "red": 31, "green": 32, "yellow": 33}
@@ -28,6 +30,8 @@ _NAME = 20
 """[characters] of a name with a number in the first column up to which it is not broken: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
 """Words that begin with a digit, with the unit after or the sign before them."""
+_COST = re.compile(r" for (?:at least )?[\d,.]+ ?\S* per million tokens")
+"""The cost in a sentence of ``summary``."""
 _GLUE = "\ue000"
 """Character for a space at which lines must not break; ``printable`` removes it from the document's own
 text."""
@@ -39,14 +43,32 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     terminal.paragraph(" · ".join(document.title), style="bold")
     fits = {True: "green", False: "red", None: "bold"}[document.fits]
     for verdict in document.verdicts:
-        label = "" if verdict.startswith("Verdict on ") else "Verdict: "
-        terminal.paragraph(f"{label}{verdict}", style=fits)
+        text = verdict if verdict.startswith("Verdict on ") else f"Verdict: {verdict}"
+        brief = verdict in document.summary
+        terminal.paragraph(_brief(text, terminal.width) if brief else text, style=fits)
     for warning in document.warnings:
         terminal.paragraph(f"Warning: {warning}", style="yellow")
     for section in (*document.sections, *document.background):
         if not section.page_only:
             terminal.section(section)
     return str(terminal)
+
+
+def _brief(text: str, width: int) -> str:
+    """Return a sentence without what two lines have no room for: the cost, which the terminal tells below,
+    its last parts, then its last words."""
+    if len(_filled(text, width)) > _BRIEF:
+        text = _COST.sub("", text)
+    for separator, end in (("; ", "."), (" ", "…")):
+        parts = text.removesuffix(".").split(separator)
+        while len(parts) > 1 and len(_filled(text, width)) > _BRIEF:
+            parts.pop()
+            text = separator.join(parts).rstrip(",;:") + end
+    return text
+
+
+def _filled(text: str, width: int, first: str = "", later: str = " " * _INDENT) -> list[str]:
+    return wrap(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
 
 def table_text(table: ReportTable, *, below: Sequence[str] = (), color: bool = False, width: int = 80) -> str:
@@ -63,15 +85,14 @@ class _Terminal:
     """A _Terminal collects the lines of a document, with or without colours."""
 
     def __init__(self, *, color: bool, width: int, indent: int = _INDENT) -> None:
-        self._color, self._width, self._indent = color, width, indent
+        self._color, self.width, self._indent = color, width, indent
         self._lines: list[str] = []
 
     def paragraph(self, text: str, *, style: str = "", indent: int = 0, hanging: int = _INDENT) -> None:
         """Add a paragraph with its continued lines indented; an empty text adds nothing."""
         first, later = " " * indent, " " * hanging
         text = printable(text)
-        lines = wrap(text, self._width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-        self._lines += (self._styled(line, style) for line in lines)
+        self._lines += (self._styled(line, style) for line in _filled(text, self.width, first, later))
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text and style and self._color else text
@@ -111,7 +132,7 @@ class _Terminal:
         ]
         for column in columns[: table.keys] if uncut else ():
             column.least = column.word
-        for part in _parts(columns, keys=table.keys, room=self._width - self._indent):
+        for part in _parts(columns, keys=table.keys, room=self.width - self._indent):
             self._draw(part, table.refused, below)
             below = ()
         if table.most is not None and len(table.rows) > table.most:

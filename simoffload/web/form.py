@@ -236,6 +236,36 @@ def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResul
             yield _stopped(f"price {item.key}", f"price of {item.key}", f"{start:.6g}", stops, shown)
 
 
+def slider(scenario: LoadedScenario, variant: Variant, result: SimulationResult, name: str) -> Input | None:
+    """Return the slider that has a name, whatever its stops are; None if the scenario has none such."""
+    kind, _, rest = name.partition(" ")
+    if kind == "scale":
+        profile, _, key = rest.partition(" ")
+        return multiple(variant, profile, key)
+    found = _sliders(scenario, variant, result)
+    return next((one for one in found if one.name.rpartition(" ")[0] == name.rpartition(" ")[0]), None)
+
+
+def value_at(variant: Variant, name: str, note: str, place: int) -> str:
+    """Return the text of the value that a slider has set at a place; ``note`` is that of the present one."""
+    kind, _, rest = name.partition(" ")
+    if kind == "scale":
+        profile, _, key = rest.partition(" ")
+        found = multiple(variant, profile, key)
+        return found.note.partition(" (")[0] if found else ""
+    return f"{float(rest.rpartition(' ')[2].split('|')[place]):,.6g} {note.partition(' ')[2]}".strip()
+
+
+def short(text: str) -> str:
+    """Return the text of a number, with or without a unit, with at most four digits if it is not whole."""
+    number, space, unit = text.partition(" ")
+    try:
+        value = float(number.replace(",", ""))
+    except ValueError:
+        return text
+    return f"{f'{value:,.0f}' if value.is_integer() else f'{value:,.4g}'}{space}{unit}"
+
+
 def _original(variant: Variant, key: str, amount: float) -> float:
     """Return the price of a device before the variant changes it."""
     device = costs(variant._replace(prices=())).costs.devices.get(key)
@@ -263,7 +293,7 @@ def multiple(variant: Variant, profile: str, key: str) -> Input | None:
     now = next(
         one for one in profile_parameters(load(variant).machine) if (one.profile, one.key) == (profile, key)
     )
-    shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else now.text
+    shown = f"×{FACTORS[at]:.3g}" if ": " in now.text else short(now.text)
     name = profile.partition("/")[2]
     return Input(
         f"scale {profile} {key}", f"{key}, {name}", at, f"{shown} ({number.origin})", most=len(FACTORS) - 1

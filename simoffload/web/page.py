@@ -6,17 +6,21 @@ import base64
 import binascii
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
+from markupsafe import Markup
 
 from simoffload.errors import InputError
+from simoffload.report.html import style
+from simoffload.report.svg import hatches
 from simoffload.web import form
 from simoffload.web.jobs import JobOutcome, Jobs, Kind
-from simoffload.web.questions import START, Next, PageAnswer, PageSection
+from simoffload.web.questions import START, Next, PageAnswer
 from simoffload.web.state import MOST_VARIANTS, Variant
 from simoffload.web.state import State as PageState
 
@@ -26,27 +30,34 @@ _PATIENCE = 0.4
 """Time [s] after which progress is shown instead of the answer: our choice."""
 _TICK, _NEXT_TICK = 300, 600
 """Time [ms] between two questions whether an answer is there, and from a change to the search."""
+_SHORT_NAME = 12  # [characters] that half the width of the inputs has room for
 _FILE_TIME = 25.0  # [s]
 _FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
-_GRAPH = {"displayModeBar": False, "responsive": True, "showTips": False}
 
 
 def kinds(processors: int) -> dict[str, Kind]:
     """Return the kinds of questions, with workers for a number of processors."""
     each = max(2, min(8, processors))
-    return {"quick": Kind(each, 30.0), "check": Kind(1, 10.0), "slow": Kind(each, 90.0, nice=10)}
+    return {
+        "quick": Kind(each, 45.0),
+        "check": Kind(1, 10.0),
+        "slow": Kind(each, 90.0, nice=10),
+        "curve": Kind(each, 30.0, nice=5),
+    }
 
 
 # ---- layout ------------------------------------------------------------------------------------
 
 
 def index(head: str) -> str:
-    """Return the page around the elements, with the lists of proposals, which would slow down Dash."""
-    lists = []
+    """Return the page around the elements: the style of reports, and what would slow down Dash, the lists of
+    proposals and the patterns of charts."""
+    lists = [str(hatches())]
     for name, values in form.proposals().items():
         options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
         lists.append(f'<datalist id="{name}">{options}</datalist>')
-    return head.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
+    styled = head.replace("{%css%}", f"<style>{style()}</style>{{%css%}}")
+    return styled.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
 
 
 def layout() -> Any:
@@ -57,12 +68,14 @@ def layout() -> Any:
             *(dcc.Store(id=name, data=data) for name, data in _stores().items()),
             dcc.Interval(id="tick", interval=_TICK, disabled=True),
             dcc.Interval(id="next-tick", interval=_NEXT_TICK, disabled=True),
+            dcc.Interval(id="curve-tick", interval=_NEXT_TICK, disabled=True),
             dcc.Download(id="download"),
             html.Header([html.H1("simoffload"), _start()]),
             html.Main(
                 [
                     html.Section([html.P(id="sentence"), html.P(id="facts")], **{"aria-live": "polite"}),
                     html.P(id="progress", role="status"),
+                    html.P(id="too-large", role="alert", **{"data-most": str(LARGEST_FILE)}),
                     html.Ul(id="problems", role="alert"),
                 ],
                 id="top",
@@ -74,7 +87,7 @@ def layout() -> Any:
 
 
 def _stores() -> dict[str, Any]:
-    return {"me": uuid.uuid4().hex, "shape": [], "asked": None}
+    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "moved": "", "made": ""}
 
 
 def _start() -> Any:
@@ -112,9 +125,10 @@ def _answer() -> Any:
     return html.Article(
         [
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
-            html.Dl(id="metrics"),
-            dcc.Checklist(["Numbers of the charts, as tables"], id="numbers"),
+            html.Div(id="metrics"),
             html.Div(id="charts"),
+            html.Div(id="curve"),
+            html.P(id="curve-progress", role="status"),
             html.Section(
                 [
                     html.H2("What to change next"),
@@ -162,9 +176,10 @@ def _control(one: form.Input) -> Any:
 
 
 def _input(one: form.Input) -> Any:
-    slider = "slider" if one.most is not None else "field"
+    wide = one.proposals or any(len(choice) > _SHORT_NAME for choice in one.choices)
+    kind = "slider" if one.most is not None else "wide" if wide else "field"
     head = [html.Span(one.label, title=one.about), html.Span(_note(one), id={"note": one.name})]
-    return html.Label([html.Span(head, className="head"), _control(one)], className=slider)
+    return html.Label([html.Span(head, className="head"), _control(one)], className=kind)
 
 
 def _note(one: form.Input) -> Any:
@@ -182,54 +197,22 @@ def _panel(panel: form.Panel) -> Any:
 # ---- the answer as elements --------------------------------------------------------------------
 
 
-def _graph(number: int, section: PageSection) -> Any:
-    if section.figure is None:
-        return None
-    height = {"height": f"{section.figure['layout']['height']}px"}
-    label = " ".join((f"Chart: {section.title}.", *section.sentences))
-    graph = dcc.Graph(id=f"chart-{number}", figure=section.figure, config=_GRAPH, style=height)
-    names = [
-        html.Li([html.Span(style={"background": colour}), name])
-        for name, colour in section.figure["layout"]["meta"]
-    ]
-    return html.Figure([html.Ul(names, className="legend"), graph], **{"aria-label": label})
-
-
-def _tables(section: PageSection) -> list[Any]:
-    return [
-        html.Div(
-            html.Table(
-                [
-                    html.Caption(caption),
-                    html.Thead(html.Tr([html.Th(text, scope="col") for text in head])),
-                    html.Tbody([html.Tr([html.Td(text) for text in row]) for row in rows]),
-                ]
-            ),
-            className="table",
-        )
-        for caption, head, rows in section.tables
-        if rows
-    ]
-
-
-def _section(number: int, section: PageSection, *, numbers: bool) -> Any:
-    texts = [html.P(text) for text in section.sentences]
-    tables = _tables(section) if numbers else []
-    if section.figure is None:
-        return html.Details([html.Summary(section.title), *texts, *tables])
-    return html.Section([html.H2(section.title), _graph(number, section), *texts, *tables])
+def _drawn(elements: str) -> Any:
+    """Return a place where ``assets/page.js`` puts elements, which is much faster than to make them one by
+    one; all text from data in them must be escaped."""
+    return html.Section(**{"data-drawn": elements})
 
 
 def _details(found: PageAnswer) -> list[Any]:
-    named = html.Summary(f"Warnings ({len(found.warnings)})")
-    warnings = [html.Details([named, html.Ul([html.Li(text) for text in found.warnings])])]
-    return [*(warnings if found.warnings else []), html.P(["The same answer: ", html.Code(found.command)])]
+    warnings = Markup("").join(map(Markup("<li>{}</li>").format, found.warnings))
+    text = Markup("<details><summary>Warnings ({})</summary><ul>{}</ul></details>")
+    folded = _drawn(text.format(len(found.warnings), warnings)) if found.warnings else None
+    return [folded, html.P(["The same answer: ", html.Code(found.command)])]
 
 
-def _metrics(found: PageAnswer) -> Iterator[Any]:
-    for name, value, interval in found.metrics:
-        ends = html.Small(f" {interval}") if interval else None
-        yield html.Div([html.Dt(name), html.Dd([html.Strong(value), ends])])
+def _metrics(found: PageAnswer) -> Any:
+    one = Markup("<div><dt>{}</dt><dd><strong>{}</strong> <small>{}</small></dd></div>")
+    return _drawn(Markup("<dl>{}</dl>").format(Markup("").join(one.format(*each) for each in found.metrics)))
 
 
 def _next(found: Next) -> Any:
@@ -263,12 +246,14 @@ _CHANGED = {
     "charts": Output("charts", "children"),
     "details": Output("details", "children"),
     "yaml": Output("yaml", "value"),
+    "made": Output("made", "data"),
     "basket": Output("basket", "options"),
     "at": Output("basket", "value"),
     "problems": Output("problems", "children"),
     "progress": Output("progress", "children"),
     "dimmed": Output("answer", "className"),
     "asked": Output("asked", "data"),
+    "moved": Output("moved", "data"),
     "ticking": Output("tick", "disabled"),
 }
 """What an answer changes on the page, by the names that ``_updated`` uses."""
@@ -280,7 +265,6 @@ _GIVEN = {
     "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
     "content": Input("upload", "contents"),
     "_ticks": Input("tick", "n_intervals"),
-    "numbers": Input("numbers", "value"),
     "me": State("me", "data"),
     "file": State("upload", "filename"),
     "text": State("yaml", "value"),
@@ -303,8 +287,18 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
             Output("next-tick", "disabled"),
         ],
         [Input("url", "hash"), Input("next-tick", "n_intervals")],
-        [State("me", "data"), State("shape", "data")],
+        [State("me", "data"), State("shape", "data"), State({"set": ALL}, "id")],
     )(lambda *given: _followed(jobs, *given))
+    app.callback(
+        [
+            Output("curve", "children"),
+            Output("curve-progress", "children"),
+            Output("curve", "className"),
+            Output("curve-tick", "disabled"),
+        ],
+        [Input("url", "hash"), Input("curve-tick", "n_intervals")],
+        [State("me", "data"), State("moved", "data")],
+    )(lambda *given: _curved(jobs, *given))
     app.callback(
         [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
         Input({"get": ALL}, "n_clicks"),
@@ -314,14 +308,19 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
     app.callback(
         Output("yaml-problems", "children"),
         Input("yaml", "value"),
-        State("me", "data"),
+        [State("url", "hash"), State("me", "data"), State("made", "data")],
         prevent_initial_call=True,
-    )(lambda text, me: _checked(jobs, text, me))
+    )(lambda text, address, me, made: [] if _digest(text) == made else _checked(jobs, text, address, me))
 
 
 def _state(address: Any) -> PageState:
     text = str(address or "").removeprefix("#")
     return PageState.of(text) if text else START
+
+
+def _digest(text: Any) -> str:
+    """Return what tells the scenario that the page shows from one that is being typed."""
+    return sha256(str(text).encode(errors="replace")).hexdigest()
 
 
 def _lines(texts: Sequence[str]) -> list[Any]:
@@ -342,9 +341,18 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
     if outcome.progress:
         return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
     shown |= {"progress": "", "ticking": True, "asked": None}
+    if asked and asked[1].startswith(("slide ", "scale ")):
+        shown["moved"] = asked[1]
     if outcome.value is None:
-        return shown | {"problems": _lines(outcome.problems)}
+        return shown | {"problems": _lines(outcome.problems), "notes": _refused(outcome.problems)}
     return shown | _elements(outcome.value, given, names)
+
+
+def _refused(problems: Sequence[str]) -> list[Any]:
+    """Return the notes of all inputs, in which the one that was refused says why."""
+    said = html.Span("; ".join(problems), className="problem", role="alert")
+    name = ctx.triggered_id["set"] if isinstance(ctx.triggered_id, dict) and "set" in ctx.triggered_id else ""
+    return [said if one["id"]["note"] == name else no_update for one in ctx.outputs_grouping["notes"]]
 
 
 def _unchanged(output: Any) -> Any:
@@ -359,7 +367,7 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
     trigger, state = ctx.triggered_id, _state(given["address"])
     changed = ctx.triggered[0]["value"] if len(ctx.triggered) == 1 else None
     match trigger:
-        case None | "url" | "numbers":
+        case None | "url":
             return state.text, "", None
         case "tick" if isinstance(given["asked"], list) and len(given["asked"]) == 3:
             text, name, value = given["asked"]
@@ -376,7 +384,7 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
             variant = state.current.edited(*_texts(assignments))
             return state.changed(variant).text, "", None
         case "use" if changed:
-            return state.changed(Variant(f"{given['text']}\n")).text, "", None
+            return state.changed(_written(given["text"], state)).text, "", None
         case "upload" if changed:
             return state.text, f"file {given['file']}", _content(str(changed))
     raise PreventUpdate
@@ -408,6 +416,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         "at": found.state.at,
         "dimmed": "dimmed" if found.problems else "",
         "yaml": found.scenario or no_update,
+        "made": _digest(found.scenario),
     }
     if found.panels and new_shape != given["shape"]:
         elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
@@ -421,12 +430,8 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         elements |= {
             "sentence": found.sentence,
             "facts": found.facts,
-            "metrics": list(_metrics(found)),
-            "charts": [
-                _section(number, one, numbers=bool(given["numbers"]))
-                for number, one in enumerate(found.sections)
-                if one.figure or one.sentences or given["numbers"]
-            ],
+            "metrics": _metrics(found),
+            "charts": list(map(_drawn, found.sections)),
             "details": _details(found),
         }
     return elements
@@ -439,22 +444,42 @@ def _lacking(names: Sequence[str], there: Sequence[Any], new: Mapping[str, Any])
     return [new[name] if name in new and new[name] != (old or "") else no_update for name, old in pairs]
 
 
-def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any) -> list[Any]:
-    """Return what to change next once it is known; a change of the page ends the search for it."""
-    if ctx.triggered_id != "next-tick":
-        jobs.cancel(str(me), "slow")
-        return [no_update, no_update, "looking for what to change…", "dimmed", False]
+_Followed = tuple[Any, str, str, bool]
+"""An answer that comes later, how far it is or why there is none, the class of the one before, and whether it
+is the last word."""
+
+
+def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *arguments: Any) -> _Followed:
+    """Ask what follows a change once it is some time ago; the change itself ends the question before it."""
+    if ctx.triggered_id in (None, "url"):
+        jobs.cancel(str(me), kind)
+        return None, "looking …", "dimmed", False
     try:
-        outcome = jobs.ask(str(me), "slow", "next", _state(address), wait=0.05)
+        outcome = jobs.ask(str(me), kind, question, _state(address), *arguments, wait=0.05)
     except InputError as error:
         outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.progress:
-        return [no_update, no_update, f"looking for what to change: {outcome.progress}", "dimmed", False]
-    if outcome.value is None:
-        return [no_update, no_update, "; ".join(outcome.problems), "dimmed", True]
-    there = shape if isinstance(shape, list) else []
-    sliders = [_input(one) for one in outcome.value.sliders if one.name not in there]
-    return [_next(outcome.value), sliders, "", "", True]
+        return None, f"looking: {outcome.progress}", "dimmed", False
+    return outcome.value, "; ".join(outcome.problems), "dimmed" if outcome.problems else "", True
+
+
+def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: Any) -> list[Any]:
+    """Return what to change next once it is known; sliders that are there stay, as one may be in use."""
+    found, *how = _later(jobs, "slow", me, "next", address)
+    if found is None:
+        return [no_update, no_update, *how]
+    there = set(shape) if isinstance(shape, list) else set()
+    new = [one for one in found.sliders if one.name not in there]
+    same = {one.name for one in new} == {one["set"] for one in ids} - there - {"base"}
+    return [_next(found), no_update if same else list(map(_input, new)), *how]
+
+
+def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, moved: Any) -> list[Any]:
+    """Return the curve over the slider that was moved last once it is known."""
+    if not moved:
+        return [None, "", "", True]
+    found, *how = _later(jobs, "curve", me, "curve", address, str(moved))
+    return [no_update if found is None else list(map(_drawn, found)), *how]
 
 
 def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
@@ -472,6 +497,14 @@ def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
     return [{"filename": name, "content": content, "type": "text/plain"}, no_update]
 
 
-def _checked(jobs: Jobs, text: Any, me: Any) -> list[Any]:
-    outcome = jobs.ask(str(me), "check", "check", f"{text}\n", wait=5.0)
+def _checked(jobs: Jobs, text: Any, address: Any, me: Any) -> list[Any]:
+    try:
+        outcome = jobs.ask(str(me), "check", "check", _written(text, _state(address)), wait=5.0)
+    except InputError as error:
+        outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     return _lines(outcome.value or outcome.problems)
+
+
+def _written(text: Any, state: PageState) -> Variant:
+    """Return the variant with a scenario that was typed; its config.json and its prices stay."""
+    return state.current._replace(base=f"{text}\n", edits=())

@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
-from simoffload.documents import ds_config_text, parse_yaml, split_assignment, yaml_text
+from simoffload.documents import ds_config_text, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
 from simoffload.models import is_model
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import simulate
+from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import sensitivity
 from simoffload.progress import stage
 from simoffload.report.comparison import Group, groups
-from simoffload.report.comparison_charts import causes_compared, times_compared
-from simoffload.report.document import ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import sentence, span
-from simoffload.report.from_comparison import comparison_document
+from simoffload.report.comparison_charts import CurvePoint, causes_compared, curve_of
+from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable
+from simoffload.report.formatting import sentence, span, uncapitalized
+from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
-from simoffload.report.presentation import headline, presentation
+from simoffload.report.html import with_numbers, write_html
+from simoffload.report.presentation import MEASURES, headline, presentation, ranged
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.changes import described, gain_text
 from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
-from simoffload.report.sections.performance import CAUSES, causes
+from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import SimulationResult
-from simoffload.scenario import LoadedScenario, find_scenario, resolve
+from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
-from simoffload.web import figures
-from simoffload.web.form import Input, Panel, multiple, panels
+from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
 _LONGEST_NAME = 60  # [characters] of a variant
 QUOTE = '"'
-_NEXT_TIME = 60.0
-"""Time [s] for which what to change is looked for: our choice."""
-
-
-class PageSection(NamedTuple):
-    """A PageSection is a part of an answer: a figure, what it says in words, and its numbers as tables."""
-
-    title: str
-    figure: Mapping[str, Any] | None = None
-    """The figure as plotly's script draws it."""
-    sentences: tuple[str, ...] = ()
-    tables: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = ()
-    """Caption, headings and rows of each table."""
+_NEXT_TIME, _CURVE_TIME = 60.0, 20.0
+"""Time [s] for which what to change is looked for, and the points of a curve: our choice."""
+_MOST_POINTS = 9
+"""Number of points of a curve, besides the first and the present one."""
 
 
 class PageAnswer(NamedTuple):
@@ -71,7 +64,8 @@ class PageAnswer(NamedTuple):
     """What stands in small type below the sentence."""
     metrics: tuple[tuple[str, str, str], ...] = ()
     """Name, value and 80 % interval of each number."""
-    sections: tuple[PageSection, ...] = ()
+    sections: tuple[str, ...] = ()
+    """Parts of the answer as elements of HTML, in which all text from data is escaped."""
     warnings: tuple[str, ...] = ()
     further: tuple[Input, ...] = ()
     """Sliders that the page has beside those of the panels."""
@@ -222,26 +216,25 @@ def _plain(cell: Any) -> str:
     return cell if isinstance(cell, str) else str(cell.text)
 
 
-def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[PageSection]:
+def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[str]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        yield PageSection("Variants", figures.drawn(times_compared(compared)))
+        for one in side_by_side(compared):
+            yield _section(one._replace(title=one.title.replace("Comparison", "Variants")))
     if result.refused:
         return
     yield _section(capacity(result))
     if result.step is not None:
-        drawn = figures.drawn(causes_compared(compared))
-        yield _section(causes(result, result.step))._replace(title=CAUSES, figure=drawn)
+        chart = Chart("time by cause of each variant", partial(causes_compared, compared))
+        yield _section(causes(result, result.step)._replace(charts=(chart,)))
     for one in cost_sections(result, result.costs) if result.costs is not None else ():
         yield _section(one)
 
 
-def _section(one: ReportSection) -> PageSection:
-    drawn = figures.drawn(one.charts[0].draw()) if one.charts else None
-    return PageSection(one.title, drawn, tuple(map(sentence, one.sentences)), tuple(map(_table, one.tables)))
-
-
-def _table(table: ReportTable) -> tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return table.caption, table.head, table.texts
+def _section(one: ReportSection) -> str:
+    """Return a section as elements; a screen reader says its sentences with its charts."""
+    texts = list(map(sentence, one.sentences))
+    charts = [chart._replace(label=" ".join((sentence(chart.label), *texts))) for chart in one.charts]
+    return with_numbers(one._replace(charts=tuple(charts)))
 
 
 def command(variant: Variant) -> str:
@@ -251,6 +244,88 @@ def command(variant: Variant) -> str:
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
     given = [word for one in edits for word in ("--set", one)]
     return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
+
+
+# ---- the curve ---------------------------------------------------------------------------------
+
+
+def curve(state: State, name: str) -> tuple[str, ...]:
+    """Return the answer over the values of a slider; nothing where the scenario does not have it or there are
+    no times. Raises InputError."""
+    variant = state.current
+    one = slider(load(variant), variant, _result(variant), name)
+    if one is None or one.most is None:
+        return ()
+    now, every = int(one.value), -(-one.most // _MOST_POINTS)
+    places = range(now % every, one.most + 1, every)
+    results = dict[int, SimulationResult]()
+    with sharing(_CURVE_TIME), stage(len(places)) as parts:
+        for at in places:
+            with suppress(InputError, WorkLimitError):
+                place = changed(state, one.name, at).current
+                results[at] = replace(_result(place), name=value_at(place, one.name, one.note, at))
+            parts.step(one.label)
+    timed = {at: result for at, result in results.items() if result.step is not None}
+    if len(timed) < 2:
+        return ()
+    points, up, seconds = (
+        _costs_over(timed) if one.name.startswith("slide price ") else _times_over(timed, one.name)
+    )
+    across, points = _united(one.label, points)
+    lacking = [result.name for result in results.values() if not result.fits]
+    drawn = partial(curve_of, points, now, across=across, up=up, seconds=seconds)
+    present = [f"diamond: now, at {results[now].name}: {point.text}" for point in points if point.at == now]
+    chart = Chart(f"{up} over {one.label}", drawn, "".join(present))
+    rows = tuple((point.name, point.text) for point in points)
+    table = ReportTable("", (across, up), rows, (0, 1))
+    texts = (f"it does not fit with {', '.join(lacking)}",) if lacking else ()
+    return (_section(ReportSection(f"Over {one.label}", texts, (table,), charts=(chart,))),)
+
+
+_Points = tuple[list[CurvePoint], str, bool]
+"""Points, what they are, and whether it is a time [s]."""
+
+
+def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
+    """Return the time by which results are compared, or the throughput where more work takes longer."""
+    group = max(groups(tuple(results.values())), key=lambda one: len(one.rows))
+    measure, alike = group.measure, [row.result for row in group.rows]
+    if " workload." in name and all(one.metrics().get("tokens_per_s") for one in alike):
+        measure = MEASURES["tokens_per_s"]
+    points = [
+        CurvePoint(
+            at,
+            result.name,
+            result.metrics()[measure.metric] or 0.0,
+            ranged(result, measure.metric, measure.shown),
+            confidence(result).interval(measure.metric),
+        )
+        for at, result in results.items()
+        if any(result is one for one in alike)
+    ]
+    return points, uncapitalized(measure.name), not measure.larger
+
+
+def _costs_over(results: Mapping[int, SimulationResult]) -> _Points:
+    points, up = list[CurvePoint](), ""
+    for at, result in results.items():
+        if (priced := result.costs) is None:
+            continue
+        value = priced.at_least()["cost_per_million_tokens"]
+        up = f"cost per million tokens [{priced.costs.currency}]"
+        if value is not None:
+            points.append(CurvePoint(at, result.name, value, _plain(money(value, priced.costs.currency))))
+    return points, up, False
+
+
+def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePoint]]:
+    """Return the title of an axis with the unit that all values have, and the points without it."""
+    texts = [point.name.partition(" ") for point in points]
+    units = {unit for _, _, unit in texts}
+    if len(units) > 1:
+        return label, list(points)
+    named = [point._replace(name=short(text)) for point, (text, _, _) in zip(points, texts, strict=True)]
+    return f"{label} [{unit}]" if (unit := units.pop()) else label, named
 
 
 # ---- what follows ------------------------------------------------------------------------------
@@ -291,10 +366,10 @@ def _sliders(variant: Variant, evaluator: Evaluator) -> Iterator[Input]:
     yield from filter(None, parts.values())
 
 
-def check(text: str) -> tuple[str, ...]:
-    """Return what is wrong with the text of a scenario file, as ``check`` says it."""
+def check(variant: Variant) -> tuple[str, ...]:
+    """Return what is wrong with a scenario, as ``check`` says it."""
     try:
-        resolve(parse_yaml(text, name=FILE, root=Path()))
+        load(variant)
     except InputError as error:
         return tuple(map(str, error.problems))
     return ()
@@ -325,8 +400,6 @@ def _report(state: State) -> ReportDocument:
 
 
 def _page(document: ReportDocument) -> str:
-    from simoffload.report.html import write_html
-
     path = Path("report.html")
     write_html(document, path)
     return path.read_text(encoding="utf-8")
@@ -335,6 +408,7 @@ def _page(document: ReportDocument) -> str:
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "answer": answer,
     "next": next_changes,
+    "curve": curve,
     "check": check,
     "file": file,
 }

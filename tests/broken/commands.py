@@ -105,7 +105,7 @@ CASES: tuple[Case, ...] = (
         "rum s.yaml",
         (
             "simoffload:",
-            '"rum" is not one of run, compare, fit, advise, reach, check, profiles, scenarios,',
+            '"rum" is not one of run, compare, fit, advise, reach, check, detect, profiles,',
             'did you mean "run"',
         ),
     ),
@@ -145,9 +145,9 @@ CASES: tuple[Case, ...] = (
         ("--drive:", 'there is no drive, raid, nfs, pfs, nvmeof or remote "tape"'),
     ),
     command(
-        "drives-without-array",
-        "run opt-30b --gpu rtx-4090 --drive 2xsamsung-980-pro-2tb",
-        ("--drive:", "there is no RAID0 of samsung-980-pro-2tb among the shipped profiles"),
+        "array-of-unknown-drives",
+        "run opt-30b --gpu rtx-4090 --drive 2xsamsung-98-pro-2tb",
+        ("--drive:", 'there is no drive "samsung-98-pro-2tb"; did you mean "samsung-980-pro-2tb"'),
     ),
     command(
         "server-without-network",

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from simoffload.documents import Document, parse_yaml, read_document, validate
+from simoffload.documents import Document, parse_yaml, validate
 from simoffload.documents.validation import key_names, place_of
 from simoffload.errors import InputError
-from simoffload.hardware import KINDS
+from simoffload.hardware import KINDS, Library
 from simoffload.models import load_model
 from simoffload.models.sizes import _sizes
 from simoffload.planning.sweep.axes import SweepSection
@@ -140,8 +140,9 @@ def test_no_value_of_a_wrong_kind_breaks_a_scenario(kind: str) -> None:
 
 def profile(kind: str) -> dict[str, Any]:
     """The shortest shipped profile of a kind; keys that it lacks are opened."""
-    files = (REPOSITORY / "hardware_profiles" / kind).glob("*.yaml")
-    data: dict[str, Any] = min((read_document(path).data for path in files), key=lambda one: len(str(one)))
+    library = Library()
+    found = (library.find(one.id, (kind,)).document.data for one in library.summaries(kind))
+    data: dict[str, Any] = min(found, key=lambda one: len(str(one)))
     few = list(data.get("devices", {}).items())[:2]  # of the price list, which has a hundred
     return data | ({"devices": dict(few)} if few else {})
 

@@ -26,7 +26,9 @@ def test_result_and_page(program, tmp_path: Path) -> None:
     assert names(out) == WRITTEN
     assert json.loads((out / "result.json").read_text()) == json.loads(answer.out)
     assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
-    assert (out / "report.md").read_text().startswith("# small\n\n**bloom-560m runs on dgx-a100")
+    assert (
+        (out / "report.md").read_text().startswith("# small\n\n**bloom-560m runs with its weights on raid: ")
+    )
     assert (
         "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/report.json, "
         "new/out/table.csv" in answer.err

@@ -77,3 +77,72 @@ def test_a_model_is_trained_with_what_is_usual(program: Program) -> None:
     assert "simulated with training, batch 1 per GPU, 2048 tokens, on 1 GPU" in answer.err
     longer = program("run", "llama-3.1-8b", *words, "--set", "workload.sequence_length=4096", "--json")
     assert json.loads(longer.out)["workload"]["sequence_length"] == 4096
+
+
+OFFERS = ("4xmicron-9550-pro-7.68tb", "8xmicron-9550-pro-7.68tb", "ddn-ai400x2")
+
+
+def test_several_drives_are_offers(program: Program) -> None:
+    words = ("--gpu", "h100-sxm", "--gpus", "8", "--json")
+    answer = program("compare", "llama-3.1-405b", *words, "--drive", ",".join(OFFERS))
+    assert answer.status == 0, answer.err
+    rows = json.loads(answer.out)["compared"]
+    assert [row["label"] for row in rows] == list(OFFERS)
+    alone = [program("run", "llama-3.1-405b", *words, "--drive", OFFERS[2], "--on", "pfs")]
+    assert json.loads(alone[0].out)["metrics"]["tpot_s"] == rows[2]["result"]["metrics"]["tpot_s"]
+    text = program("compare", "llama-3.1-405b", *words[:-1], "--drive", ",".join(OFFERS)).out
+    assert "\nVerdict: 8xmicron-9550-pro-7.68tb takes 21.3 s per output token (" in text
+    assert "ddn-ai400x2 is as fast within the uncertainty but costs 2.5 times as much" in " ".join(
+        text.split()
+    )
+
+
+def test_offers_hold_the_optimizer_of_training(program: Program) -> None:
+    words = ("--gpu", "h100-sxm", "--gpus", "8", "--set", "workload.kind=training", "--json")
+    answer = program("compare", "llama-3.1-8b", *words, "--drive", ",".join(OFFERS[:2]))
+    assert answer.status == 0, answer.err
+    assert [row["result"]["optimizer_target"] for row in json.loads(answer.out)["compared"]] == [
+        "raid",
+        "raid",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--drive", "ddn-ai400x2,ddn-ai400x2"), "simoffload compare: a drive is given twice"),
+        (
+            ("--drive", f"{OFFERS[0]},{OFFERS[2]}", "--on", "raid"),
+            "each on a tier of its own; leave out --on",
+        ),
+        (("--drive", OFFERS[0]), "one scenario is not a comparison"),
+    ],
+)
+def test_offers_that_are_none(program: Program, words: tuple[str, ...], message: str) -> None:
+    answer = program("compare", "llama-3.1-405b", "--gpu", "h100-sxm", "--gpus", "8", *words)
+    assert answer.status == 2
+    assert message in answer.err
+
+
+def test_a_part_is_named_once(program: Program) -> None:
+    answer = program("run", "opt-30b", "--gpu", "rtx-4090", "--drive", OFFERS[0], "--drive", OFFERS[2])
+    assert answer.status == 2
+    assert "--drive is given twice" in answer.err
+
+
+def test_storage_takes_the_place_of_its_own_kind(program: Program) -> None:
+    words = ("--gpu", "h100-sxm", "--gpus", "8", "--json")
+    shipped = program("run", "llama-3.1-405b", *words, "--on", "pfs")
+    named = program("run", "llama-3.1-405b", *words, "--on", "pfs", "--drive", "ddn-ai400x2")
+    assert json.loads(named.out)["metrics"] == json.loads(shipped.out)["metrics"]
+
+
+def test_models_alone_are_compared_where_each_fits(program: Program) -> None:
+    models = "qwen3-8b,qwen3-32b,llama-3.3-70b"
+    answer = program("compare", "--models", models, "--gpu", "rtx-4090", "--memory", "96GB")
+    assert answer.status == 0, answer.err
+    assert "\nVerdict: qwen3-8b is fastest: " in answer.out
+    assert "qwen3-32b: dram is the nearest that holds it; --on names another" in answer.err
+    assert "llama-3.3-70b: nvme is the nearest" in answer.err
+    none = program("compare", "--gpu", "rtx-4090")
+    assert (none.status, "required: SCENARIO, or --models" in none.err) == (2, True)

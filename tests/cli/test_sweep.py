@@ -271,3 +271,26 @@ def test_a_value_that_check_would_refuse_is_refused_before_anything_runs(program
         ),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_a_folder_holds_what_other_commands_write(program) -> None:
+    words = ("sweep", "small.yaml", "--axis", "workload.batch_size=1,2", *HERE, "--output-dir", "out")
+    answer = program(*words)
+    assert answer.status == 0, answer.err
+    assert answer.out.startswith("Verdict: batch_size=2 is best: ")
+    names = {"result.json", "report.html", "report.md", "report.json", "table.csv"}
+    assert {path.name for path in Path("out").iterdir()} == names
+    assert len(Path("out/table.csv").read_text().splitlines()) == 3
+    assert not list(Path().glob("*journal*")), "complete"
+    assert program(*words).status == 0, "its own files are replaced"
+    Path("out/note.txt").touch()
+    refused = program(*words)
+    assert refused.status == 2
+    assert 'it contains "note.txt"' in refused.err
+
+
+def test_a_model_and_parts_are_swept(program) -> None:
+    axis = ("--axis", "workload.prompt_length=8,16", *HERE, "-o", "model.csv")
+    answer = program("sweep", "opt-125m", "--gpu", "rtx-4090", *axis)
+    assert answer.status == 0, answer.err
+    assert len(Path("model.csv").read_text().splitlines()) == 3

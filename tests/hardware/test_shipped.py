@@ -21,7 +21,7 @@ PLATFORMS = [path.stem for path in FILES if path.parent.name == "platform"]
 
 # What is no number of a device: names, references, counts of parts and the shape of the wiring.
 STRUCTURE = {"kind", "id", "name", "notes", "cpu", "profile", "drive", "target", "link", "links", "protocol"}
-STRUCTURE |= {"level", "count", "copy_lanes", "currency", "sold", "form_factor", "fabric"}
+STRUCTURE |= {"level", "count", "copy_lanes", "currency", "sold", "form_factor", "fabric", "base"}
 
 
 def loaded(path: Path) -> Any:
@@ -35,7 +35,7 @@ def unsourced(node: Any, key: str = "") -> Iterator[str]:
             for name, child in node.items():
                 if name not in STRUCTURE:
                     yield from unsourced(child, f"{key}.{name}")
-    else:
+    elif node is not None:  # which leaves a key of the base out
         yield key
 
 

@@ -107,5 +107,5 @@ def test_every_format_begins_with_it(make_result: Make) -> None:
 def test_names_of_several_scenarios() -> None:
     assert common_name(["a", "a"]) == "a"
     assert common_name(["a", "b"]) == "a and b"
-    assert common_name(["a", "b", "c"]) == "a and b and c"
+    assert common_name(["a", "b", "c"]) == "a, b and c"
     assert common_name(["a", "b", "c", "d"]) == "a and 3 others"

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 
 import pytest
 
+from simoffload.planning.answers import simulate
 from simoffload.report.comparison import Published, groups
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
+from simoffload.report.from_result import result_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results.result import SimulationResult
+from simoffload.scenario import load_scenario
 from tests.report.conftest import ANSI, compare_text, result_text
 
 Make = Callable[..., SimulationResult]
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1 runs on dgx-a100 with its weights on raid: TTFT 2.5 s [2.08 to 3.01], TPOT 2.01 s
-  [1.7 to 2.39], 3.86 tokens/s [3.25 to 4.58] for 8 sequences at once; bottleneck: raid read, 81 %;
-  80 % intervals in brackets.
+Verdict: bloom-7b1 runs with its weights on raid: 2.01 s per output token (±18 %); raid read takes
+  81 %.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
 Capacity
@@ -132,9 +135,12 @@ def test_a_result_in_full(make_result: Make) -> None:
 
 def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
     text = result_text(make_refusal())
-    assert text.splitlines()[1:3] == [
-        "Verdict: bloom-7b1 does not fit on dgx-a100 with its weights on raid: raid needs 14 GB in all, has",
-        "  10 GB; smallest tier that holds the weights: nfs (100 TB).",
+    assert text.splitlines()[1:6] == [
+        "Verdict: bloom-7b1 does not fit on dgx-a100: raid lacks 4 GB in all.",
+        "",
+        "Capacity",
+        "  raid needs 14 GB in all, has 10 GB; smallest tier that holds the weights: nfs (100 TB)",
+        "  tier  part                       needed  capacity      free  scope",
     ]
     assert "  raid  total                       14 GB     10 GB     −4 GB  in all    does not fit\n" in text
     assert "Speed" not in text
@@ -142,7 +148,7 @@ def test_what_does_not_fit_says_what_would(make_refusal: Make) -> None:
 
 def test_capacity_alone(make_result: Make) -> None:
     text = result_text(make_result(first_pass=None, prefill=None, decode=(), decode_total_s=0.0))
-    assert "bloom-7b1 fits on dgx-a100 with its weights on raid." in text
+    assert "bloom-7b1 fits on dgx-a100 with its weights on raid: " in text
     assert "Where the time goes" not in text
 
 
@@ -308,3 +314,16 @@ def test_what_a_terminal_leaves_out() -> None:
         *["Noted", "  told", ""],
         *["Legend", "  told", "  Noted."],
     ]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize(
+    "name", ["accelerate/llama-3.1-70b", "xinnor/llama-16b-optimizer", "checkpoint/mlperf-1t"]
+)
+def test_the_verdict_has_two_lines(name: str, width: int) -> None:
+    lines = terminal_text(result_document(simulate(load_scenario(name))), width=width).splitlines()
+    rest = lines[next(at for at, line in enumerate(lines) if line.startswith("Verdict: ")) :]
+    verdict = [rest[0], *takewhile(lambda line: line.startswith("  "), rest[1:])]
+    assert len(verdict) <= 2
+    assert re.search(r" (s|ms) per (output token|step|checkpoint) \(", " ".join(" ".join(verdict).split()))
+    assert verdict[-1].endswith(".")

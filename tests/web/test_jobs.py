@@ -64,6 +64,6 @@ def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
 
 @pytest.mark.parametrize("text", ["name: x\n" * 200_000, "[" * 100_000, "x: " + "9" * 100_000])
 def test_no_document_stops_a_worker(jobs: Jobs, text: str) -> None:
-    found = jobs.ask("a", "check", "check", f"{text}\n", wait=60)
+    found = jobs.ask("a", "check", "check", Variant(f"{text}\n"), wait=60)
     assert found.value or found.problems
-    assert jobs.ask("a", "check", "check", "name: x\n", wait=60).value
+    assert jobs.ask("a", "check", "check", Variant("name: x\n"), wait=60).value

@@ -30,7 +30,7 @@ def address(answer: Any) -> State:
 def test_a_page_without_a_state_begins_with_one(update: Post) -> None:
     answer = update("url.hash", "")
     assert address(answer) == START
-    assert answer["sentence"]["children"].startswith("llama-3.3-70b runs on rtx-4090-desktop")
+    assert answer["sentence"]["children"].startswith("llama-3.3-70b runs with its weights on nvme")
     assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 5]
 
 
@@ -48,6 +48,12 @@ def test_a_mistake_keeps_the_answer_and_is_said(update: Post) -> None:
     assert "sentence" not in answer
     assert answer["answer"]["className"] == "dimmed"
     assert "must be a whole number" in json.dumps(answer["problems"])
+
+
+def test_what_cannot_be_is_said_at_its_input(update: Post) -> None:
+    name = "part memory"
+    answer = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
+    assert "is not a size" in json.dumps(answer[f'{{"note":"{name}"}}'])
 
 
 def test_variants_are_kept_and_chosen(update: Post) -> None:
@@ -103,8 +109,8 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
         thread.join()
         server.server_close()
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    assert "llama-3.3-70b runs on rtx-4090-desktop with its weights on nvme:" in done.stdout
-    assert done.stdout.count('class="main-svg"') >= 3
+    assert "llama-3.3-70b runs with its weights on nvme:" in done.stdout
+    assert done.stdout.count('class="chart') >= 3
 
 
 # ---- the command -------------------------------------------------------------------------------

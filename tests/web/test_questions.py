@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from simoffload.report.presentation import presentation
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.strategies import strategies
 from simoffload.web import form
-from simoffload.web.questions import START, PageAnswer, answer, check, file, next_changes
+from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes
 from simoffload.web.scenarios import changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
@@ -79,7 +80,7 @@ def test_a_slider_sets_what_its_name_says() -> None:
 def test_a_number_of_the_machine_is_multiplied_and_set_back() -> None:
     name = next(one for one in inputs(answer(START)) if one.startswith("scale "))
     twice = answer(START, name, 8)
-    assert inputs(twice)[name].note == "14000 MB/s (spec)"
+    assert inputs(twice)[name].note == "14,000 MB/s (spec)"
     assert answer(twice.state, name, 6).state == START
 
 
@@ -109,7 +110,10 @@ def test_variants_are_compared_in_one_sentence() -> None:
     found = answer(state)
     assert found.labels == ("1: llama-3.3-70b", "2: quantization int4-g128")
     tied = answer(changed(State((START.current,)).kept(), "part memory", "256GB"))
-    assert "; 2: memory_capacity 256GiB is as fast within the uncertainty but costs more; " in tied.sentence
+    assert (
+        "; 2: memory_capacity 256GiB is as fast within the uncertainty but costs 1.3 times as much."
+        in tied.sentence
+    )
 
 
 def test_a_dropped_config_is_read_as_any_other(folder: Path) -> None:
@@ -160,7 +164,7 @@ def test_nothing_reads_files_of_the_server(name: str, path: str, folder: Path) -
 
 def test_a_scenario_of_ones_own_reads_no_files() -> None:
     text = "name: x\nmodel: {config: ../secret.json}\nplatform: dgx-a100\nworkload: {batch_size: 1}\n"
-    assert "outside the scenario's folder" in "\n".join(check(text))
+    assert "outside the scenario's folder" in "\n".join(check(Variant(text)))
 
 
 def test_a_name_is_text_wherever_it_comes() -> None:
@@ -196,3 +200,27 @@ def test_an_input_that_does_not_exist_is_refused() -> None:
     ):
         with pytest.raises(InputError):
             changed(START, name, value)
+
+
+def metrics(found: PageAnswer) -> dict[str, str]:
+    return {name: value for name, value, _ in found.metrics}
+
+
+CURVES = {
+    "slide edit workload.batch_size 1|2|4": "throughput",
+    "scale pfs/ddn-ai400x2 read": "time per output token",
+    "slide price pfs/ddn-ai400x2 1|2": "per million tokens",
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_goes_through_the_present_point(name: str) -> None:
+    (drawn,) = curve(DDN, name)
+    assert re.search(f"diamond: now, at [^:]*: {re.escape(metrics(answer(DDN))[CURVES[name]])}", drawn)
+    assert drawn.count("<circle") >= 5
+    assert "<table>" in drawn
+
+
+def test_a_slider_that_is_not_there_has_no_curve() -> None:
+    assert curve(DDN, "scale drive/none read") == ()
+    assert curve(DDN, "slide edit workload.none 1|2") == ()

@@ -220,9 +220,12 @@ def journal_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.journal")
 
 
-def check_files(outputs: Sequence[Path], *, resume: bool = False, overwrite: bool = False) -> None:
-    """Raise InputError unless the files can be written and nothing is lost by it."""
-    journal = journal_of(outputs[0])
+def check_files(
+    outputs: Sequence[Path], *, journal: Path | None = None, resume: bool = False, overwrite: bool = False
+) -> None:
+    """Raise InputError unless the files can be written and nothing is lost by it; the ``journal`` is by
+    default that of the first of them."""
+    journal = journal or journal_of(outputs[0])
     for path in outputs:
         check_format(path)
         if outputs.count(path) > 1:
@@ -244,6 +247,7 @@ def run_sweep(
     points: Points,
     outputs: Sequence[Path],
     *,
+    journal: Path | None = None,
     workers: int | None = None,
     chunk: int | None = None,
     cluster: str | None = None,
@@ -251,26 +255,27 @@ def run_sweep(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Simulate all points and write the result to every one of ``outputs``; the first has the journal.
+    """Simulate all points and write the result to every one of ``outputs``; the first has the journal,
+    unless ``journal`` names its file.
 
     ``workers`` are processes on this machine (default: its cores), or of the ``cluster`` "local"; other
     clusters have their own. ``chunk`` is how many points a worker is given at once. Raises InputError for
     files that cannot be used and SimulationError where workers or the cluster cannot go on.
     """
-    check_files(outputs, resume=resume, overwrite=overwrite)
+    check_files(outputs, journal=journal, resume=resume, overwrite=overwrite)
     count, unique = workers or usable_cores(), points.unique
     if cluster is not None or count > 1:
         check_workers_can_import()
     identity = SweepId(points.sweep_hash, len(points))
-    path = journal_of(outputs[0])
-    journal = (
+    path = journal or journal_of(outputs[0])
+    kept = (
         Journal.resumed(path, identity, expected=frozenset(unique))
         if resume
         else Journal.created(path, identity)
     )
-    with contextlib.closing(journal):
-        resumed = len(journal)
-        left = [point for point in unique if point not in journal.done]
+    with contextlib.closing(kept):
+        resumed = len(kept)
+        left = [point for point in unique if point not in kept.done]
         left.sort(key=lambda point: sweep.grid.neighbourhood(points.combination[point]))
         size = chunk or max(1, min(_CHUNK, len(left) // (count * _SHARE)))
         tasks = tasks_of(points, left, size=size)
@@ -279,12 +284,12 @@ def run_sweep(
             progress(counts)
         with _pool(cluster, min(count, len(tasks))) as pool:
             for rows in run_tasks(pool, job_of(sweep), tasks):
-                journal.append(rows)
+                kept.append(rows)
                 failed = counts.failed + sum(row.error is not None for row in rows)
-                counts = counts._replace(done=len(journal), failed=failed)
+                counts = counts._replace(done=len(kept), failed=failed)
                 if progress is not None:
                     progress(counts)
-        table = SweepTable.of(sweep, points, journal)
+        table = SweepTable.of(sweep, points, kept)
         for output in outputs:
             write_table(table, output)
         return _summary(table, resumed, tuple(outputs))

@@ -69,7 +69,8 @@ def versions(
     found: Iterable[tuple[str, str]], profiles: Iterable[tuple[str, str, str]], command: str = ""
 ) -> ReportSection:
     """List the programs and the files of profiles that were used."""
-    table = ReportTable("", ("kind", "profile", "sha256"), tuple(profiles), (), keys=2)
+    head = ("kind", "profile", "sha256")
+    table = ReportTable("", head, tuple(profiles), (), keys=2, folded="Files of profiles")
     text = ", ".join(f"{name} {version}" for name, version in found)
     listings = (Listing("Command", command),) if command else ()
     return ReportSection(

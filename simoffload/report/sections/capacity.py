@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, Listing, ReportSection, ReportTable, held
-from simoffload.report.formatting import counted, stage_needs
+from simoffload.report.formatting import NameFirst, counted, stage_needs
 from simoffload.results import (
     CacheBlocks,
     Change,
@@ -39,7 +39,8 @@ _UNITS = (
 
 def capacity(result: SimulationResult) -> ReportSection:
     """Return every tier with the parts of its memory."""
-    tables, sentences = [_peaks(result.capacity)], list[str]()
+    tables = [_peaks(result.capacity)]
+    sentences: list[str] = [] if result.fits else [NameFirst(one) for one in result.advice]
     if isinstance(result, InferenceResult) and result.cache_blocks is not None:
         sentences.append(_blocks(result.cache_blocks, result.replicas))
     chart = Chart("what each tier must hold", partial(charts.capacity, result.capacity))

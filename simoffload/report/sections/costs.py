@@ -62,7 +62,10 @@ def costs(result: SimulationResult, one: Economics) -> tuple[ReportSection, ...]
     lines = ReportSection(COSTS, tuple(_sentences(result, one)))
     details = ReportSection(
         "Bill, power and prices",
-        tables=(_metrics(one), _bill(one), _power(one), _figures(one)),
+        tables=tuple(
+            table._replace(folded="Every price and power")
+            for table in (_metrics(one), _bill(one), _power(one), _figures(one))
+        ),
         notes=("Prices and powers come from price lists; a list of your own replaces them: --costs FILE.",),
         page_only=True,
     )

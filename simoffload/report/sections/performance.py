@@ -50,7 +50,7 @@ _NO_FASTER = (
     "No schedule is faster than its slowest resource: the bytes of each link over its bandwidth, and what "
     "the GPU and the host thread must do one after the other."
 )
-_MOST_BOUNDS = 8
+_MOST_BOUNDS = 5
 """Number of bounds that are drawn."""
 _MOST_LINKS = 8
 """Number of links that a terminal shows."""
@@ -79,7 +79,9 @@ def speed(result: SimulationResult) -> ReportSection:
         rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
     head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
-    return ReportSection("Speed", tables=(table,), notes=(wording.note,) if wording.note else ())
+    how = (wording.how,) if wording.how else ()
+    notes = (wording.note,) if wording.note else ()
+    return ReportSection("Speed", how, tables=(table,), notes=notes, leads=True)
 
 
 def phases(result: TrainingResult) -> ReportSection:

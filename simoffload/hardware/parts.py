@@ -1,0 +1,319 @@
+"""A machine by its parts: GPU, count, memory, drives and network, and a shipped machine for all the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field
+
+from simoffload.documents import SUFFIXES, Document, DocumentLocation, Edit, Frozen, edited, listing, validate
+from simoffload.errors import InputError
+from simoffload.hardware.bases import inherited
+from simoffload.hardware.profiles import Accelerator, Nic
+from simoffload.hardware.quantities import Reference, Text
+from simoffload.hardware.storage import LOCAL_KINDS, STORAGE_KINDS, Raid
+from simoffload.hardware.wiring import CPU, PlatformProfile
+from simoffload.units import parse_bytes, parse_rate, plural
+
+if TYPE_CHECKING:
+    from simoffload.hardware.library import Entry, Library
+
+_TIMES = re.compile(r"([1-9][0-9]{0,3}) ?x ?(.+)")
+_LEVEL = re.compile(r"raid ?(0|5|6|10) +(.+)", re.IGNORECASE)
+_FABRICS = {"infiniband": "infiniband", "ethernet": "ethernet", "gbe": "ethernet"}
+_MOST_GPUS = 256
+
+T = TypeVar("T")
+
+
+class MachineKeys(Frozen):
+    """Keys of a platform file that describe the machine by its parts; the rest is that of ``base``, or of the
+    smallest shipped platform with as many such GPUs."""
+
+    gpu: Text | None = None
+    """Profile of every GPU. Without it, the GPUs are those of ``base``."""
+    gpus: Annotated[int, Field(strict=True, ge=1, le=_MOST_GPUS)] | None = None
+    """Number of GPUs. Left out: those of ``base``, or 1."""
+    memory: Text | None = None
+    """Host memory as its modules are sold: 64 GB, which have 64 GiB."""
+    drives: tuple[Text, ...] | Text | None = None
+    """Local drives in place of those of the base, each a storage tier: an id, ``2x ID`` for an array in
+    RAID0, ``raid5 4x ID`` for another level; an empty list for none."""
+    network: Text | None = None
+    """Network adapters in place of those of the base, separated by commas: ``10 Gb/s``, ``8x 400 Gb/s
+    InfiniBand``, ``2x 100gbe`` or ``none``; the first kind carries collectives between hosts. File servers
+    behind them go into ``tiers``."""
+
+
+class ShortForm(MachineKeys):
+    """Keys of a profile of which only what differs from another one is written, beside those of its kind: a
+    mapping is merged with that of the base, null leaves a key out, and anything else replaces it."""
+
+    base: Reference | None = None
+    """Id or file of the profile of the same kind that gives what is not written; what was measured on it is
+    an estimate here. A platform that names its ``gpu`` needs none."""
+
+
+def parts_of(data: Mapping[str, Any]) -> set[str]:
+    """Return the keys of a platform file that name parts; ``gpus`` and ``network`` may also be lists, of
+    places and of adapters."""
+    return {
+        key
+        for key in MachineKeys.model_fields
+        if key in data and not (key in ("gpus", "network") and isinstance(data[key], list))
+    }
+
+
+def installed_memory(size: str) -> str:
+    """Return the size of memory modules that are sold in GB or TB, which have as many GiB or TiB.
+
+    Raises InputError for what is no size.
+    """
+    try:
+        parse_bytes(size)
+    except ValueError as error:
+        raise InputError.at("", str(error)) from None
+    return re.sub(r"([GTgt])[Bb]$", r"\1iB", size.strip())
+
+
+def platforms_with(library: Library, gpu: str, gpus: int) -> list[str]:
+    """Return the shipped platforms with at least as many of a GPU, the smallest first.
+
+    Raises InputError if there is none.
+    """
+    sizes = _sizes(library, gpu)
+    fit = [name for name, size in sizes.items() if size >= gpus]
+    if not fit:
+        has = f"; the largest has {max(sizes.values())}" if sizes else ""
+        raise InputError.at("", f"no shipped platform has {plural(gpus, 'GPU')} {gpu}{has}")
+    return sorted(fit, key=lambda name: (sizes[name], name))
+
+
+def _sizes(library: Library, gpu: str) -> dict[str, int]:
+    """Return the number of GPUs of each shipped platform with this one."""
+    return {
+        profile.id: len(profile.gpus)
+        for one in library.summaries("platform")
+        if isinstance(profile := library.find(one.id, ("platform",)).profile, PlatformProfile)
+        and profile.accelerator == gpu
+    }
+
+
+class Drives(NamedTuple):
+    """Drives of one storage tier."""
+
+    profile: str
+    """Id of a drive, of an array, or of a server."""
+    number: int
+    kind: str
+
+    @classmethod
+    def read(cls, library: Library, text: str, written: DocumentLocation | None = None) -> Drives:
+        """Return what ``ID``, ``2x ID`` or ``raid5 4x ID`` names; several drives are an array in RAID0.
+
+        Raises InputError.
+        """
+        level = _LEVEL.fullmatch(text.strip())
+        times = _TIMES.fullmatch(level[2] if level else text.strip())
+        if level and not times:
+            text = f'"{text}" names an array without its number of drives; write {level[0].split()[0]} 4x ID'
+            raise InputError.at("", text)
+        number, name = (int(times[1]), times[2]) if times else (1, text.strip())
+        if number > 1 or level:
+            drive = library.find(name, ("drive",), written).profile.id
+            name = f"raid{level[1] if level else 0}-{number}x-{drive}"
+        entry = library.find(name, STORAGE_KINDS, written)
+        count = entry.profile.count if isinstance(entry.profile, Raid) else 1
+        return cls(_reference(name, entry), count, entry.use.kind)
+
+    def tier(self, at: Sequence[str]) -> dict[str, Any]:
+        """Return the storage tier of local drives at these vertices."""
+        return {"profile": self.profile, "at": list(at)[: self.number]}
+
+
+def _reference(name: str, entry: Entry) -> str:
+    """Return how a profile is referred to: by its file if it was named so, or else by its id."""
+    return name if "/" in name or name.endswith(SUFFIXES) else entry.profile.id
+
+
+def _adapters(library: Library, text: str) -> list[tuple[str, int]]:
+    """Return the adapters that a text names: profile and number of each kind. Raises InputError."""
+    found = []
+    for part in text.split(","):
+        times = _TIMES.fullmatch(part.strip())
+        number, name = (int(times[1]), times[2]) if times else (1, part.strip())
+        found.append((_adapter(library, name), number))
+    return found
+
+
+def _adapter(library: Library, name: str) -> str:
+    rate, *fabric = re.split(r"\s+(?=[A-Za-z]+$)", name)
+    try:
+        speed = parse_rate(rate)
+    except ValueError:
+        return library.find(name, ("nic",)).profile.id
+    wanted = _FABRICS.get(fabric[0].lower()) if fabric else "ethernet"
+    nics = [one for kind in library.summaries("nic") if isinstance(one := _profile(library, kind.id), Nic)]
+    for nic in nics:
+        if nic.fabric == wanted and nic.link_rate.value == speed:
+            return nic.id
+    known = listing([nic.id for nic in nics])
+    raise InputError.at("", f"there is no network adapter of {name}; name one of {known}")
+
+
+def _profile(library: Library, nic: str) -> Any:
+    return library.find(nic, ("nic",)).profile
+
+
+def by_parts(library: Library, shipped: Library, own: Document, base: Entry | None) -> tuple[Document, str]:
+    """Return the document of a platform with the parts that ``own`` names, and the id of the platform that
+    gives everything else: ``base``, or the nearest one of those that are ``shipped``.
+
+    Raises InputError at the part that is wrong.
+    """
+    names = parts_of(own.data)
+    named = Edit((), {name: own.data[name] for name in names})
+    keys = validate(edited(own, [named], in_place=True), MachineKeys)
+    entry = base or _at(own, "gpu", lambda: _nearest(library, shipped, own, keys))
+    data = inherited(entry.document.data, entry.profile.id)
+    parts = _Assembly(library, own, keys, entry, is_stated=base is not None)
+    document = edited(entry.document, [Edit((), data)], in_place=True)
+    return edited(
+        document, [Edit((key,), value) for key, value in parts.keys(data).items()]
+    ), entry.profile.id
+
+
+def _at(own: Document, key: str, action: Callable[[], T]) -> T:
+    """Return what an action finds; its problems are those of a key of the document."""
+    try:
+        return action()
+    except InputError as error:
+        raise InputError(own.problem((key,), one.message) for one in error.problems) from None
+
+
+def _nearest(library: Library, shipped: Library, own: Document, keys: MachineKeys) -> Entry:
+    """Return the smallest shipped platform with as many of the GPU, or else the largest with any."""
+    if keys.gpu is None:
+        text = "name the GPU (gpu: rtx-4090), or a platform that gives what is not written (base: ID)"
+        raise InputError.at("", text)
+    gpu = library.find(keys.gpu, ("accelerator",), DocumentLocation(own, ("gpu",))).profile.id
+    places = own.data.get("gpus")
+    wanted = keys.gpus or (len(places) if isinstance(places, list) else 1)
+    if not (sizes := _sizes(shipped, gpu)):
+        text = f"no shipped platform has a {gpu}; name one that is like this machine with base: ID"
+        raise InputError.at("", text)
+    name = max(sizes, key=lambda one: sizes[one])
+    if sizes[name] >= wanted:
+        name = platforms_with(shipped, gpu, wanted)[0]
+    return shipped.find(name, ("platform",))
+
+
+class _Assembly(NamedTuple):
+    """The parts of a machine and the platform into which they are put."""
+
+    library: Library
+    own: Document
+    parts: MachineKeys
+    entry: Entry
+    is_stated: bool
+    """Whether the file names the platform, so that parts that it leaves out are those of that one."""
+
+    @property
+    def base(self) -> PlatformProfile:
+        """The platform that gives everything else."""
+        assert isinstance(self.entry.profile, PlatformProfile)
+        return self.entry.profile
+
+    def keys(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of the platform's file that differ from those of the base."""
+        (gpu, reference), parts, base = self._gpu(), self.parts, self.base
+        vertices = list(base.gpus)
+        count = parts.gpus or (len(vertices) if self.is_stated else 1)
+        beyond = count > len(vertices)
+        found: dict[str, Any] = {
+            "name": f"{count}x {gpu.name}" + (f", {parts.memory}" if parts.memory else ""),
+            "accelerator": reference,
+            "gpus": [CPU] * count if beyond else vertices[:count],
+            "gpu_links": base.gpu_links if gpu.interconnect else "none",
+            "wiring": self._wiring(data, beyond=beyond),
+        }
+        found |= {} if self.is_stated else {"notes": ""}
+        if parts.memory is not None:
+            memory = parts.memory
+            found["profiles"] = _at(self.own, "memory", lambda: self._memory(data, memory))
+        return found | self._storage(data)
+
+    def _gpu(self) -> tuple[Accelerator, str]:
+        """Return the GPU and the reference to its profile."""
+        document, key = (self.own, "gpu") if self.parts.gpu else (self.entry.document, "accelerator")
+        named = self.parts.gpu or self.base.accelerator
+        place = DocumentLocation(document, (key,))
+        entry = _at(self.own, "gpu", lambda: self.library.find(named, ("accelerator",), place))
+        assert isinstance(entry.profile, Accelerator)
+        return entry.profile, _reference(named, entry)
+
+    def _wiring(self, data: Mapping[str, Any], *, beyond: bool) -> list[dict[str, Any]]:
+        base, stated = self.base, sorted(parts_of(self.own.data))
+        about = f"described by its parts ({', '.join(stated)}); everything else as {base.id}, {base.name}"
+        if beyond:
+            about += "; each GPU has a slot with all its lanes at the CPU"
+        dates = [one.date for one in base.wiring]
+        text = {"about": about, "origin": "estimate", "source": f"{base.id} stands for this machine"}
+        return [{**text, "date": max(dates)}, *(data["wiring"] if self.is_stated else ())]
+
+    def _memory(self, data: Mapping[str, Any], memory: str) -> dict[str, Any]:
+        """Return the section ``profiles`` with the memory of the host."""
+        size = installed_memory(memory)
+        document = self.own if isinstance(self.own.data.get("host"), str) else self.entry.document
+        host = self.library.find(
+            document.data["host"], ("host",), DocumentLocation(document, ("host",))
+        ).profile
+        change: dict[str, Any] = {"memory_capacity": size}
+        most = getattr(host, "memory_maximum", None)
+        if most is not None and most.value < parse_bytes(size):
+            change["memory_maximum"] = None
+        others = data.get("profiles", {})
+        return {**others, f"host/{host.id}": {**others.get(f"host/{host.id}", {}), **change}}
+
+    def _storage(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return drives and adapters; what a file without a base does not name, the machine does not have."""
+        parts, tiers = self.parts, data.get("tiers", {})
+        local = {name: one for name, one in tiers.items() if "at" in one}
+        remote = {name: one for name, one in tiers.items() if "through" in one}
+        found: dict[str, Any] = {}
+        if parts.drives is not None or not self.is_stated:
+            drives = parts.drives or ()
+            texts = drives.split(",") if isinstance(drives, str) else drives
+            at = next((one["at"] for one in local.values()), [CPU])
+            local = _at(self.own, "drives", lambda: dict(self._tiers(texts, at)))
+        if parts.network is not None or not self.is_stated:
+            remote, text = {}, parts.network or "none"
+            found |= _at(self.own, "network", lambda: self._network(text))
+        return {**found, "tiers": {**local, **remote}}
+
+    def _tiers(self, texts: Sequence[str], at: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        counts = dict.fromkeys(LOCAL_KINDS, 0)
+        for index, text in enumerate(texts):
+            drives = Drives.read(self.library, text, DocumentLocation(self.own, ("drives",)))
+            if drives.kind not in LOCAL_KINDS:
+                raise InputError.at("", f"{drives.profile} is not in the machine; write it into tiers")
+            number, name = counts[drives.kind], {"drive": "nvme", "raid": "raid"}[drives.kind]
+            counts[drives.kind] += 1
+            places = [at[index % len(at)]] if drives.kind == "drive" else at
+            yield name + (str(number) if number else ""), drives.tier(places)
+
+    def _network(self, text: str) -> dict[str, Any]:
+        """Return the adapters, where those of the base are installed, and which carry collectives."""
+        nics, base = dict[str, Any](), self.base
+        adapters = [] if text.strip().lower() == "none" else _adapters(self.library, text)
+        places = [base.nics[name].at for name in base.network] or [one.at for one in base.nics.values()]
+        first: list[str] = []
+        for index, (profile, number) in enumerate(adapters):
+            for _ in range(number):
+                name = f"eth{len(nics)}"
+                place = places[len(nics) % len(places)] if places and not index else CPU
+                nics[name] = {"profile": profile, "at": place}
+                first += [] if index else [name]
+        return {"nics": nics, "network": first}
