@@ -46,7 +46,7 @@ class _Worker(NamedTuple):
 
 
 _DEEPSPEED = _Worker("simoffload_calibrate.deepspeed.worker:carry_out", _NEEDED, ("deepspeed",))
-_HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face.worker:carry_out", _EAGER_NEEDED)
+_HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face:carry_out", _EAGER_NEEDED)
 _WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_parallel": _HUGGING_FACE}
 """The worker of each kind of strategy."""
 RUNS, LOG = "runs.json", "log.txt"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from simoffload_calibrate.child import Job, synchronize
-from simoffload_calibrate.hugging_face.worker import built
+from simoffload_calibrate.hugging_face import built
 from simoffload_calibrate.passes import generation
 
 __all__ = ["measure_eager"]

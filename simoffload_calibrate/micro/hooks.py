@@ -53,7 +53,7 @@ def _measured(job: Job, steps: Callable[[Job, Run, bool], dict[str, Any]], part:
             result["threads"] = record["threads"]
         begin = time.perf_counter()
         result |= steps(job, run, new)
-        if new:  # the additional times of a first round, for the expected times in plan.py
+        if new:  # the additional times of a first round, for the expected times in benchmarks.py
             result["building_s"] = record["loading_s"]
             result["first_round_s"] = round(time.perf_counter() - begin, 3)
         results["held_back" if case["held_back"] else part].append(result)

@@ -69,8 +69,3 @@ class MeasurementSection(NamedTuple):
     """Whether a slow host thread changes the results; times that depend on the GPU alone do not change."""
     once: bool = False
     """Whether later rounds only measure what time did not allow in an earlier one."""
-
-    @property
-    def expected_rounds(self) -> int:
-        """The number of rounds in which it is measured if time suffices."""
-        return 1 if self.once else len(self.rounds)
