@@ -16,7 +16,7 @@ from simoffload.errors import shortened
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.machine_facts import machine_facts
-from simoffload_calibrate.micro.benchmarks import Microbenchmark, Setting, microbenchmarks
+from simoffload_calibrate.micro.benchmarks import BenchmarkSetting, Microbenchmark, microbenchmarks
 from simoffload_calibrate.micro.plan import (
     Context,
     MeasurementRequest,
@@ -190,7 +190,7 @@ class _ThisMachine:
     def _run(self, one: Microbenchmark, ranks: int, context: Context) -> Mapping[str, Any]:
         if missing := missing_packages(one.packages):
             raise SkippedError(f"{', '.join(missing)} not installed")
-        inputs = one.inputs(Setting(ranks, self._request.quick, self._deep))
+        inputs = one.inputs(BenchmarkSetting(ranks, self._request.quick, self._deep))
         task = {"round": context.round, **inputs, **({"counts": one.numbers(ranks)} if one.counts else {})}
         process = "deepspeed" if ranks > 1 else one.process
         return self._workers.call(process, ranks, one.runs, task, seconds=context.seconds)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from simoffload_calibrate.runs import CalibrationRun
 
 __all__ = [
+    "BenchmarkSetting",
     "Fits",
     "Microbenchmark",
-    "Setting",
     "microbenchmark",
     "microbenchmarks",
     "missing_sections",
@@ -37,7 +37,7 @@ Fits = dict[str, Any]
 value as profiles write it."""
 
 
-class Setting(NamedTuple):
+class BenchmarkSetting(NamedTuple):
     """The conditions under which a benchmark runs."""
 
     ranks: int
@@ -112,7 +112,7 @@ class Microbenchmark:
         """Return the numbers of GPUs that work at once in a group of ``ranks``, in rising order."""
         return sorted({*(count for count in self.counts if count < ranks), ranks})
 
-    def inputs(self, setting: Setting) -> Mapping[str, Any]:  # noqa: ARG002 - a method to override
+    def inputs(self, setting: BenchmarkSetting) -> Mapping[str, Any]:  # noqa: ARG002 - a method to override
         """Return what its function needs beside the job, such as shapes or models, as plain values."""
         return {}
 
@@ -192,7 +192,7 @@ class Dram(Microbenchmark):
         return _below("host", fit_bandwidth(measured.sections, measured.base.host.memory_bandwidth.value))
 
 
-class Collectives(Microbenchmark):
+class CollectiveCalls(Microbenchmark):
     """All-gathers and reduce-scatters among GPUs."""
 
     name = "collectives"
@@ -213,7 +213,7 @@ class Collectives(Microbenchmark):
 
 
 class Hbm(Microbenchmark):
-    """Copies within GPU memory."""
+    """Copies within GPU memory, by their size."""
 
     name = "hbm"
     runs = f"{_MICRO}.gpu:measure_memory"
@@ -260,7 +260,7 @@ class Matmul(Microbenchmark):
     variant_models = models[:2]
     """Models of which they are also measured in float16, with bias, and as the operator ``@``."""
 
-    def inputs(self, setting: Setting) -> Mapping[str, Any]:  # noqa: ARG002
+    def inputs(self, setting: BenchmarkSetting) -> Mapping[str, Any]:  # noqa: ARG002
         """Return the pairs (in, out) of linear layers, each once."""
         chosen = {"matmul_shapes": self.models, "matmul_variants": self.variant_models}
         return {key: list(dict.fromkeys(_linear_shapes(names))) for key, names in chosen.items()}
@@ -290,7 +290,7 @@ class AttentionKernels(Microbenchmark):
     gives = ("accelerator.fused_attention", "accelerator.eager_attention")
     models = ("opt-6.7b", "llama-3-8b", "bloom-7b1")
 
-    def inputs(self, setting: Setting) -> Mapping[str, Any]:  # noqa: ARG002
+    def inputs(self, setting: BenchmarkSetting) -> Mapping[str, Any]:  # noqa: ARG002
         """Return family, heads and width of the attention of known models."""
         from simoffload.models import load_model
 
@@ -322,14 +322,14 @@ class HooksDecode(Microbenchmark):
     ranks = "extremes"
     gives: ClassVar[tuple[str, ...]] = ("host.deepspeed",)
 
-    def cases(self, setting: Setting) -> tuple[Sequence[CalibrationRun], Sequence[CalibrationRun]]:
+    def cases(self, setting: BenchmarkSetting) -> tuple[Sequence[CalibrationRun], Sequence[CalibrationRun]]:
         """Return the small models to fit, and those that are held back from the fit."""
         from simoffload_calibrate import small_models
 
         return small_models.small_cases(setting.ranks), small_models.held_back_cases(setting.ranks)
 
-    def inputs(self, setting: Setting) -> Mapping[str, Any]:
-        """Return the small models."""
+    def inputs(self, setting: BenchmarkSetting) -> Mapping[str, Any]:
+        """Return the small models as cases of a run."""
         from simoffload_calibrate.launch import case_data
 
         fitted, held_back = self.cases(setting)
@@ -364,7 +364,7 @@ class HooksTraining(HooksDecode):
     seconds, building, quick = 16.0, 36.0, 28.0
     gives = ("host.training",)
 
-    def cases(self, setting: Setting) -> tuple[Sequence[CalibrationRun], Sequence[CalibrationRun]]:
+    def cases(self, setting: BenchmarkSetting) -> tuple[Sequence[CalibrationRun], Sequence[CalibrationRun]]:
         """Return the small models to fit, and those that are held back from the fit."""
         from simoffload_calibrate import small_models
 
@@ -387,8 +387,8 @@ class Eager(Microbenchmark):
     seconds, building, quick = 2.0, 5.4, 4.0
     gives = ("host.eager",)
 
-    def inputs(self, setting: Setting) -> Mapping[str, Any]:
-        """Return the small models."""
+    def inputs(self, setting: BenchmarkSetting) -> Mapping[str, Any]:
+        """Return the small models as cases of a run."""
         from simoffload_calibrate.launch import case_data
         from simoffload_calibrate.small_models import eager_cases
 
@@ -458,7 +458,7 @@ class CpuAdamTogether(Microbenchmark):
 # -- storage --------------------------------------------------------------------------------------
 
 
-class Storage(Microbenchmark):
+class StorageSweep(Microbenchmark):
     """Reads and writes with DeepSpeed's aio in a folder."""
 
     name = "storage"
@@ -487,8 +487,8 @@ class StorageGds(Microbenchmark):
 
 _SHIPPED = (
     *(Copies(), Kernels(), Dram(), Hbm(), Matmul(), HooksDecode(), Eager(), EagerTogether(), CpuAdam()),
-    *(HooksTraining(), Storage(), CopiesTogether(), CopiesSubsets(), Collectives(), CpuAdamTogether()),
-    *(AttentionKernels(), StorageGds(), FsdpSteps()),
+    *(HooksTraining(), StorageSweep(), CopiesTogether(), CopiesSubsets(), CollectiveCalls()),
+    *(CpuAdamTogether(), AttentionKernels(), StorageGds(), FsdpSteps()),
 )
 """In the order of a round: short ones, and those that matter most to predictions, come first."""
 _registered: dict[str, Microbenchmark] = {}

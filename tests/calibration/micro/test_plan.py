@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload_calibrate.micro.benchmarks import Microbenchmark, Setting, microbenchmarks
+from simoffload_calibrate.micro.benchmarks import BenchmarkSetting, Microbenchmark, microbenchmarks
 
 PLANS: dict[str, Microbenchmark] = {one.name: one for one in microbenchmarks() if one.runs}
 
@@ -46,7 +46,7 @@ def test_what_may_crash_or_changes_pytorch_has_processes_of_its_own() -> None:
 
 
 def test_shapes_of_known_models() -> None:
-    inputs = {name: PLANS[name].inputs(Setting(1, False, True)) for name in ("matmul", "attention")}
+    inputs = {name: PLANS[name].inputs(BenchmarkSetting(1, False, True)) for name in ("matmul", "attention")}
     shapes = inputs["matmul"]["matmul_shapes"]
     assert len(shapes) == len(set(shapes))
     assert {(4096, 4096), (4096, 16384), (16384, 4096), (4096, 14336), (9216, 36864)} <= set(shapes)
