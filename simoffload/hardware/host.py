@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
+from simoffload.hardware.cpu_products import CpuProducts
 from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import (
@@ -128,6 +129,8 @@ class Host(Profile):
     list for machines whose drives cannot be changed. None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak bandwidth of all memory channels together."""
+    memory_channels: Sourced[Count] | None = None
+    """Number of these channels; None: not known, so that the bandwidth tells the class of the host."""
     stream_fraction: Sourced[Share]
     """Share of the peak bandwidth that the STREAM benchmark, or GPUs that copy simultaneously, reach."""
     from_gpu_traffic: Sourced[Multiple] | None = None
@@ -176,6 +179,9 @@ class Host(Profile):
     are estimated."""
     compiled: CompiledCosts | None = None
     """Costs of the Python thread of a serving engine; None: not measured, so that they are estimated."""
+    cpu_products: CpuProducts | None = None
+    """Products that the CPU computes from weights in host memory; None: not measured, so that they are as on
+    other hosts of the class."""
 
     _unmeasured: Unmeasured | None = PrivateAttr(default=None)
 
@@ -228,6 +234,16 @@ class Host(Profile):
         if self.compiled is not None:
             return self.compiled
         return estimated_compiled_costs(self._elsewhere.compiled, operation_s=self.deepspeed.operation.value)
+
+    @property
+    @remembered
+    def products(self) -> CpuProducts:
+        """The host's own rates of products on the CPU, or those of its class."""
+        if self.cpu_products is not None:
+            return self.cpu_products
+        classes, nodes = self._elsewhere.cpu_products, self.cpu_optimizer.numa_nodes.value
+        channels = None if self.memory_channels is None else self.memory_channels.value
+        return classes.of(self.memory_bandwidth.value, nodes=nodes, channels=channels)
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -193,7 +193,8 @@ class Machine:
         to reach more, a byte of theirs takes less of it.
         """
         memory = self.topology.memories[self._node(gpu)]
-        share = min(Fraction(1), Fraction(self.host.memory_rate, self.host.cpu_optimizer.limit.value))
+        limit = max(rate, self.host.cpu_optimizer.limit.value)
+        share = min(Fraction(1), Fraction(self.host.memory_rate, limit))
         return Path(f"CPU of gpu{gpu}", ((memory, share),), 0.0, Curve.flat(rate))
 
     def storage_read(self, tier: str, gpu: int, *, gds: bool = False) -> Path:

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
 from simoffload.hardware.compiled import CompiledKernels, CompiledReference, UnmeasuredKernels
+from simoffload.hardware.cpu_products import CpuClasses
 from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
 from simoffload.hardware.profiles import HostReads, Profile
 from simoffload.hardware.quantities import Provenance, Sourced
@@ -38,6 +39,8 @@ class UnmeasuredHost(Frozen):
     """Multiples of the host's own time of an operation under DeepSpeed."""
     compiled: CompiledReference
     """The same for the thread of a serving engine."""
+    cpu_products: CpuClasses
+    """Products on the CPU by the class of the host."""
 
 
 class UnmeasuredAccelerator(Frozen):
@@ -88,7 +91,7 @@ def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> 
         own = getattr(profile, key)
         if isinstance(section, UnmeasuredKernels):
             update[key] = own.model_copy(update=_lacking(own, section))
-        elif own is None and not isinstance(section, FsdpReference | Multiples):
+        elif own is None and not isinstance(section, FsdpReference | Multiples | CpuClasses):
             update[key] = section
     return profile.model_copy(update=update)
 

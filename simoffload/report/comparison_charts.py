@@ -132,12 +132,12 @@ class CurvePoint(NamedTuple):
     at: int
     """Place of the value on the axis."""
     name: str
-    """Text of the value."""
+    """Text of the value, which stands at the axis."""
     y: float
     text: str
     """Text of ``y``, with its interval if it has one."""
     ends: tuple[float, float] | None = None
-    """P10 and P90."""
+    """P10 and P90 of ``y``; None if it has no interval."""
 
 
 def curve_of(points: Sequence[CurvePoint], now: int, *, across: str, up: str, seconds: bool) -> Figure:

@@ -99,7 +99,9 @@ def _each(result: SimulationResult, bars: int) -> ReportDocument:
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
-def side_by_side(found: Sequence[Group], notes: Sequence[str] = ()) -> Iterator[ReportSection]:
+def side_by_side(
+    found: Sequence[Group], notes: Sequence[str] = (), *, title: str = "Comparison"
+) -> Iterator[ReportSection]:
     """Return a section for each kind of work, with a table for each model; ``notes`` begin the first."""
     kinds = by_kind(found)
     for number, (kind, mine) in enumerate(kinds.items()):
@@ -108,7 +110,7 @@ def side_by_side(found: Sequence[Group], notes: Sequence[str] = ()) -> Iterator[
             sentences = [*notes, *sentences]
         table = _table(mine, costs=len(mine) > 1)
         yield ReportSection(
-            "Comparison" if len(kinds) == 1 else f"Comparison: {kind}",
+            title if len(kinds) == 1 else f"{title}: {kind}",
             tuple(dict.fromkeys(sentences)),
             tuple(one for one in (table, _interval_table(mine)) if one.rows),
             tuple(_legend(mine, table)),

@@ -91,6 +91,7 @@ _CAUSES: Mapping[CauseKind, str] = {
     "cpu-casts": DARK_GREY,
     "cpu-overflow-check": DARK_GREY,
     "cpu-attention": BLACK,
+    "cpu-products": BLACK,
     "cache-stores": SKY,
     "tensor-loops": DARK_GREY,
     "to-io-buffer": DARK_GREY,

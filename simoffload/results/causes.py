@@ -39,6 +39,7 @@ _TEXTS: Mapping[CauseKind, str] = {
     "cpu-casts": "CPU casts and scaling",
     "cpu-overflow-check": "CPU overflow check",
     "cpu-attention": "attention on the CPU",
+    "cpu-products": "layers on the CPU",
     "cache-stores": "storing keys and values",
     "tensor-loops": "loops over tensors",
     "to-io-buffer": "into the I/O buffer",

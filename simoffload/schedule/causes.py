@@ -39,6 +39,7 @@ CauseKind = Literal[
     "cpu-casts",
     "cpu-overflow-check",
     "cpu-attention",
+    "cpu-products",
     "cache-stores",
     "tensor-loops",
     "to-io-buffer",

@@ -21,7 +21,7 @@ AHEAD = "batches made ahead"
 """Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
 """Start of the warnings for which a sweep has the column ``extrapolates``."""
-_ON_CPU = "compute layers or experts on the CPU, which is not simulated yet and can be several times faster"
+_ON_CPU = "computes layers or experts on the CPU, which can be several times faster"
 _UNKNOWN = "error unknown, see docs/CALIBRATION.md"
 
 
@@ -117,7 +117,7 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
     tokens take (discussions 477 and pull request 232 of ikawrakow/ik_llama.cpp).
     """
     machine, model, work = scenario.machine, scenario.model, scenario.scenario.workload
-    if work.kind != "inference" or not machine.is_personal:
+    if work.kind != "inference" or not machine.is_personal or scenario.scenario.strategy.traits.on_cpu:
         return ()
     has = machine.gpus * (machine.tiers["hbm"].capacity - machine.accelerator.reserved_bytes)
     needed = model.weight_bytes + model.kv_cache_bytes(batch=1, tokens=work.max_context)
@@ -125,7 +125,7 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
         return ()
     gpus = {1: "the GPU", 2: "both GPUs"}.get(machine.gpus, f"the {machine.gpus} GPUs together")
     text = f"the model ({format_bytes(needed, binary=True)} with the cache of a sequence) does not fit {gpus}"
-    return (f"{text}: llama.cpp and KTransformers {_ON_CPU}",)
+    return (f"{text}: llama.cpp (strategy.kind llama_cpp) {_ON_CPU}",)
 
 
 def identity(

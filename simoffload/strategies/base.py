@@ -171,6 +171,8 @@ class ProgramTraits(NamedTuple):
     """Keys whose values may be paths of files, with the schema of those files."""
     gpu_keys: tuple[str, ...] = ("ranks",)
     """Keys that set the number of GPUs, the one to change first."""
+    on_cpu: bool = False
+    """Whether the CPU computes layers that the GPU has no room for."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
 

@@ -34,6 +34,7 @@ _OWN: Mapping[str, _Own] = {
     "resident": _Own("programs.resident", "Resident", frozenset({"inference", "training"})),
     "tensor_parallel": _Own("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
     "vllm_cpu_offload": _Own("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
+    "llama_cpp": _Own("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
     "flexgen": _Own("programs.flexgen", "FlexGen", frozenset({"inference"})),
     "checkpoint": _Own("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 }

@@ -87,7 +87,7 @@ def layout() -> Any:
 
 
 def _stores() -> dict[str, Any]:
-    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "moved": "", "made": ""}
+    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "slider": "", "made": ""}
 
 
 def _start() -> Any:
@@ -253,7 +253,7 @@ _CHANGED = {
     "progress": Output("progress", "children"),
     "dimmed": Output("answer", "className"),
     "asked": Output("asked", "data"),
-    "moved": Output("moved", "data"),
+    "slider": Output("slider", "data"),
     "ticking": Output("tick", "disabled"),
 }
 """What an answer changes on the page, by the names that ``_updated`` uses."""
@@ -297,7 +297,7 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
             Output("curve-tick", "disabled"),
         ],
         [Input("url", "hash"), Input("curve-tick", "n_intervals")],
-        [State("me", "data"), State("moved", "data")],
+        [State("me", "data"), State("slider", "data")],
     )(lambda *given: _curved(jobs, *given))
     app.callback(
         [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
@@ -342,7 +342,7 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
         return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
     shown |= {"progress": "", "ticking": True, "asked": None}
     if asked and asked[1].startswith(("slide ", "scale ")):
-        shown["moved"] = asked[1]
+        shown["slider"] = asked[1]
     if outcome.value is None:
         return shown | {"problems": _lines(outcome.problems), "notes": _refused(outcome.problems)}
     return shown | _elements(outcome.value, given, names)
@@ -350,9 +350,9 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
 
 def _refused(problems: Sequence[str]) -> list[Any]:
     """Return the notes of all inputs, in which the one that was refused says why."""
-    said = html.Span("; ".join(problems), className="problem", role="alert")
+    reason = html.Span("; ".join(problems), className="problem", role="alert")
     name = ctx.triggered_id["set"] if isinstance(ctx.triggered_id, dict) and "set" in ctx.triggered_id else ""
-    return [said if one["id"]["note"] == name else no_update for one in ctx.outputs_grouping["notes"]]
+    return [reason if one["id"]["note"] == name else no_update for one in ctx.outputs_grouping["notes"]]
 
 
 def _unchanged(output: Any) -> Any:
@@ -474,11 +474,11 @@ def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: A
     return [_next(found), no_update if same else list(map(_input, new)), *how]
 
 
-def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, moved: Any) -> list[Any]:
+def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, slider: Any) -> list[Any]:
     """Return the curve over the slider that was moved last once it is known."""
-    if not moved:
+    if not slider:
         return [None, "", "", True]
-    found, *how = _later(jobs, "curve", me, "curve", address, str(moved))
+    found, *how = _later(jobs, "curve", me, "curve", address, str(slider))
     return [no_update if found is None else list(map(_drawn, found)), *how]
 
 

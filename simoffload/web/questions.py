@@ -218,8 +218,7 @@ def _plain(cell: Any) -> str:
 
 def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[str]:
     if any(row.result.compared_s for group in compared for row in group.rows):
-        for one in side_by_side(compared):
-            yield _section(one._replace(title=one.title.replace("Comparison", "Variants")))
+        yield from map(_section, side_by_side(compared, title="Variants"))
     if result.refused:
         return
     yield _section(capacity(result))
@@ -289,8 +288,8 @@ _Points = tuple[list[CurvePoint], str, bool]
 def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
     """Return the time by which results are compared, or the throughput where more work takes longer."""
     group = max(groups(tuple(results.values())), key=lambda one: len(one.rows))
-    measure, alike = group.measure, [row.result for row in group.rows]
-    if " workload." in name and all(one.metrics().get("tokens_per_s") for one in alike):
+    measure, in_group = group.measure, [row.result for row in group.rows]
+    if " workload." in name and all(one.metrics().get("tokens_per_s") for one in in_group):
         measure = MEASURES["tokens_per_s"]
     points = [
         CurvePoint(
@@ -301,7 +300,7 @@ def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
             confidence(result).interval(measure.metric),
         )
         for at, result in results.items()
-        if any(result is one for one in alike)
+        if any(result is one for one in in_group)
     ]
     return points, uncapitalized(measure.name), not measure.larger
 

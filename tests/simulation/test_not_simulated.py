@@ -16,7 +16,7 @@ from simoffload.simulation import fit
 from simoffload.simulation.capacity import not_simulated
 from simoffload.units import formatted_apart
 
-NAMED = "llama.cpp and KTransformers compute layers or experts on the CPU, which is not simulated yet"
+NAMED = "llama.cpp (strategy.kind llama_cpp) computes layers or experts on the CPU"
 
 
 def named(scenario: str, *overrides: str) -> int:
@@ -37,6 +37,7 @@ def named(scenario: str, *overrides: str) -> int:
         ("llama-cpp/gpt-oss-120b", ("model={name: llama-3.1-70b}",), 1),  # unified memory
         ("serving/qwen3-235b-a22b", (), 0),  # a server
         ("serving/gpt-oss-120b", ("model={name: llama-3.1-405b}",), 0),
+        ("serving/llama-3.1-70b", ("strategy={kind: llama_cpp}", "model.quantization=q4_k_m"), 0),
         ("superoffload/qwen3-14b", ("platform=rtx-4090-desktop",), 0),  # training
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 from simoffload.hardware import Host, Machine, Path, Resource
 from simoffload.schedule import (
@@ -294,9 +295,11 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
     return host.fsdp_costs.adamw_rate(share * cpu.cores.value, traffic=traffic, new=new, share=memory)
 
 
-def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "") -> tuple[int, int]:
+def mapped_read(
+    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "", most: float = inf
+) -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
-    memory that is in use, by loops that move ``traffic`` [B].
+    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s].
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """
@@ -309,5 +312,5 @@ def mapped_read(out: StreamWriter, tier: str, size: int, *, traffic: int, cache:
     limits.append(loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
         limits.append(host.mapped_read.value)
-    in_flight, most = min(size, ahead), min(limits)
-    return out.file(tier, size, block=block, in_flight=in_flight, most=int(most), cache=cache)
+    in_flight = min(size, ahead)
+    return out.file(tier, size, block=block, in_flight=in_flight, most=int(min(*limits, most)), cache=cache)

@@ -1,0 +1,179 @@
+"""Hook for modules that the CPU computes from weights in host memory, in turn with the GPU.
+
+Reference: ggml/src/ggml-backend.cpp of llama.cpp@0c1e5709 (``ggml_backend_sched_split_graph``,
+``compute_splits``). A module runs where its weights are. Where one on the CPU follows one on the GPU, the
+host thread waits for the GPU, copies the hidden states, and all threads compute; so neither runs beside the
+other. For many tokens the weights are copied to the GPU instead, on its compute stream (``offload_op``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+from simoffload.models import ModelShape, Module
+from simoffload.results import cause_text
+from simoffload.schedule import Cause, Dependency
+from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
+from simoffload.strategies.passes.streams import HOST, mapped_read
+from simoffload.strategies.passes.timing import picoseconds
+
+_SINGLE = 4
+"""Size [B] of an element of hidden states, which are in single precision."""
+_BLOCKED = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
+"""Types for which llamafile's ``sgemm`` multiplies blocks (ggml/src/ggml-cpu/llamafile/sgemm.cpp)."""
+_DOT = frozenset({"mxfp4"})
+"""Types with kernels of dot products alone; all others have tiles (ggml/src/ggml-cpu/tiled)."""
+_CPU = Cause("cpu-products")
+
+
+class CpuSettings(NamedTuple):
+    """CpuSettings say how the CPU computes, and when the GPU does instead."""
+
+    threads: int
+    least: int | None
+    """Tokens from which on weights are copied to the GPU; None: never."""
+    pinned: bool
+    """Whether weights in host memory are page-locked."""
+    missing: Callable[[Module], float]
+    """Function that returns the share of the weights of a module that page faults bring from a file."""
+    file: str = ""
+    """Name of the tier that holds the file of the weights."""
+
+
+class OnCpu(Hook):
+    """The CPU computes the modules that are in host memory, in turn with the GPU."""
+
+    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], work: CpuSettings) -> None:
+        """``layers``: names of the modules of each layer on the CPU, and behind them of those outside."""
+        self._model, self._layers, self._work = model, layers, work
+
+    def state(self, part: Part) -> Hashable:
+        """Return what the CPU computes of a part."""
+        return self._layers[part.layer]
+
+    def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
+        """Begin with the embeddings, which are in host memory."""
+        least = self._work.least
+        self._copies = least is not None and stage.tokens >= least
+        self.carry = 0  # bytes for each token to bring to the GPU where it goes on; -1: they are there
+
+    def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
+        """Note what the CPU computes of a part."""
+        self._here = self._layers[part.layer]
+
+    def _on_cpu(self, module: Module) -> bool:
+        if module.name not in self._here:
+            return False
+        return not self._copies or module.kind == "embedding"
+
+    def launch(self, call: Call, out: PassWriter) -> bool:
+        """Go on with the CPU, or with the GPU, and copy weights to it; a decode step is one CUDA graph for
+        each stretch on the GPU."""
+        module = call.module
+        if self._on_cpu(module):
+            if self.carry == -1:
+                size = out.now.tokens * self._model.hidden_size * _SINGLE
+                self._switch(out, size, to_device=False)
+                out.host_waits(COMPUTE)
+            self.carry = self._model.hidden_size * _SINGLE * max(1, self._chosen(module))
+            return True
+        if self.carry != -1:
+            self._switch(out, max(1, out.now.tokens * int(self.carry)), to_device=True)  # type: ignore[call-overload]
+            self.carry = -1
+        if module.name in self._here:
+            self._bring(module, out)
+        return not out.now.timing.launch_s(module)
+
+    def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:  # noqa: ARG002
+        """Compute a module on the CPU."""
+        module = call.module
+        if not self._on_cpu(module):
+            return False
+        out.flush()
+        if size := round(self._work.missing(module) * self._read(module, out)):
+            most = out.machine.host.products.page_faults.value
+            route, fixed = mapped_read(out, self._work.file, size, traffic=size, most=most)
+            out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
+        seconds, traffic = self._seconds(module, out)
+        fixed = picoseconds(_operations(module) * out.machine.host.products.operation.value)
+        route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
+        out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
+        return True
+
+    def _chosen(self, module: Module) -> int:
+        """Return how many experts of a token a module computes; 0 if it has none."""
+        return self._model.experts_per_token if module.share < 1 else 0
+
+    def _read(self, module: Module, out: PassWriter) -> float:
+        """Return the bytes of weights that a pass reads of a module [B]."""
+        dtype_bytes = self._model.dtype_bytes
+        if module.kind == "embedding":
+            stored = sum(one.stored_bytes(dtype_bytes) for one in module.parameters)
+            rows = max(1, sum(one.numel for one in module.parameters) // module.width)
+            return out.now.tokens * stored / rows
+        stored = sum(one.stored_bytes(dtype_bytes) for one in module.parameters)
+        return stored * self._model.touched_share(module, out.now.tokens)
+
+    def _seconds(self, module: Module, out: PassWriter) -> tuple[float, int]:
+        """Return the time of a module on the CPU [s], the longer one of its bytes and of its arithmetic, and
+        the bytes [B]."""
+        host, threads = out.machine.host, self._work.threads
+        cost, products = out.now.timing.cost(module), host.products
+        traffic = max(1, round(self._read(module, out)))
+        if not module.parameters:  # attention reads the cache, others the hidden states
+            traffic = max(1, round(cost.bytes))
+        rate = products.read_rate(
+            host.memory_bandwidth.value, threads=threads, experts=bool(self._chosen(module))
+        )
+        speed = threads * _kernel_rate(module, out)
+        return max(traffic / rate, cost.flops / speed), traffic
+
+    def _switch(self, out: PassWriter, size: int, *, to_device: bool) -> None:
+        """Write the copy of hidden states between the GPU and the CPU, with what the change takes."""
+        out.flush()
+        route, _ = out.copies([size], to_device=to_device, pinned=True)
+        fixed = picoseconds(out.machine.host.products.switch.value)
+        after = out.so_far(HOST, COMPUTE)
+        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="hidden states", after=after)
+
+    def _bring(self, module: Module, out: PassWriter) -> None:
+        """Copy the weights of a module to the GPU, or the cache of attention: of experts those that are used,
+        whose numbers the host thread reads first."""
+        model, size = self._model, round(self._read(module, out))
+        if module.kind == "attention":
+            size = sum(one.number * one.context for one in out.now.batch) * model.cache_width
+            size *= model.dtype_bytes
+        if not size:
+            return
+        out.flush()
+        route, fixed = out.copies([size], to_device=True, pinned=self._work.pinned)
+        if self._chosen(module):
+            fixed += picoseconds(out.machine.host.products.switch.value)
+        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="weights", after=out.so_far(HOST))
+        if not self._work.pinned or self._chosen(module):
+            out.host_waits(COMPUTE)
+
+    def finish(self, out: PassWriter) -> bool:
+        """End the pass when the GPU has computed the logits."""
+        out.host_waits(COMPUTE)
+        out.flush()
+        return True
+
+
+def _operations(module: Module) -> int:
+    """Count the operations of a graph for a module: of experts three products, of attention the cache, scores
+    and values."""
+    if module.parallel == "experts" and module.parameters:
+        return 3
+    return 3 if module.kind == "attention" else 1
+
+
+def _kernel_rate(module: Module, out: PassWriter) -> float:
+    """Return the rate of a core for products of many tokens with the weights of a module [FLOP/s]."""
+    products = out.machine.host.products
+    stored = [one.storage.format.name for one in module.parameters if one.storage is not None]
+    name = stored[0] if stored else "f32"
+    if name in _DOT:
+        return products.dot.value
+    return (products.blocked if name in _BLOCKED else products.tiled).value

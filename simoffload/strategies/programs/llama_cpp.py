@@ -1,0 +1,504 @@
+"""llama.cpp: layers, or the experts of layers, that the CPU computes from host memory.
+
+Read in llama.cpp@0c1e5709 (version 0.5.0): src/llama-model.cpp (``load_tensors``), src/llama-mmap.cpp,
+common/fit.cpp (``--fit``), common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPU;
+embeddings are in host memory. Without any number the program chooses it itself, as ``--fit`` does: dense
+models keep whole layers on the GPU, from the last one on; of mixtures of experts all but the experts are
+there, and then those of the first layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from simoffload.bisection import first_that_holds
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape, Module, ModuleCost, Sequences
+from simoffload.models.formats import GGUF_TYPES
+from simoffload.models.gguf import MIXTURES
+from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.results import Change
+from simoffload.strategies.authoring import HookedPlan, HookedStrategy
+from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
+from simoffload.strategies.cache.kv_cache import CacheEngine
+from simoffload.strategies.divided import DividedModel, divide
+from simoffload.strategies.held import Held, Home, Homes
+from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
+from simoffload.strategies.memory import cache_term, system_memory
+from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
+from simoffload.strategies.passes.timing import FusedTiming, PassTimings
+from simoffload.strategies.programs.vllm_engine import VllmEngine
+from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
+from simoffload.workload import Inference
+
+LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
+_MAPPED = ("auto", "mmap", "mmap+mlock")
+_LEAST = 32
+"""Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
+_MARGIN = 1 << 30
+"""Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
+_CELLS = 256
+"""Tokens by which the cache grows (``n_ctx`` is padded to it)."""
+_SINGLE = 4
+_DISPLAY = 500_000_000
+"""Memory [B] that a display takes on desktops (an estimate, as for vLLM)."""
+_LAUNCH_S = 3e-6
+"""Time [s] of launching a kernel from C++ (an estimate; from memory, unverified)."""
+_GGUF_OF = {"mxfp4": "mxfp4_moe"}
+"""Mixtures of GGUF with the weights of a released format as they are."""
+
+Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+
+
+class LlamaCpp(HookedStrategy):
+    """A LlamaCpp strategy runs llama.cpp on one GPU: some layers, or their experts, are on the CPU."""
+
+    traits: ClassVar = ProgramTraits(formats=tuple(MIXTURES), spans_hosts=False, gpu_keys=(), on_cpu=True)
+    cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
+
+    kind: Literal["llama_cpp"] = "llama_cpp"
+    ranks: Literal[1] = 1
+    gpu_layers: Literal["auto", "all"] | Layers = "auto"
+    """Number of layers on the GPU, the head among them (``-ngl``); auto: as ``--fit`` chooses."""
+    cpu_moe: Literal["all"] | Layers | None = None
+    """Number of layers, from the first one on, whose experts are on the CPU (``-ncmoe``; all: ``-cmoe``)."""
+    cpu_ffn: Layers = 0
+    """The same for dense layers' feed-forward networks (``-ncffn``)."""
+    load_mode: LoadMode = "auto"
+    """How the file is read (``-lm``); auto: mapped, so that weights on the CPU are pages of the file."""
+    file: str = ""
+    """Tier of the file, from which pages are read where memory is short; "": the first one with drives."""
+    kv_offload: bool = True
+    """Whether the cache is on the GPU with its layer; otherwise all of it is in host memory (``-nkvo``)."""
+    threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Number of threads of the CPU (``-t``); by default one for each core."""
+    batch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 2048
+    """Most tokens that are given to the program at once (``-b``)."""
+    ubatch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 512
+    """Most tokens that are computed at once (``-ub``)."""
+    op_offload: bool = True
+    """Whether weights are copied to the GPU for 32 tokens and more (``--no-op-offload``: no)."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the program itself chooses what is on the GPU: ``--fit`` does nothing if any is given."""
+        return self.gpu_layers == "auto" and self.cpu_moe is None and not self.cpu_ffn
+
+    @property
+    def description(self) -> Description:
+        """The program that the exported command starts, and the cache."""
+        return super().description._replace(program="llama.cpp")
+
+    def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
+        """Return the homes of a placement in which nothing is left to choose."""
+        on_cpu = _OnCpu.of(self, model)
+        return Homes(model, lambda layer, one: Home("dram") if on_cpu.holds(layer, one) else Home())
+
+    def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
+        """Return the hook with which the CPU computes."""
+        assert isinstance(plan, LlamaPlan)
+        return (OnCpu(plan.model, plan.names_on_cpu, plan.cpu_work),)
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
+        """Apply the strategy. Raises InputError for weights that are in no format of GGUF."""
+        model = _in_gguf(model)
+        if self.ubatch_size > self.batch_size:
+            text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
+            raise InputError.at("strategy.ubatch_size", text)
+        chosen = _fitted(self, model, workload, machine) if self.chooses else self
+        found = super(LlamaCpp, chosen).plan(model, workload, machine)
+        assert isinstance(found.strategy, LlamaCpp)
+        return LlamaPlan(model, workload, machine, found.strategy, found.homes, found.cache)
+
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
+        why = "gpu_layers, cpu_moe and cpu_ffn say what the CPU computes; auto is what fits"
+        yield Placements(now=lambda: Placement("hbm"), refusal=why)
+        if plan is None:
+            return
+        yield Tunable(
+            "memory", [Change("setting", "placement chosen by --fit", _CHOSEN)] * (not self.chooses)
+        )
+        yield Tunable("setting", self._settings())
+        yield from self.cache_tunables(plan)
+
+    def _settings(self) -> Iterator[Change]:
+        for size in (1024, 2048, 4096):
+            if size > self.ubatch_size:
+                keys = ("ubatch_size", *["batch_size"] * (size > self.batch_size))
+                edits = tuple(Edit.at(f"strategy.{key}", size) for key in keys)
+                text = f"ubatch_size {self.ubatch_size} → {size}"
+                yield Change("setting", text, edits, key=f"ubatch-{size}")
+        if self.load_mode in _MAPPED:
+            text = "load_mode none: weights on the CPU in pinned memory, not mapped"
+            yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
+
+    @classmethod
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, _machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield llama.cpp with what fits on one GPU, for weights that GGUF has."""
+        if gpus != 1 or model.state_bytes:
+            return
+        try:
+            _in_gguf(model)
+        except InputError:
+            return
+        section = {"kind": "llama_cpp"}
+        text = "llama.cpp, which computes on the CPU what the GPU has no room for"
+        yield (Tunable("division", [Change("placement", text, (Edit(("strategy",), section),))]),)
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the command that serves the model."""
+        assert isinstance(plan, LlamaPlan)
+        parts = [f"llama-server -m {plan.model.name.split(',')[0]}.gguf -c {plan.cells}"]
+        if plan.model.quantization in MIXTURES:
+            parts[0] = parts[0].replace(".gguf", f"-{plan.model.quantization.upper()}.gguf")
+        if not self.chooses:
+            parts += [] if self.gpu_layers == "auto" else [f"-ngl {self.gpu_layers}"]
+            if self.cpu_moe is not None:
+                parts += ["-cmoe" if self.cpu_moe == "all" else f"-ncmoe {self.cpu_moe}"]
+            parts += [f"-ncffn {self.cpu_ffn}"] if self.cpu_ffn else []
+        cache = {None: "", "int8": "-ctk q8_0 -ctv q8_0 -fa on", "int4": "-ctk q4_0 -ctv q4_0 -fa on"}
+        parts += [f"-lm {self.load_mode}"] * (self.load_mode != "auto") + ["-nkvo"] * (not self.kv_offload)
+        parts += [f"-t {self.threads}"] * bool(self.threads) + ["--no-op-offload"] * (not self.op_offload)
+        sizes = (self.batch_size, self.ubatch_size)
+        parts += [f"-b {sizes[0]} -ub {sizes[1]}"] * (sizes != (2048, 512))
+        parts += [cache.get(plan.cache.plain.format, "")]
+        if plan.workload.batch_size > 1:
+            parts += [f"-np {plan.workload.batch_size}"]
+        return {"llama-server.sh": " ".join(filter(None, parts)) + "\n"}
+
+
+_CHOSEN = (Edit.at("strategy.gpu_layers", "auto"), Edit.at("strategy.cpu_moe", None))
+
+
+def _in_gguf(model: ModelShape) -> ModelShape:
+    """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
+    its mixture. Raises InputError for other formats."""
+    formats = {
+        one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
+    }
+    if strange := [one for one in formats if GGUF_TYPES.get(one.name) is not one]:
+        name = _GGUF_OF.get(strange[0].name)
+        if name is None or len(strange) > 1:
+            text = f"llama.cpp has no tensors in {strange[0].name}; set model.quantization to a type of GGUF"
+            raise InputError.at("strategy.kind", f"{text}, such as q4_k_m or q8_0")
+        return quantized(model, QUANTIZATIONS[name])
+    return model
+
+
+# -- what is where -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _OnCpu:
+    """An _OnCpu says which modules the CPU computes."""
+
+    before: int
+    """Number of whole layers, from the first one on, and with ``head`` also the head."""
+    head: bool
+    experts: range
+    """Layers whose experts it computes."""
+    networks: int
+    """Number of layers whose dense feed-forward networks it computes."""
+    attends: bool
+    """Whether it attends in all layers, as the cache is in host memory."""
+
+    @classmethod
+    def of(cls, strategy: LlamaCpp, model: ModelShape) -> _OnCpu:
+        layers = model.num_hidden_layers
+        given = layers + 1 if strategy.gpu_layers in ("auto", "all") else int(strategy.gpu_layers)
+        moe = layers if strategy.cpu_moe == "all" else strategy.cpu_moe or 0
+        experts = range(min(moe, layers)) if moe >= 0 else range(layers + moe, layers)
+        before = min(layers, max(layers + 1 - given, 0))
+        return cls(before, not given, experts, strategy.cpu_ffn, not strategy.kv_offload)
+
+    def holds(self, layer: int, module: Module) -> bool:
+        """Return whether the CPU computes a module; ``layer`` is -1 outside of the layers."""
+        if layer < 0:
+            return module.kind == "embedding" or (self.head and module.kind in ("linear", "norm"))
+        if layer < self.before:
+            return True
+        if module.kind == "attention":
+            return self.attends
+        if module.share < 1 and module.kind != "router":
+            return layer in self.experts
+        network = ".".join(module.name.split(".")[:1]) in ("mlp", "feed_forward")
+        return network and layer < self.networks and module.kind in ("linear", "activation")
+
+
+def _fitted(strategy: LlamaCpp, model: ModelShape, workload: Inference, machine: Machine) -> LlamaCpp:
+    """Return the strategy with what ``--fit`` chooses: the most on the GPU that leaves its margin.
+
+    Of a mixture of experts the experts of the last layers go first; if that is not enough, and of dense
+    models, whole layers do, from the first one on.
+    """
+    layers, room = model.num_hidden_layers, _room(machine) - _MARGIN
+
+    def fits(**placed: Any) -> LlamaCpp | None:
+        one = strategy.model_copy(update=placed)
+        plan = LlamaPlan(model, workload, machine, one, one.homes(model, machine))
+        held = sum(part.size for part in plan.held if part.tier == "hbm" and part.name != _CONTEXT)
+        return one if held <= room else None
+
+    experts = any(module.parallel == "experts" for module in model.distinct_modules)
+    orders: list[list[dict[str, Any]]] = [[{"gpu_layers": number} for number in range(layers + 1, -1, -1)]]
+    if experts:
+        orders.insert(0, [{"gpu_layers": "all", "cpu_moe": -number} for number in range(layers + 1)])
+    for candidates in orders:  # each keeps less on the GPU than the one before
+        least = first_that_holds(candidates, lambda one: fits(**one) is not None)
+        if least is not None:
+            return strategy.model_copy(update=least)
+    return strategy.model_copy(update=orders[-1][-1])
+
+
+def _room(machine: Machine) -> int:
+    gpu = machine.accelerator
+    taken = gpu.reserved_bytes + (_DISPLAY if gpu.has_display else 0)
+    return machine.tiers["hbm"].capacity - taken
+
+
+_CONTEXT = "CUDA context"
+
+
+# -- the plan ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LlamaPlan(HookedPlan):
+    """A LlamaPlan is the plan of a model of which the CPU computes a part."""
+
+    strategy: LlamaCpp = field(kw_only=False)
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: always, as llama.cpp has its own."""
+        return True
+
+    @cached_property
+    def divided(self) -> DividedModel:
+        """The model, whose projections are products of their own."""
+        return divide(self.model, tensor=1, pipeline=1, fused=False)
+
+    @property
+    def basis(self) -> Basis:
+        """Numbers on which its times rest: those of products on the CPU among them."""
+        products = self.machine.host.products
+        code = self.machine.accelerator.kernels
+        rates = code.deciding((), experts=bool(self.model.num_experts))
+        uncompared = ("computed layers with llama.cpp",)
+        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=uncompared)
+
+    @cached_property
+    def on_cpu(self) -> _OnCpu:
+        """Modules that the CPU computes, as the settings name them."""
+        return _OnCpu.of(self.strategy, self.model)
+
+    @cached_property
+    def names_on_cpu(self) -> tuple[frozenset[str], ...]:
+        """Names of the modules of each layer that the CPU computes, and behind them of those outside."""
+        made: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
+
+        def names(layer: int, modules: Sequence[Module]) -> frozenset[str]:
+            found = frozenset(one.name for one in modules if self.on_cpu.holds(layer, one))
+            return made.setdefault((id(modules) if layer >= 0 else 0, found), found)
+
+        outside = (*self.model.modules_before, *self.model.modules_after)
+        layers = [names(number, layer) for number, layer in enumerate(self.model.layers)]
+        return (*layers, names(-1, outside))
+
+    @cached_property
+    def cpu_work(self) -> CpuSettings:
+        """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
+        own = self.strategy
+        threads = own.threads or self.machine.host.cpu_optimizer.cores.value
+        least = _LEAST if own.op_offload else None
+        missing = self.missing
+        return CpuSettings(
+            threads, least, not self.mapped, lambda one: missing.get(one.share < 1, 0.0), self.file
+        )
+
+    # -- memory -------------------------------------------------------------------------------------
+
+    @property
+    def mapped(self) -> bool:
+        """Whether weights on the CPU are pages of the file."""
+        return self.strategy.load_mode in _MAPPED
+
+    @property
+    def file(self) -> str:
+        """Tier of the file: the one that is named, or the first one with drives; "" without any."""
+        tiers = self.machine.tiers
+        return self.strategy.file or next((name for name, one in tiers.items() if one.is_storage), "")
+
+    @cached_property
+    def missing(self) -> Mapping[bool, float]:
+        """Share of the weights on the CPU, of experts (True) and others, that each pass reads from the file.
+
+        A pass reads all others in the same order, so that Linux has evicted what comes next: none is found.
+        Of experts, drawn for each token anew, as many are found as there is room for.
+        """
+        size, room = self.weights_on_cpu, self.memory_left
+        if not self.mapped or size <= room or not self.file:
+            return {}
+        experts = sum(
+            one.stored_bytes(self.model.dtype_bytes)
+            for number, layer in enumerate(self.model.layers)
+            for module in layer
+            if module.share < 1 and self.on_cpu.holds(number, module)
+            for one in module.parameters
+        )
+        others = size - experts
+        return {True: 1 - max(0, room - others) / experts} if experts > others else {True: 1.0, False: 1.0}
+
+    @cached_property
+    def weights_on_cpu(self) -> int:
+        """Size of the weights in host memory [B]."""
+        return sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
+
+    @cached_property
+    def memory_left(self) -> int:
+        """Host memory that is left for weights [B]."""
+        others = sum(one.size for one in self.held_beside if one.tier == "dram")
+        return max(0, self.machine.tiers["dram"].capacity - others)
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """Weights, cache, buffers of a graph, and what the systems of GPU and host take."""
+        on_gpu = sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "hbm")
+        on_cpu, remedy = self.weights_on_cpu, "lower gpu_layers, or raise cpu_moe; auto chooses what fits"
+        found = [Held("hbm", "weights", on_gpu, remedy=remedy, kind="weights")]
+        if self.mapped and self.file:
+            resident = min(on_cpu, self.memory_left)
+            found += [Held("dram", "weights", resident, kind="weights")]
+            found += [Held(self.file, "file of the weights", on_gpu + on_cpu, kind="weights")] * (
+                on_cpu > resident
+            )
+        else:
+            found += [Held("dram", "weights", on_cpu, pinned=not self.mapped, kind="weights")]
+        return (*found, *self.held_beside)
+
+    @cached_property
+    def held_beside(self) -> tuple[Held, ...]:
+        """What is needed beside the weights."""
+        own, machine, model = self.strategy, self.machine, self.model
+        element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
+        batch, windows = self.workload.batch_size, own.ubatch_size
+        each = dict.fromkeys((True, False), 0.0)
+        for number, layer in enumerate(model.layers):
+            for one in layer:
+                if one.kind == "attention":
+                    cells = self.cells if one.window is None else min(self.cells, one.window + windows)
+                    each[self.on_cpu.holds(number, one)] += cells * model.cache_width * model.dtype_bytes
+        state = batch * model.state_bytes
+        tokens = min(own.ubatch_size, batch * self.workload.prompt_length)
+        graph = tokens * (model.vocab_size + model.hidden_size) * _SINGLE
+        brought = self._largest_brought if own.op_offload and tokens >= _LEAST else 0
+        return (
+            cache_term("hbm", round(batch * each[False] * element) + state),
+            *([cache_term("dram", round(batch * each[True] * element))] if each[True] else []),
+            Held("hbm", "buffers of the graph", graph + brought, remedy="lower ubatch_size"),
+            Held("hbm", _CONTEXT, machine.accelerator.reserved_bytes),
+            system_memory(machine),
+        )
+
+    @property
+    def cells(self) -> int:
+        """Tokens of a sequence for which the cache has room."""
+        return -(-self.workload.max_context // _CELLS) * _CELLS
+
+    @cached_property
+    def _largest_brought(self) -> int:
+        """Size of the largest tensor that is copied to the GPU for many tokens [B]."""
+        return max(
+            (
+                one.stored_bytes(self.model.dtype_bytes)
+                for number, layer in enumerate(self.model.layers)
+                for module in layer
+                if self.on_cpu.holds(number, module)
+                for one in module.parameters
+            ),
+            default=0,
+        )
+
+    # -- passes -------------------------------------------------------------------------------------
+
+    def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
+        """Return the parts of a pass that are computed at once."""
+        return VllmEngine(self.strategy.ubatch_size).chunks(forward.batch)
+
+    @cached_property
+    def stage_timings(self) -> tuple[PassTimings, ...]:
+        """GPU times of the modules for any pass."""
+        return (
+            LlamaTimings(
+                machine=self.machine,
+                model=self.model,
+                modules=self.modules,
+                zero3=False,
+                cache=self.cache_form,
+            ),
+        )
+
+
+class LlamaTiming(FusedTiming):
+    """A LlamaTiming has the durations of llama.cpp's CUDA kernels, of which a stretch is one CUDA graph in a
+    decode step.
+
+    Counted in ggml/src/ggml-cuda of llama.cpp@0c1e5709 with its fusions: a norm with its weight, and an
+    addition behind each block; a product of quantized weights with the rounding of its input to 8 bits
+    (``quantize_q8_1``), those of gate and up in one kernel if there is one token; rotations, that of keys
+    with their write, and the write of values (3), attention and the sum of its parts (2); router and choice
+    of experts (2), their weighing and sum (2).
+    """
+
+    def launch_s(self, module: Module) -> float:
+        """Return the host time of launching the kernels of ``module`` [s]."""
+        return 0.0 if self.decodes else self.kernels(module) * _LAUNCH_S
+
+    def kernels(self, module: Module) -> int:
+        """Count the kernels of one call of ``module``."""
+        match module.kind:
+            case "attention":
+                return 5
+            case "norm":
+                return 2 if module.parallel == "whole" else 1
+            case "router":
+                return 2
+            case "linear" if module.parallel == "experts":
+                return 6
+            case "linear" if self.decodes and module.name.endswith("up_proj"):
+                return 0
+            case "linear":
+                return 2
+            case "activation":
+                return 0 if self.decodes else 1
+        return 0
+
+    def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of a product with quantized weights [s]: the longer one of reading and decoding
+        them, and of its arithmetic, at the rate of products in 16 bits of as many rows."""
+        gpu, weights = self.machine.accelerator, self._quantized(module)
+        assert weights is not None
+        read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
+        read += weights.fused_flops / gpu.compute.float32.value
+        arithmetic: float = self._padded_work(module, cost, 1) / gpu.peak(self._model.dtype)
+        return max(read, arithmetic)
+
+
+class LlamaTimings(PassTimings):
+    """LlamaTimings are the durations of modules under llama.cpp."""
+
+    def timing(self, batch: tuple[Sequences, ...]) -> LlamaTiming:
+        """Return the timing of one pass."""
+        return LlamaTiming(
+            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
+        )
