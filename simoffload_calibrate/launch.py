@@ -52,7 +52,7 @@ _WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_p
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
 """The share of host memory that the runs of one set of processes may pin before new processes start."""
-_NOT_STARTED = "was not started: no time left"
+_NOT_STARTED = "was not started: no time left, or the program was stopped"
 _SPARE = 1.2
 """The required free space as a multiple of the bytes written."""
 
