@@ -23,9 +23,12 @@ from simoffload.models.families import FAMILIES
 from simoffload.strategies import Plan, Strategy
 
 PACKAGE = Path(simoffload.__file__).parent
-EVIDENCE = PACKAGE.parent / "validation"
+BESIDE = [
+    one for name in ("simoffload_calibrate", "validation") for one in PACKAGE.parent.glob(f"{name}/**/*.py")
+]
+"""Files that use the package and are used by none of it."""
 LONGEST_FUNCTION = 60
-REAL = ("calibration/", "validation/")
+REAL = ("simoffload_calibrate/", "validation/")
 """These set predictions beside real runs of one kind, and know which: the bars on kinds do not hold there."""
 
 
@@ -33,7 +36,7 @@ class Source(NamedTuple):
     """A file of the package or of validation/, or one that a test makes up."""
 
     path: str
-    """Below the package; of validation/ below the repository."""
+    """Below the package; of validation/ and simoffload_calibrate/ below the repository."""
     text: str
 
     @property
@@ -50,7 +53,7 @@ def _tree(text: str) -> ast.Module:
 Check = Callable[[Source], Iterable[str]]
 
 SOURCES = [Source(path.relative_to(PACKAGE).as_posix(), path.read_text()) for path in PACKAGE.rglob("*.py")]
-SOURCES += [Source(f"validation/{path.name}", path.read_text()) for path in EVIDENCE.glob("*.py")]
+SOURCES += [Source(path.relative_to(PACKAGE.parent).as_posix(), path.read_text()) for path in BESIDE]
 
 
 def broken(check: Check, sources: Iterable[Source] = SOURCES) -> list[str]:
@@ -115,7 +118,7 @@ def names_a_family(source: Source) -> Iterator[str]:
 
 
 def calls_the_engine(source: Source) -> Iterator[str]:
-    if source.path == "simulation/runner.py" or source.path.startswith(("engine/", "calibration/")):
+    if source.path == "simulation/runner.py" or source.path.startswith(("engine/", "simoffload_calibrate/")):
         return
     for node in source.nodes:
         match node:
@@ -133,7 +136,7 @@ FACES = ("documents", "hardware", "results", "schedule")
 """Packages whose ``__init__`` names all that others use of them, so that their files may be rearranged."""
 APART = ("documents.json_schema",)
 """Files that no ``__init__`` imports, because one command alone needs them."""
-ABOVE = ("calibration/", "validation/", "__init__.py")
+ABOVE = ("simoffload_calibrate/", "validation/", "__init__.py")
 
 
 def goes_past_a_face(source: Source) -> Iterator[str]:

@@ -33,9 +33,9 @@ class Table(NamedTuple):
 
 
 def modules() -> Iterator[ModuleType]:
-    """All modules of the package; those of child processes that import torch are left out."""
+    """All modules of the package."""
     for one in pkgutil.walk_packages(simoffload.__path__, "simoffload."):
-        if not one.name.endswith("__main__") and not one.name.startswith("simoffload.calibration."):
+        if not one.name.endswith("__main__"):
             yield import_module(one.name)
 
 

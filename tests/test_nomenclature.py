@@ -53,8 +53,8 @@ def test_columns_of_a_comparison_are_explained() -> None:
 
 # -- names and docstrings of the package ----------------------------------------------------------
 
-PACKAGE = Path(__file__).parents[1] / "simoffload"
-TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+PACKAGES = [Path(__file__).parents[1] / name for name in ("simoffload", "simoffload_calibrate")]
+TREES = {path: ast.parse(path.read_text()) for package in PACKAGES for path in sorted(package.rglob("*.py"))}
 BANNED = frozenset(
     {
         *(

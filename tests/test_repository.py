@@ -144,7 +144,10 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile
 
 def test_wheel_carries_the_package_and_its_data(repository: Path, wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    expected = {str(path.relative_to(repository)) for path in tracked_files(repository, "simoffload")}
+    packages = [
+        path for name in ("simoffload", "simoffload_calibrate") for path in tracked_files(repository, name)
+    ]
+    expected = {str(path.relative_to(repository)) for path in packages}
     for data in ["hardware_profiles", "scenarios"]:
         files = [str(path.relative_to(repository)) for path in tracked_files(repository, data)]
         assert files, f"{data} is empty"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from simoffload.calibration.compare import ComparedRun, Errors, errors
 from simoffload.units import plural
+from simoffload_calibrate.compare import ComparedRun, Errors, errors
 from validation.measured import MeasuredRun, Profile, counted
 
 __all__ = [

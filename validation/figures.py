@@ -13,8 +13,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
-from simoffload.calibration.records import LayerStarts
 from simoffload.units import plural
+from simoffload_calibrate.records import LayerStarts
 from validation.accuracy import WORST_DECODE
 from validation.measured import PASSES, MeasuredRun, changed
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from simoffload.calibration.micro.record import read_record
 from simoffload.hardware import P90, Host, load_platform
 from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import Provenance, Sourced
+from simoffload_calibrate.micro.record import read_record
 
 __all__ = [
     "GPUS",

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from simoffload.calibration.compare import ComparedRun, compare_file, errors
-from simoffload.calibration.micro.bases import base_platform
-from simoffload.calibration.micro.record import read_record
-from simoffload.calibration.records import RecordedRun, Records, read_records
 from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
+from simoffload_calibrate.compare import ComparedRun, compare_file, errors
+from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.record import read_record
+from simoffload_calibrate.records import RecordedRun, Records, read_records
 from validation.shipped_hosts import without
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from simoffload.calibration.compare import ComparedRun, Errors, errors
-from simoffload.calibration.records import RecordedRun
+from simoffload_calibrate.compare import ComparedRun, Errors, errors
+from simoffload_calibrate.records import RecordedRun
 from validation.accuracy import accuracy_table, held_out, limit_table, table
 from validation.measured import (
     PARTS,

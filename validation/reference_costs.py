@@ -20,20 +20,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simoffload.calibration.host_costs import COSTS, SCALED, TRACED, Observation
-from simoffload.calibration.host_fit import HostTimes, fit_host, ridge, signed_errors
-from simoffload.calibration.micro.bases import base_platform
-from simoffload.calibration.micro.fit_deepspeed import small_model_times
-from simoffload.calibration.micro.noise import probe_level
-from simoffload.calibration.micro.record import read_record
-from simoffload.calibration.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 from simoffload.hardware import load_platform
+from simoffload_calibrate.host_costs import COSTS, SCALED, TRACED, Observation
+from simoffload_calibrate.host_fit import HostTimes, fit_host, ridge, signed_errors
+from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.fit_deepspeed import small_model_times
+from simoffload_calibrate.micro.noise import probe_level
+from simoffload_calibrate.micro.record import read_record
+from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 
 __all__ = ["Pool", "left_out", "pooled", "table_text"]
 
 _ROOT = Path(__file__).parents[1]
 _RECORDS = _ROOT / "validation" / "measured" / "fit"
-_TABLE = _ROOT / "simoffload" / "calibration" / "reference_costs.csv"
+_TABLE = _ROOT / "simoffload_calibrate" / "reference_costs.csv"
 _NOISY = 0.1
 """A machine whose sections differ by more than this takes no part in the mean that is the reference host."""
 _SPREADS = 0.05, 0.5

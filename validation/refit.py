@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from simoffload.calibration import reference
-from simoffload.calibration.micro.bases import base_platform
-from simoffload.calibration.micro.fit_deepspeed import ThreadFit
-from simoffload.calibration.micro.profiles import profile_from_micro
-from simoffload.calibration.micro.record import read_record
 from simoffload.documents import parse_yaml, read_document, yaml_text
+from simoffload_calibrate import reference
+from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.fit_deepspeed import ThreadFit
+from simoffload_calibrate.micro.profiles import profile_from_micro
+from simoffload_calibrate.micro.record import read_record
 from validation import reference_costs, shipped_hosts
 
 __all__ = ["machines", "refitted"]

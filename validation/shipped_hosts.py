@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.calibration.host_costs import COSTS, SCALED, of_real_models
-from simoffload.calibration.micro.fitted import bytes_text, rate_text, seconds_text
-from simoffload.calibration.reference import reference_costs
 from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCosts, load_platform
 from simoffload.hardware.spreads import DEFAULT_SPREADS
 from simoffload.units import parse_rate
+from simoffload_calibrate.host_costs import COSTS, SCALED, of_real_models
+from simoffload_calibrate.micro.fitted import bytes_text, rate_text, seconds_text
+from simoffload_calibrate.reference import reference_costs
 from validation.host_records import (
     GPUS,
     HostRecord,

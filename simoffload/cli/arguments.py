@@ -454,9 +454,16 @@ def _add_completion(parser: _Parser) -> None:
 
 
 def _add_calibrate(parser: _Parser) -> None:
-    from simoffload.cli import calibrating
+    """Add the actions of the package that measures, which nothing else here knows."""
+    try:
+        from simoffload_calibrate import commands
+    except ModuleNotFoundError as error:
+        if error.name != "simoffload_calibrate":
+            raise
+        text = "is not installed; pip install 'simoffload[calibrate]' brings it"
+        raise InputError.at("", text, path="simoffload calibrate") from None
 
-    calibrating.add(parser.add_subparsers(metavar="ACTION", required=True))
+    commands.add(parser.add_subparsers(metavar="ACTION", required=True))
 
 
 def _finish(*actions: tuple[_Parser, Command]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from simoffload.calibration.deepspeed import build
+from simoffload_calibrate.deepspeed import build
 
 
 def main(path: Path) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.compare import (
+from simoffload.cli.console import Console
+from simoffload.documents import Document
+from simoffload.errors import InputError
+from simoffload.planning.confidence import confidence
+from simoffload.scenario import resolve
+from simoffload.simulation import simulate
+from simoffload_calibrate import commands
+from simoffload_calibrate.compare import (
     ComparedPass,
     ComparedRun,
     compare_file,
@@ -22,13 +29,6 @@ from simoffload.calibration.compare import (
     errors,
     to_dict,
 )
-from simoffload.cli import calibrating
-from simoffload.cli.console import Console
-from simoffload.documents import Document
-from simoffload.errors import InputError
-from simoffload.planning.confidence import confidence
-from simoffload.scenario import resolve
-from simoffload.simulation import simulate
 from tests.calibration import recorded
 from tests.calibration.recorded import MODEL, WORK, ds_config, inference, record, trace, training
 from tests.cli.conftest import Answer
@@ -352,7 +352,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(*message: str) -> Answer:
         parser = argparse.ArgumentParser(prog="simoffload")
-        calibrating.add(parser.add_subparsers())
+        commands.add(parser.add_subparsers())
         arguments = parser.parse_args(["compare", *message])
         console = Console(as_json=arguments.json)
         try:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.compare import compare_file
-from simoffload.calibration.processes import missing_packages
+from simoffload_calibrate.compare import compare_file
+from simoffload_calibrate.jobs import missing_packages
 from tests.calibration.real_runs import Recorded, want
 
 pytestmark = [

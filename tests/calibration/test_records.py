@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.records import read_records
 from simoffload.errors import InputError
+from simoffload_calibrate.records import read_records
 from tests.calibration.recorded import fsdp, inference, record, trace, training, write
 
 

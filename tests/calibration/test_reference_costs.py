@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simoffload.calibration.host_costs import COSTS
-from simoffload.calibration.reference import REFERENCE_PROBE, reference_costs
+from simoffload_calibrate.host_costs import COSTS
+from simoffload_calibrate.reference import REFERENCE_PROBE, reference_costs
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "host-thread.md"
 

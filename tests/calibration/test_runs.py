@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.launch import LaunchSettings, check, describe
-from simoffload.calibration.runs import read_requests
 from simoffload.errors import InputError
+from simoffload_calibrate.launch import LaunchSettings, check, describe
+from simoffload_calibrate.runs import read_requests
 
 RUN: dict[str, Any] = {
     "name": "one",

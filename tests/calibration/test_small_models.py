@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.calibration.processes import thread_environment
-from simoffload.calibration.runs import CalibrationRun, Training
-from simoffload.calibration.small_models import eager_cases, small_cases, small_training_cases
+from simoffload_calibrate.jobs import thread_environment
+from simoffload_calibrate.runs import CalibrationRun, Training
+from simoffload_calibrate.small_models import eager_cases, small_cases, small_training_cases
 
 
 def work(case: CalibrationRun) -> Training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from simoffload.calibration.deepspeed.recorders import StorageLog
+from simoffload_calibrate.deepspeed.recorders import StorageLog
 
 
 class Handle:

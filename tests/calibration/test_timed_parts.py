@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.calibration.deepspeed.recorders import BACKWARD, OPTIMIZER, timed_parts
+from simoffload_calibrate.deepspeed.recorders import BACKWARD, OPTIMIZER, timed_parts
 
 
 class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801 (DeepSpeed's name, which Python puts before private methods)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simoffload.calibration.micro import profiles, session
-from simoffload.calibration.micro.plan import MeasurementRequest
 from simoffload.hardware import load_platform
+from simoffload_calibrate.micro import profiles, session
+from simoffload_calibrate.micro.plan import MeasurementRequest
 from tests.calibration.micro.machine import record
 
 if TYPE_CHECKING:
@@ -300,10 +300,31 @@ def test_words_that_are_refused(micro: Micro, argv: tuple[str, ...], message: st
 
 
 def test_nothing_heavy_is_imported_here() -> None:
-    """The parser does not even need the calibration package."""
+    """The parser needs none of what measures."""
     program = (
-        "import sys, simoffload.cli.measuring\n"
-        "print([name for name in ('torch', 'numpy', 'simoffload.calibration') if name in sys.modules])"
+        "import sys, simoffload_calibrate.micro.command\n"
+        "print([name for name in ('torch', 'numpy', 'simoffload.hardware') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_without_its_package_the_command_says_what_brings_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "simoffload_calibrate", None)
+    answer = program("calibrate", "micro", "-o", "out")
+    assert answer.status == 2
+    assert answer.err.splitlines() == [
+        "error: simoffload calibrate: is not installed; pip install 'simoffload[calibrate]' brings it"
+    ]
+    assert program("check", "small.yaml", "--json").status == 0
+
+
+def test_only_calibrate_imports_its_package() -> None:
+    code = (
+        "import sys, simoffload.cli; simoffload.cli.main(['check', 'ddn/bloom-7b1']); "
+        "print([name for name in sys.modules if name.startswith('simoffload_calibrate')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"

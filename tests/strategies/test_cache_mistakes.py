@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.calibration.launch import case_data
-from simoffload.calibration.runs import request
+from simoffload_calibrate.launch import case_data
+from simoffload_calibrate.runs import request
 from tests.strategies.scenarios import OFFLOADED, ON_CPU, STATIC, VLLM, refused, streamed, text
 
 FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import pytest
 
-from simoffload.calibration.compare import ComparedPass, ComparedRun
-from simoffload.calibration.records import RecordedRun, read_records
 from simoffload.errors import InputError
+from simoffload_calibrate.compare import ComparedPass, ComparedRun
+from simoffload_calibrate.records import RecordedRun, read_records
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
 from validation.accuracy import (
     ALL,

@@ -79,7 +79,7 @@ def test_the_files_of_numbers_exist(repository: Path) -> None:
 def test_a_figure_that_a_constant_or_a_profile_names_is_not_judged(repository: Path) -> None:
     """Both rates of llama.cpp that set the skew of routing, for example, are named where it is defined."""
     judged = {one.id for one in REFERENCES if one.role == "judged"}
-    folders = ("simoffload", "hardware_profiles")
+    folders = ("simoffload", "simoffload_calibrate", "hardware_profiles")
     files = [
         path for name in folders for path in (repository / name).rglob("*") if path.suffix in {".py", ".yaml"}
     ]

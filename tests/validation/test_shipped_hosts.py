@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.reference import reference_costs
 from simoffload.hardware import (
     DEFAULT_SPREADS,
     P90,
@@ -19,6 +18,7 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.hardware.unmeasured import shipped_unmeasured
+from simoffload_calibrate.reference import reference_costs
 from validation.host_records import (
     HostRecord,
     deviations,

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
 
-from simoffload.calibration.micro.bench import Bench
-from simoffload.calibration.micro.plan import Context, MeasurementRequest, MeasurementSection
+from simoffload_calibrate.micro.bench import Bench
+from simoffload_calibrate.micro.plan import Context, MeasurementRequest, MeasurementSection
 
 QUIET = 4e-6
 """[s] Time of a call on a quiet host."""

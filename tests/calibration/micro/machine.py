@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simoffload.calibration import host_costs
-from simoffload.calibration.host_costs import module_events, simulated
-from simoffload.calibration.host_fit import scaled
-from simoffload.calibration.micro.fit_deepspeed import small_plan
-from simoffload.calibration.reference import reference_costs
-from simoffload.calibration.small_models import small_cases
 from simoffload.hardware import Machine, load_platform
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from simoffload_calibrate import host_costs
+from simoffload_calibrate.host_costs import module_events, simulated
+from simoffload_calibrate.host_fit import scaled
+from simoffload_calibrate.micro.fit_deepspeed import small_plan
+from simoffload_calibrate.reference import reference_costs
+from simoffload_calibrate.small_models import small_cases
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -1,4 +1,4 @@
-"""A process of several that measure subsets of themselves: ``python -m … FOLDER``, one for each rank.
+"""A task of several processes that measure subsets of themselves.
 
 Without GPUs, a copy only advances the clock of its process, by a time that ranks 0 and 2 share, and ranks 1
 and 3. So other work on the machine changes nothing.
@@ -6,19 +6,15 @@ and 3. So other work on the machine changes nothing.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from simoffload.calibration.micro import links, timing
-from simoffload.calibration.micro.timing import MeasurementJob
+from simoffload_calibrate.child import Job
+from simoffload_calibrate.micro import links, timing
 
 _COPY_S = 4e-3
 """[s] Time of a copy that shares with no other."""
@@ -26,10 +22,9 @@ _READING_S = 1e-6
 """[s] Time between two readings of a clock without a copy."""
 
 
-def main(folder: Path) -> None:
-    """Measure copies in two rounds and collectives in one, and write what rank 0 returns."""
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def measure(job: Job) -> dict[str, Any]:
+    """Measure copies in two rounds and collectives in one."""
+    rank, ranks = job.rank, job.ranks
     now, copying = 0.0, [rank]
 
     def elapse(seconds: float) -> float:
@@ -49,20 +44,15 @@ def main(folder: Path) -> None:
     timing.time, links.seconds_by_rank = clock, seconds_by_rank
     links._copy = copy
     links._host_buffer = lambda size, **_: torch.empty(size, dtype=torch.uint8)
+    links._GATHERED = [1 << 12]
     links._TOGETHER, links._SUBSET, links._SUBSET_S = [1 << 10, 1 << 12], 1 << 12, 0.02
     data = {"counts": [1, 2, 3, ranks], "round": 1}
-    job = MeasurementJob(rank, ranks, "cpu", False, data, {}, time.monotonic() + 300)
-    found = {
-        "rounds": [links.copies_together(job._replace(data={**data, "round": number})) for number in (1, 2)],
-        "shared": links.copies_of_subsets(job),
-        "without time": links.copies_of_subsets(job._replace(until=time.monotonic() - 1)),
-        "collectives": links.collectives(job._replace(data={"counts": [2, ranks]}), [1 << 12]),
+    job = job._replace(data=data)
+    return {
+        "rounds": [
+            links.measure_copies_together(job._replace(data={**data, "round": number})) for number in (1, 2)
+        ],
+        "shared": links.measure_copies_subsets(job),
+        "without time": links.measure_copies_subsets(job._replace(until=time.monotonic() - 1)),
+        "collectives": links.measure_collectives(job._replace(data={"counts": [2, ranks]})),
     }
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

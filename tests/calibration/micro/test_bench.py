@@ -13,63 +13,13 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import bench, session
-from simoffload.calibration.micro.plan import SECTIONS, MeasurementRequest
-from simoffload.calibration.micro.record import Record, read_record
-from simoffload.calibration.micro.session import describe, measure
 from simoffload.errors import InputError
-
-WORKER = """\
-import json, os, pathlib, sys, time
-job = json.loads(pathlib.Path(sys.argv[1]).read_text())
-folder = pathlib.Path(job["folder"])
-(folder / "ready").touch()
-seen = folder.parent.parent / "seen.txt"
-for number in range(1000):
-    while not (folder / f"{number:04d}.task").is_file():
-        os.kill(job["parent"], 0)
-        time.sleep(0.01)
-    task = json.loads((folder / f"{number:04d}.task").read_text())
-    work = task["work"]
-    probe = {"seconds": 1, "calls": {"launch": dict.fromkeys(("p10", "p25", "p50", "p75", "p90"), 1e-6)}}
-    found = {"facts": {"torch": "2.0", "gpu": DEVICE}, "probe": probe}
-    answer = {"found": found.get(work, {"rank": os.environ["RANK"]})}
-    if work not in found:
-        with seen.open("a") as file:
-            file.write(f"{os.environ['WORLD_SIZE']} {work}\\n")
-    if work == "kernels":
-        os.abort()
-    if work == "dram" and not (seen.parent / "fast").is_file():
-        (seen.parent / "pid").write_text(str(os.getpid()))
-        time.sleep(60)
-    if work == "hbm":
-        answer = {"skipped": "there is no GPU"}
-    if work == "storage":
-        answer = {"found": {"scratch": job["storage"]["scratch"], "size": job["storage"]["size"]}}
-        pathlib.Path(job["storage"]["scratch"], "tensor0").write_bytes(bytes(10))
-    if work == "matmul":
-        answer = {"failed": "ValueError: no good"}
-    (folder / "partial").write_text(json.dumps(answer))
-    (folder / "partial").rename(folder / f"{number:04d}.answer-0")
-    if "failed" in answer:
-        sys.exit(3)
-"""
-
-
-@pytest.fixture
-def players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replace the worker by a script, and put temporary files into ``tmp_path``."""
-    play(tmp_path, gpu="None")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(bench, "WORKER", "fake_worker")
-    monkeypatch.setattr(bench, "missing_packages", lambda _: ())
-    return tmp_path
-
-
-def play(folder: Path, *, gpu: str) -> None:
-    (folder / "fake_worker.py").write_text(WORKER.replace("DEVICE", gpu))
+from simoffload_calibrate.micro import bench, session
+from simoffload_calibrate.micro.benchmarks import sections
+from simoffload_calibrate.micro.plan import MeasurementRequest
+from simoffload_calibrate.micro.record import Record, read_record
+from simoffload_calibrate.micro.session import describe, measure
+from tests.calibration.micro.conftest import H200, play
 
 
 def request(*sections: str, storage: Path | None = None, gpus: int | None = None) -> MeasurementRequest:
@@ -85,12 +35,13 @@ def seen(folder: Path) -> list[str]:
 
 
 def test_everything_goes_well(players: Path) -> None:
+    play(players, gpu=H200)
     rendered: list[str] = []
     raw = measure(request("copies", "attention")._replace(quick=False), progress=rendered.append)
     assert raw["sections"] == {"copies": {"rank": "0"}, "attention": {"rank": "0"}}
     assert raw["skipped"] == {}
     assert raw["schema"] == "simoffload/micro/2"
-    assert raw["machine"]["gpu"] is None
+    assert raw["machine"]["gpu"]["count"] == 1
     assert raw["machine"]["cores"] == os.cpu_count()
     assert {"virtual", "governor"} <= set(raw["machine"])
     assert rendered[0] == "reading the facts of the machine"
@@ -103,22 +54,22 @@ def test_everything_goes_well(players: Path) -> None:
     assert [entry.name for entry in players.iterdir() if entry.is_dir() and entry.name != "__pycache__"] == []
 
 
-@pytest.mark.usefixtures("players")
-def test_a_section_that_fails_does_not_lose_the_others() -> None:
-    raw = measure(request("copies", "kernels", "hbm", "matmul", "attention"), progress=ignore)
+def test_a_section_that_fails_does_not_lose_the_others(players: Path) -> None:
+    play(players, gpu=H200)
+    raw = measure(request("copies", "kernels", "matmul", "attention"), progress=ignore)
     assert list(raw["sections"]) == ["copies", "attention"]
     assert raw["skipped"]["kernels"].startswith("its process ended with status -6")
-    assert raw["skipped"]["hbm"] == "there is no GPU"
     assert raw["skipped"]["matmul"] == "ValueError: no good"
 
 
 def test_a_section_that_hangs_is_stopped(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simoffload.calibration.micro.session._LEAST", 0.3)
-    monkeypatch.setattr("simoffload.calibration.micro.session._PATIENCE", 0.0)
+    monkeypatch.setattr("simoffload_calibrate.micro.session._LEAST", 0.3)
+    monkeypatch.setattr("simoffload_calibrate.micro.session._PATIENCE", 0.0)
     monkeypatch.setattr(bench, "_SLACK", 0.2)
-    raw = measure(request("dram", "attention"), progress=ignore)
-    assert raw["skipped"]["dram"].startswith("stopped after")
-    assert list(raw["sections"]) == ["attention"]
+    raw = measure(request("dram", "cpu_adam", "attention"), progress=ignore)
+    assert raw["skipped"]["cpu_adam"].startswith("stopped after")
+    assert raw["skipped"]["attention"] == "there is no GPU"
+    assert list(raw["sections"]) == ["dram"]
     assert not alive(int((players / "pid").read_text()))
 
 
@@ -147,9 +98,9 @@ def test_what_is_asked_for_must_be_there(players: Path) -> None:
 
 
 def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
-    play(players, gpu='{"name": "NVIDIA H200", "count": 1}')
+    play(players, gpu=H200)
     raw = measure(request("collectives"), progress=ignore)
-    assert raw["skipped"] == {"collectives": "needs two GPUs"}
+    assert raw["skipped"] == {"collectives": "needs 2 GPUs"}
     assert measure(request("storage"), progress=ignore)["skipped"] == {
         "storage": "no folder was named with --storage"
     }
@@ -176,7 +127,7 @@ def test_one_gpu_takes_four_minutes_and_eight_take_eight(
 ) -> None:
     """Ten of the seconds of one GPU are for the imports of the processes, and 25 of those of several."""
     play(players, gpu=f'{{"name": "NVIDIA H200", "count": {gpus}}}')
-    asked = request(*(name for name in SECTIONS if name != "storage"))._replace(quick=quick)
+    asked = request(*(name for name in sections() if name != "storage"))._replace(quick=quick)
     with session.open_bench(asked, ignore) as machine:
         record = Record(session._initial_record(asked, machine), None)
         plan = session._MicroMeasurement(machine, record, quick=quick, progress=ignore).plan()
@@ -185,7 +136,7 @@ def test_one_gpu_takes_four_minutes_and_eight_take_eight(
         assert int(counted[1]) == rounds[0]
         assert most - 30 < int(counted[2]) <= most
         assert machine.preparation == (10.0 if gpus == 1 else 25.0)
-        number = sum(section.expected_rounds for section in machine.sections)
+        number = sum(1 if section.once else len(section.rounds) for section in machine.sections)
         assert (len(machine.sections), number) == rounds
 
 
@@ -201,10 +152,12 @@ def test_all_sections_of_several_gpus_run_in_one_group(
         if ranks == 1:
             start(groups, process, ranks)
 
-    def called(groups: Any, process: str, ranks: int, task: Any, *, seconds: float) -> dict[str, Any]:
+    def called(
+        groups: Any, process: str, ranks: int, runs: str, task: Any, *, seconds: float
+    ) -> dict[str, Any]:
         if ranks == 1:
-            return call(groups, process, ranks, task, seconds=seconds)
-        tasks[task["work"]] = ranks, task.get("counts")
+            return call(groups, process, ranks, runs, task, seconds=seconds)
+        tasks[runs.rpartition(":")[2].removeprefix("measure_")] = ranks, task.get("counts")
         return {}
 
     monkeypatch.setattr(bench._WorkerGroups, "start", started)
@@ -212,11 +165,11 @@ def test_all_sections_of_several_gpus_run_in_one_group(
     wanted = request("copies", "collectives", "cpu_adam", "hooks", "eager")
     measure(wanted._replace(quick=False), progress=ignore)
     assert tasks == {
-        "facts": (8, None),
-        "eager_together": (8, None),
-        "hooks_decode": (8, None),
-        "hooks_training": (8, None),
-        "cpu_adam_together": (8, None),
+        "gpu_facts": (8, None),
+        "eager": (8, None),
+        "decode": (8, None),
+        "training": (8, None),
+        "adam_together": (8, None),
         "copies_together": (8, [1, 2, 3, 4, 6, 8]),
         "copies_subsets": (8, None),
         "collectives": (8, [2, 4, 8]),
@@ -256,8 +209,9 @@ def wait_for(condition: Path, seconds: float = 20.0) -> None:
 
 COMMAND = """\
 import sys
-from simoffload.calibration.micro import bench
-bench.WORKER, bench.missing_packages = "fake_worker", lambda _: ()
+from simoffload_calibrate import jobs
+from simoffload_calibrate.micro import bench
+jobs.WORKER, bench.missing_packages = "fake_worker", lambda _: ()
 from simoffload.cli import main
 sys.exit(main())
 """
@@ -275,7 +229,7 @@ def test_what_was_measured_outlives_the_end_of_the_run(
     place = players / "place"
     place.mkdir()
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}
-    message = ["calibrate", "micro", "-o", "out", "--only", "copies,dram,storage", "--storage", str(place)]
+    message = ["calibrate", "micro", "-o", "out", "--only", "dram,cpu_adam,storage", "--storage", str(place)]
     command = [sys.executable, "-c", COMMAND, *message, "--quick"]
     with subprocess.Popen(command, env=environment, cwd=players, stderr=subprocess.PIPE, text=True) as parent:
         wait_for(players / "pid")
@@ -283,14 +237,14 @@ def test_what_was_measured_outlives_the_end_of_the_run(
         parent.send_signal(number)
         _, err = parent.communicate(timeout=30)
     assert parent.returncode == status
-    kept = "out/micro.json contains what was measured so far: copies; --resume continues the run, "
+    kept = "out/micro.json contains what was measured so far: dram; --resume continues the run, "
     if number != signal.SIGKILL:
         lines = err.splitlines()
         assert f"{kept}--from-json makes profiles from it" in lines
         assert lines[-2:] == ["out: micro.json", reported]
     raw = read_record(players / "out" / "micro.json")
-    assert raw["sections"] == {"copies": {"rank": "0"}}
-    assert raw["unfinished"] == ["dram", "storage"]
+    assert raw["sections"] == {"dram": {"rank": "0"}}
+    assert raw["unfinished"] == ["cpu_adam", "storage"]
     assert [entry.name for entry in (players / "out").iterdir()] == ["micro.json"]
     if number != signal.SIGKILL:  # else the worker removes them
         assert not alive(int((players / "pid").read_text()))
@@ -300,13 +254,13 @@ def test_what_was_measured_outlives_the_end_of_the_run(
     done = subprocess.run(command, env=environment, cwd=players, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     work = [line.split()[1] for line in seen(players)]
-    assert [name for name in work if name != "compile"] == ["copies", "dram", "dram", "storage"]
+    assert work == ["memory", "adam", "adam", "storage"]
     raw = read_record(players / "out" / "micro.json")
-    assert (set(raw["sections"]), raw["unfinished"]) == ({"copies", "dram", "storage"}, [])
+    assert (set(raw["sections"]), raw["unfinished"]) == ({"dram", "cpu_adam", "storage"}, [])
 
 
 def test_a_section_that_failed_is_final_until_the_run_goes_on(players: Path) -> None:
-    asked = request("copies", "hbm")._replace(record=players / "micro.json")
+    asked = request("dram", "hooks")._replace(record=players / "micro.json")
     raw = measure(asked, progress=ignore)
     assert raw["unfinished"] == []
-    assert read_record(players / "micro.json")["skipped"] == {"hbm": "there is no GPU"}
+    assert read_record(players / "micro.json")["skipped"] == {"hooks_decode": "there is no compiler"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.fit_fsdp import fit_fsdp
-from simoffload.calibration.micro.profiles import profile_from_micro
 from simoffload.hardware import Machine, load_platform
+from simoffload_calibrate.micro.fit_fsdp import fit_fsdp
+from simoffload_calibrate.micro.profiles import profile_from_micro
 
 TINY = {
     "family": "llama",

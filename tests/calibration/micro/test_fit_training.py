@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.fit_deepspeed import fit_cpu_optimizer
 from simoffload.units import parse_rate
+from simoffload_calibrate.micro.fit_deepspeed import fit_cpu_optimizer
 
 THREAD, LIMIT = 25e9, 240e9
 NUMBER = 512 << 20

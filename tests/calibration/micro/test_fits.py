@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.calibration.micro.fit_eager import fit_eager
-from simoffload.calibration.micro.fit_gpu import (
+from simoffload.documents import parse_yaml
+from simoffload.hardware import load_platform
+from simoffload.models import Attention, Sequences, attention_kernels, load_model
+from simoffload.scenario import resolve
+from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
+from simoffload_calibrate.micro.fit_eager import fit_eager
+from simoffload_calibrate.micro.fit_gpu import (
     Roofline,
     fit_attention,
     fit_float16,
@@ -20,14 +25,9 @@ from simoffload.calibration.micro.fit_gpu import (
     fit_matmul,
     fit_strided,
 )
-from simoffload.calibration.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
-from simoffload.calibration.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
-from simoffload.calibration.small_models import eager_cases
-from simoffload.documents import parse_yaml
-from simoffload.hardware import load_platform
-from simoffload.models import Attention, Sequences, attention_kernels, load_model
-from simoffload.scenario import resolve
-from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
+from simoffload_calibrate.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
+from simoffload_calibrate.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
+from simoffload_calibrate.small_models import eager_cases
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record
 

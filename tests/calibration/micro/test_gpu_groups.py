@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simoffload.calibration.micro.fit_parts import fit_memory
-from simoffload.calibration.micro.gpu_groups import (
+from simoffload.hardware import Demand, Machine, fair_rates, load_platform
+from simoffload_calibrate.micro.fit_parts import fit_memory
+from simoffload_calibrate.micro.gpu_groups import (
     copying_subsets,
     found_groups,
     measured_groups,
     pair_ratios,
     subsets,
 )
-from simoffload.calibration.micro.noise import pooled
-from simoffload.calibration.micro.profiles import profile_from_micro
-from simoffload.hardware import Demand, Machine, fair_rates, load_platform
+from simoffload_calibrate.micro.noise import pooled
+from simoffload_calibrate.micro.profiles import profile_from_micro
 from tests.calibration.micro.machine import PCIE, record
 
 GB = 10**9

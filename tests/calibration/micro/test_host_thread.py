@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
-from simoffload.calibration.micro import fit_deepspeed
-from simoffload.calibration.micro.fit_deepspeed import ThreadFit, fit_thread
-from simoffload.calibration.micro.fitted import Fitted
-from simoffload.calibration.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
-from simoffload.calibration.small_models import held_back_cases, small_cases
 from simoffload.errors import InputError
 from simoffload.hardware import DEFAULT_SPREADS, TimeInput
 from simoffload.units import parse_seconds
+from simoffload_calibrate.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
+from simoffload_calibrate.micro import fit_deepspeed
+from simoffload_calibrate.micro.fit_deepspeed import ThreadFit, fit_thread
+from simoffload_calibrate.micro.fitted import Fitted
+from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
+from simoffload_calibrate.small_models import held_back_cases, small_cases
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import FACTOR, record
 from validation.reference_costs import pooled

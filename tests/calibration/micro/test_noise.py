@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.noise import (
+from simoffload_calibrate.micro.noise import (
     is_noisy,
     lower_quartile,
     machine_noise,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import simoffload
-from simoffload.calibration.micro.bases import base_platform
-from simoffload.calibration.micro.profiles import check_names, profile_from_micro
 from simoffload.errors import InputError
 from simoffload.hardware import load_platform
 from simoffload.hardware.topology import Platform
+from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.profiles import check_names, profile_from_micro
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, PCIE, record
 

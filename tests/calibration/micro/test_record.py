@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.record import read_record, record_text
 from simoffload.errors import InputError
+from simoffload_calibrate.micro.record import read_record, record_text
 from tests.calibration.micro.machine import record
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import session
-from simoffload.calibration.micro.plan import (
+from simoffload.errors import InputError
+from simoffload_calibrate.micro import session
+from simoffload_calibrate.micro.plan import (
     Context,
     MeasurementRequest,
     MeasurementSection,
     SkippedError,
 )
-from simoffload.calibration.micro.record import read_record
-from simoffload.calibration.micro.session import measure
-from simoffload.errors import InputError
+from simoffload_calibrate.micro.record import read_record
+from simoffload_calibrate.micro.session import measure
 from tests.calibration.micro.bench import QUIET, Copies, FakeBench, opened
 
 LONG = 1000.0

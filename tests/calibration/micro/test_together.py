@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro.gpu_groups import found_groups
-from simoffload.calibration.micro.noise import pooled
-from simoffload.calibration.processes import run_ranks
+from simoffload_calibrate.jobs import JobProcesses
+from simoffload_calibrate.micro.gpu_groups import found_groups
+from simoffload_calibrate.micro.noise import pooled
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
 pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]  # the only environment with PyTorch
@@ -19,13 +18,12 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.slow]  # the only environment w
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 0 of four returns; a rank that made another number of collectives would let all hang."""
-    folder = tmp_path_factory.mktemp("ranks")
-    log = folder / "log.txt"
-    module = "tests.calibration.micro.ranks"
+    folder = tmp_path_factory.mktemp("ranks") / "job"
     environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
-    status = run_ranks(module, [str(folder)], ranks=4, log=log, environment=environment)
-    assert status == 0, log.read_text()[-3000:]
-    measured: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    with JobProcesses(folder, {}, ranks=4, environment=environment) as job:
+        answer = job.call("tests.calibration.micro.ranks:measure", {"seconds": 300.0}, limit=300.0)
+    assert "found" in answer, answer
+    measured: dict[str, Any] = answer["found"]
     return measured
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from simoffload.calibration.micro import bench
-from simoffload.calibration.micro.fit_deepspeed import fit_thread
-from simoffload.calibration.micro.fit_parts import fit_memory
-from simoffload.calibration.micro.plan import MeasurementRequest
-from simoffload.calibration.micro.session import measure
-from simoffload.calibration.small_models import small_training_cases
 from simoffload.hardware import load_platform
+from simoffload_calibrate import small_models
+from simoffload_calibrate.micro import bench
+from simoffload_calibrate.micro.benchmarks import microbenchmarks
+from simoffload_calibrate.micro.fit_deepspeed import fit_thread
+from simoffload_calibrate.micro.fit_parts import fit_memory
+from simoffload_calibrate.micro.plan import MeasurementRequest
+from simoffload_calibrate.micro.session import measure
+from simoffload_calibrate.small_models import small_training_cases
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
 pytestmark = pytest.mark.deepspeed  # the only environment with PyTorch
@@ -36,18 +38,14 @@ def host() -> dict[str, Any]:
     return measure(request("hbm", "dram", "cpu_adam")._replace(gpus=2), progress=ignore)
 
 
-def test_every_section_has_a_function() -> None:
-    from simoffload.calibration.micro.plan import SECTION_PLANS
-    from simoffload.calibration.micro.worker import FUNCTIONS
-
-    assert set(FUNCTIONS) - set(SECTION_PLANS) == {"facts", "probe", "compile"}
-    assert set(SECTION_PLANS) < set(FUNCTIONS)
-    for module, function in FUNCTIONS.values():
-        assert callable(getattr(import_module(f"simoffload.calibration.micro.{module}"), function))
+def test_every_benchmark_has_a_function() -> None:
+    named = [one.runs for one in microbenchmarks() if one.runs]
+    for module, _, function in (runs.partition(":") for runs in (*named, bench._FACTS, bench._PROBE)):
+        assert callable(getattr(import_module(module), function))
 
 
 def test_the_probe_runs_on_a_host_without_a_gpu() -> None:
-    from simoffload.calibration.micro.host import HostProbe
+    from simoffload_calibrate.micro.host import HostProbe
 
     found = HostProbe("cpu").measure(0.1)
     assert set(found["calls"]) == {"launch", "module", "hooks", "autograd"}
@@ -70,7 +68,7 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
     # One training of each family, with one and with several micro-steps: each takes a quarter of a minute.
     chosen = small_training_cases(1, deep=False)[::4]
-    monkeypatch.setattr(bench, "small_training_cases", lambda *_, **__: chosen)
+    monkeypatch.setattr(small_models, "small_training_cases", lambda *_, **__: chosen)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     raw = measure(request("hooks")._replace(seconds=500.0), progress=ignore)
     assert raw["skipped"] == {}

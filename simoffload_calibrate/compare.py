@@ -1,0 +1,398 @@
+"""Comparison of recorded runs with their predictions, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from simoffload.errors import InputError, Problem, printable
+from simoffload.hardware import load_platform
+from simoffload.progress import steps
+from simoffload.report.formatting import columns
+from simoffload.units import format_bytes, plural
+from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.prediction import Setting, predict, setting
+from simoffload_calibrate.records import (
+    LayerStarts,
+    RecordedRun,
+    Records,
+    StreamRow,
+    layer_starts,
+    read_records,
+    stream_rows,
+)
+from simoffload_calibrate.runs import offload_words
+
+__all__ = [
+    "ComparedFile",
+    "ComparedPass",
+    "ComparedRun",
+    "Errors",
+    "compare_file",
+    "comparison_text",
+    "errors",
+    "to_dict",
+]
+
+SCHEMA = "simoffload/calibrate-compare/1"
+_PROFILE_PLACES = ("platform.yaml", "profile/platform.yaml")
+
+
+class ComparedPass(NamedTuple):
+    """The measured and the predicted time of one pass of a run."""
+
+    name: str
+    """first pass, prefill or decode (the median step); in training forward, backward, optimizer or step."""
+    measured: float | None
+    """[s]"""
+    predicted: float | None
+    """[s] The simulated time."""
+    naive: float | None
+    """[s] The time of bytes over bandwidth."""
+    interval: tuple[float, float] | None = None
+    """[s] P10 and P90 of the predicted time: 80 % of real runs are expected between them."""
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured time is inside the interval; None if one of the two is missing."""
+        if self.measured is None or self.interval is None:
+            return None
+        return self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval's width over the predicted time."""
+        if self.predicted is None or self.interval is None:
+            return None
+        return (self.interval[1] - self.interval[0]) / 2 / self.predicted
+
+    @property
+    def error(self) -> float | None:
+        """The relative error of the simulation: (predicted - measured) / measured."""
+        return _relative(self.predicted, self.measured)
+
+    @property
+    def naive_error(self) -> float | None:
+        """The relative error of the naive prediction: (naive - measured) / measured."""
+        return _relative(self.naive, self.measured)
+
+
+class ComparedRun(NamedTuple):
+    """One recorded run and its prediction."""
+
+    run: RecordedRun
+    passes: tuple[ComparedPass, ...]
+    reason: str
+    """The reason why there is no prediction; empty if there is one."""
+    remarks: tuple[str, ...]
+    streams: tuple[StreamRow, ...]
+    layers: LayerStarts | None
+
+    def find(self, name: str) -> ComparedPass | None:
+        """Return a pass by its name; None if the run has no such pass."""
+        return next((one for one in self.passes if one.name == name), None)
+
+
+class ComparedFile(NamedTuple):
+    """All runs of one file with their predictions."""
+
+    path: Path
+    platform: str
+    """Id or path of the platform for the predictions."""
+    machine: dict[str, Any]
+    runs: tuple[ComparedRun, ...]
+    remarks: tuple[str, ...]
+
+
+class Errors(NamedTuple):
+    """The errors of several predictions of one kind of pass."""
+
+    runs: int
+    mean: float
+    """The mean of the absolute errors."""
+    worst: float
+    """The error of the largest size, with its sign."""
+    inside: int | None = None
+    """The number of measured times inside their 80 % interval; None if a prediction has none."""
+    half_width: float | None = None
+    """The median of half of the intervals' width over the predicted time."""
+
+
+def _relative(value: float | None, measured: float | None) -> float | None:
+    return None if value is None or measured is None else value / measured - 1
+
+
+def compare_file(
+    path: Path,
+    *,
+    platform: str | None = None,
+    own_profile: bool = True,
+    first: bool = True,
+    profiles: Mapping[str, Any] | None = None,
+) -> ComparedFile:
+    """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
+
+    Parameters
+    ----------
+    platform
+        Id or path of a platform. Without one, ``platform.yaml`` or ``profile/platform.yaml`` next to the
+        file (unless ``own_profile`` is False), else the shipped platform most like that machine.
+    first
+        Simulate the first pass as well.
+    profiles
+        Changes to the platform's numbers, as in the section ``profiles`` of a scenario.
+
+    Raises
+    ------
+    InputError
+        If the file is not such a record, or no platform is found.
+    """
+    records = read_records(path)
+    if not records.runs:
+        raise InputError([Problem(str(path), None, None, "runs", "none of its runs was completed")])
+    chosen, remarks = _platform(path, records, platform, own_profile)
+    other = platform is None and bool(remarks)
+    within = _setting(chosen, deepspeed=records.deepspeed, other_storage=other, profiles=profiles)
+    named = steps(records.runs, lambda run: run.name)
+    runs = [_compare(run, within, first=first) for run in named]
+    return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
+
+
+def _platform(path: Path, records: Records, named: str | None, own: bool) -> tuple[str, tuple[str, ...]]:
+    gpu = records.gpu
+    if named is not None:
+        return named, _other_gpu(named, gpu)
+    for place in _PROFILE_PLACES if own else ():
+        neighbour = path.parent / place
+        if neighbour.is_file():
+            return str(neighbour) if neighbour.is_absolute() else f"./{neighbour}", ()
+    try:
+        shipped = base_platform(gpu, gpus=records.gpus)
+    except InputError:
+        has = f'no shipped platform has the GPU "{gpu}"' if gpu else "these runs had no GPU"
+        text = f"no {' or '.join(_PROFILE_PLACES)} next to the file, and {has}"
+        problem = Problem(str(path), None, None, "machine.gpu", f"{text}; name a platform with --platform")
+        raise InputError([problem]) from None
+    return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
+
+
+def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
+    """Return a remark if the platform's GPU is not the one of the runs."""
+    try:
+        usual, chosen = load_platform(base_platform(gpu)), load_platform(platform)
+    except InputError:  # no shipped platform has this GPU, or the platform is wrong and is refused later
+        return ()
+    if chosen.accelerator.name.startswith(usual.accelerator.name):
+        return ()
+    return (f'the runs used "{gpu}", but {chosen.profile.id} has {chosen.accelerator.name}',)
+
+
+def _setting(platform: str, **about: Any) -> Setting:
+    try:
+        return setting(platform, **about)
+    except InputError as error:
+        named = [one if one.path else one._replace(path="--platform") for one in error.problems]
+        raise InputError(named) from None
+
+
+def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun:
+    measured = run.measured()
+    prediction = predict(run, settings, first=first)
+    predicted, naive, intervals = prediction.seconds, prediction.naive, prediction.intervals
+    names = dict.fromkeys([*measured, *predicted])
+    passes = tuple(
+        ComparedPass(name, measured.get(name), predicted.get(name), naive.get(name), intervals.get(name))
+        for name in names
+        if first or name != "first pass"
+    )
+    streams: tuple[StreamRow, ...] = ()
+    layers = None
+    if prediction.decode is not None and prediction.model is not None:
+        streams = stream_rows(run, prediction.decode)
+        layers = layer_starts(run, prediction.model, prediction.decode)
+    return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers)
+
+
+def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Errors | None:
+    """Return the errors of the passes ``names`` over all runs that have both times; None if none has.
+
+    Errors of the simulation also state how many measured times are inside the 80 % interval.
+    """
+    passes = [one for run in runs for name in names if (one := run.find(name)) is not None]
+    values = [error for one in passes if (error := one.naive_error if naive else one.error) is not None]
+    if not values:
+        return None
+    found = Errors(len(values), sum(map(abs, values)) / len(values), max(values, key=abs))
+    widths = [one.half_width for one in passes if one.inside is not None and one.half_width is not None]
+    if naive or len(widths) < len(values):
+        return found
+    return found._replace(inside=sum(bool(one.inside) for one in passes), half_width=median(widths))
+
+
+def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
+    """Return the comparison as plain data, with times in seconds."""
+    runs = [run for file in files for run in file.runs]
+    summary = {
+        name: {
+            "predicted": _plain(errors(runs, name)),
+            "naive": _plain(errors(runs, name, naive=True)),
+        }
+        for name in _SUMMARIZED
+    }
+    return {
+        "schema": SCHEMA,
+        "files": [
+            {
+                "path": str(file.path),
+                "platform": file.platform,
+                "machine": file.machine,
+                "remarks": list(file.remarks),
+                "runs": [_run(run) for run in file.runs],
+            }
+            for file in files
+        ],
+        "summary": {"runs": len(runs), **summary},
+    }
+
+
+def _plain(summary: Errors | None) -> dict[str, Any] | None:
+    return {key: value for key, value in summary._asdict().items() if value is not None} if summary else None
+
+
+def _run(compared: ComparedRun) -> dict[str, Any]:
+    run, layers = compared.run, compared.layers
+    return {
+        "name": run.name,
+        "model": run.model,
+        "workload": run.workload,
+        "ranks": run.ranks,
+        "offload": run.offload,
+        "ds_config": run.ds_config,
+        "strategy": run.strategy,
+        "reason": compared.reason or None,
+        "remarks": list(compared.remarks),
+        "passes": [
+            {**one._asdict(), "inside": one.inside, "error": one.error, "naive_error": one.naive_error}
+            for one in compared.passes
+        ],
+        "streams": [row._asdict() for row in compared.streams],
+        "layers": None
+        if layers is None
+        else {
+            "measured": list(layers.measured),
+            "simulated": list(layers.simulated),
+            "largest_deviation": layers.largest,
+        },
+    }
+
+
+_SUMMARIZED = ("decode", "prefill", "step")
+"""The passes whose errors over all files are summarized."""
+_TIMES = ("measured", "predicted", "error", "80 % interval", "inside", "naive", "error")
+_HEAD = ("run", "ranks", "offload", "pass", *_TIMES)
+_RIGHT = {1, 4, 5, 6, 7, 9, 10}
+_LONGEST = 48
+_LEGEND = (
+    "times in ms; decode is the median step; 80 % of measured times are expected inside the interval; naive "
+    "is bytes over bandwidth with everything else hidden"
+)
+_PER_STEP = "one decode step on rank 0, ms"
+_PER_STEP_LEGEND = (
+    "measured: tracing slows the host thread, which waits within fetches; gathers include the wait for other "
+    "ranks, and move includes appends to the cache (part of compute in the simulation)"
+)
+
+
+def comparison_text(files: Sequence[ComparedFile], *, streams: bool = False) -> str:
+    """Return a table for each file with the reasons of missing predictions, and the summary of all files."""
+    lines: list[str] = []
+    for file in files:
+        lines += _file(file)
+        if streams:
+            lines += [line for run in file.runs for line in _streams(run)]
+            lines.append(_PER_STEP_LEGEND)
+        lines.append("")
+    return "\n".join((*lines, *_summary(files)))
+
+
+def _file(file: ComparedFile) -> Iterator[str]:
+    yield printable(f"{file.path}, predicted with {file.platform}")
+    yield from (printable(f"remark: {text}") for text in file.remarks)
+    rows = [row for run in file.runs for row in _rows(run)]
+    if rows:
+        yield from (line.rstrip() for line in columns([_HEAD, *rows], right=_RIGHT))
+        yield _LEGEND
+    for run in file.runs:
+        if run.reason:
+            yield printable(f"{run.run.name}: no prediction: {run.reason}")
+    by_message: dict[str, list[str]] = {}
+    for run in file.runs:
+        for text in run.remarks:
+            by_message.setdefault(text, []).append(run.run.name)
+    for text, names in by_message.items():
+        subject = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        yield printable(f"remark on {subject}: {text}")
+
+
+def _rows(compared: ComparedRun) -> Iterator[tuple[str, ...]]:
+    run = compared.run
+    name = run.name if len(run.name) <= _LONGEST else f"{run.name[: _LONGEST - 1]}…"
+    row_head = (name, str(run.ranks), offload_words(run.offload, run.optimizer, training=run.training))
+    for one in compared.passes:
+        times = (_ms(one.measured), _ms(one.predicted), _percent(one.error))
+        ends = f"{_ms(one.interval[0])} to {_ms(one.interval[1])}" if one.interval else ""
+        inside = {True: "yes", False: "no", None: ""}[one.inside]
+        yield (*row_head, one.name, *times, ends, inside, _ms(one.naive), _percent(one.naive_error))
+        row_head = ("", "", "")
+
+
+def _streams(compared: ComparedRun) -> Iterator[str]:
+    if not compared.streams:
+        return
+    yield ""
+    yield printable(f"{compared.run.name}, {plural(compared.run.ranks, 'rank')}: {_PER_STEP}")
+    rows = [(row.name, _stream(row, row.measured), _stream(row, row.simulated)) for row in compared.streams]
+    layers = compared.layers
+    if layers is not None:
+        last = len(layers.measured) - 1
+        rows += [
+            (f"layer {index} begins", _ms(layers.measured[index]), _ms(layers.simulated[index]))
+            for index in dict.fromkeys((0, last // 2, last))
+        ]
+    yield from (
+        f"  {line}".rstrip() for line in columns([("", "measured", "simulated"), *rows], right={1, 2})
+    )
+    if layers is not None:
+        number = max(range(len(layers.deviations)), key=lambda index: abs(layers.deviations[index]))
+        yield f"  layers begin up to {layers.largest:.1%} of the step too early or too late (layer {number})"
+
+
+def _stream(row: StreamRow, value: float | None) -> str:
+    return _ms(value) if row.unit == "s" or value is None else format_bytes(value)
+
+
+def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
+    runs = [run for file in files for run in file.runs]
+    parts = [plural(len(runs), "run")]
+    for name in _SUMMARIZED:
+        ours, naive = errors(runs, name), errors(runs, name, naive=True)
+        if ours:
+            text = f"{name} ({ours.runs}): error {_error_text(ours)}"
+            if ours.inside is not None:
+                text += f", {ours.inside} inside the 80 % interval"
+            parts.append(f"{text}; naive {_error_text(naive)}" if naive else text)
+    yield ". ".join(parts) + "."
+
+
+def _error_text(summary: Errors) -> str:
+    return f"{summary.mean:.1%} on average, {summary.worst:+.1%} at worst"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.1%}"
