@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -189,16 +188,6 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     )
     (fitted,) = scenario("qwen3-30b-a3b").exports().values()
     assert fitted == "llama-server -m qwen3-30b-a3b-Q8_0.gguf -c 768\n"
-
-
-def test_advise_names_it_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = str(tmp_path / "out")
-    assert main(["advise", "gpt-oss-120b", "--gpu", "rtx-4090", "--memory", "64GB", "--output-dir", out]) in (
-        0,
-        3,
-    )
-    text = capsys.readouterr().out
-    assert "llama.cpp, which computes on the CPU" in text.split("Changes that help")[1].splitlines()[2]
 
 
 MEASURED = [

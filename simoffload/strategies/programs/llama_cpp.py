@@ -26,7 +26,7 @@ from simoffload.models.gguf import MIXTURES
 from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
-from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
+from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Home, Homes
@@ -139,21 +139,6 @@ class LlamaCpp(HookedStrategy):
         if self.load_mode in _MAPPED:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
-
-    @classmethod
-    def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, _machine: Machine, gpus: int
-    ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield llama.cpp with what fits on one GPU, for weights that GGUF has."""
-        if gpus != 1 or model.state_bytes:
-            return
-        try:
-            _in_gguf(model)
-        except InputError:
-            return
-        section = {"kind": "llama_cpp"}
-        text = "llama.cpp, which computes on the CPU what the GPU has no room for"
-        yield (Tunable("division", [Change("placement", text, (Edit(("strategy",), section),))]),)
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model."""
