@@ -165,6 +165,7 @@ def test_shipped_drives_have_plausible_ratings_or_none() -> None:
     expected = {
         "generic-dramless-gen4-2tb": (1200, 0.33),
         "samsung-980-pro-2tb": (1200, 0.33),
+        "samsung-990-pro-2tb": (1200, 0.33),
         "micron-7450-pro-7.68tb": (14_016, 1),
         "micron-9550-pro-7.68tb": (14_016, 1),
         "samsung-pm1733-3.84tb": (7_008, 1),
