@@ -175,7 +175,10 @@ def test_the_largest_as_json(program) -> None:
 @pytest.mark.parametrize("question", ["--machines", "--largest"])
 def test_programs_that_compute_on_the_cpu_are_named(program, question: str) -> None:
     """Where a model does not fit the GPUs of a desktop; in text and JSON once."""
-    name, text = "serving/llama-3.1-70b", "llama.cpp (strategy.kind llama_cpp) computes layers or experts on the CPU"
+    name, text = (
+        "serving/llama-3.1-70b",
+        "llama.cpp (strategy.kind llama_cpp) computes layers or experts on the CPU",
+    )
     found = program("fit", name, question).out
     assert " ".join(found.split()).count(text) == 1
     (one,) = json.loads(program("fit", name, question, "--json").out)[question[2:]]
