@@ -4,7 +4,8 @@ Needs the programs of ``build.sh`` and the files that ``random_gguf.py`` writes 
 Every part appends to one JSON file as soon as it has a result, and stops at its deadline.
 
 The sets are split by name, before anything is measured: a configuration, which is a model, a placement
-and a load mode, is held out if ``set_of`` says so. All prompts, generations and depths of it are then held out with it.  # noqa: E501
+and a load mode, is held out if ``set_of`` says so. All prompts, generations and depths of
+it are then held out with it.
 
 Usage: python measure.py BIN MODELS OUT SECONDS PART…  with parts of ``PARTS``, in their order.
 """

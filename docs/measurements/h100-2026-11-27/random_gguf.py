@@ -2,9 +2,9 @@
 
 The tensors, their types and the metadata are those of published files (types of Q4_K_M as llama-quantize
 chooses them, MXFP4 as in releases of gpt-oss). Blocks are random and legal: quants are drawn evenly, scales
-are small, so that weights have mean 0. Matrices that write to the residual stream have 1/64 of the usual size,  # noqa: E501
-which leaves the embedding of the token in charge: routers then choose different experts for different tokens. Needs  # noqa: E501
-numpy alone.
+are small, so that weights have mean 0. Matrices that write to the residual stream have 1/64 of the usual
+size, which leaves the embedding of the token in charge: routers then choose different experts for different
+tokens. Needs numpy alone.
 
 Usage: python random_gguf.py SHAPE FORMAT FILE [--layers N] [--sparse]
 ``--sparse`` writes metadata only and a file of the full size full of holes, enough for ``llama-fit-params``.
