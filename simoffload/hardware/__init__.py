@@ -2,6 +2,7 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
+from simoffload.hardware.cpu_products import ProductKernel
 from simoffload.hardware.detect import Detected, detect_machine
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
 from simoffload.hardware.host import Host
@@ -75,6 +76,7 @@ __all__ = [
     "PlatformProfile",
     "Ports",
     "Power",
+    "ProductKernel",
     "Profile",
     "ProfileInput",
     "ProfileSummary",

@@ -13,13 +13,19 @@ ProductKernel = Literal["dot", "blocked", "tiled"]
 rows (llamafile's ``sgemm``), or tiles (``ggml-cpu/tiled``)."""
 
 
-class CpuProducts(Frozen):
-    """Speed at which the CPU multiplies weights with few tokens, or with many, and of what is around it."""
+class CpuReads(Frozen):
+    """Shares of the memory's peak bandwidth with which all cores read the weights of a product of one
+    token."""
 
     weights: Sourced[Share]
-    """Share of the memory's peak bandwidth with which all cores read the weights of one product."""
+    """Share for the weights of one matrix."""
     experts: Sourced[Share]
-    """The same for the chosen experts of a layer, one after the other."""
+    """Share for the chosen experts of a layer, one after the other."""
+
+
+class CpuKernels(Frozen):
+    """Speed of the threads and kernels of products, and of what is around them."""
+
     thread: Sourced[BytesPerSecond]
     """Rate at which one thread reads weights; several are as fast together until memory limits them."""
     dot: Sourced[FlopsPerSecond]
@@ -35,6 +41,10 @@ class CpuProducts(Frozen):
     page_faults: Sourced[BytesPerSecond]
     """Rate at which pages of a mapped file enter memory that is full, however fast the drive is."""
 
+
+class CpuProducts(CpuReads, CpuKernels):
+    """Speed at which the CPU multiplies weights with few tokens, or with many, and of what is around it."""
+
     @property
     def deciding(self) -> tuple[Provenance, ...]:
         """The numbers that decide the time of generating text."""
@@ -46,25 +56,32 @@ class CpuProducts(Frozen):
         share = (self.experts if experts else self.weights).value
         return min(threads * self.thread.value, share * peak)
 
+    def kernel_rate(self, kernel: ProductKernel) -> float:
+        """Return the rate of a core for many tokens with a kind of kernel [FLOP/s]."""
+        found: Sourced[float] = getattr(self, kernel)
+        return found.value
 
-class CpuClasses(Frozen):
-    """Products on CPUs where they were not measured, by the class of the host."""
 
-    desktop: CpuProducts
-    """Those of hosts with two channels of memory."""
-    workstation: CpuProducts
-    """Those of hosts with four to eight channels."""
-    server: CpuProducts
-    """Those of hosts with more channels, or with several sockets."""
+class CpuClasses(CpuKernels):
+    """Products on CPUs where they were not measured; how fast weights are read depends on the class of the
+    host."""
+
+    desktop: CpuReads
+    """Reads of hosts with two channels of memory."""
+    workstation: CpuReads
+    """Reads of hosts with four to eight channels."""
+    server: CpuReads
+    """Reads of hosts with more channels, or with several sockets."""
 
     def of(self, bandwidth: int, *, nodes: int, channels: int | None = None) -> CpuProducts:
-        """Return the class of a host with ``nodes`` NUMA nodes and a peak ``bandwidth`` [B/s] of memory in
+        """Return the products of a host with ``nodes`` NUMA nodes and a peak ``bandwidth`` [B/s] of memory in
         ``channels``, if their number is known."""
         if channels is None:
             channels = 2 if bandwidth <= _DESKTOP else 8 if bandwidth <= _WORKSTATION else 12
-        if nodes > 1 or channels > 8:
-            return self.server
-        return self.workstation if channels > 2 else self.desktop
+        reads = self.workstation if channels > 2 else self.desktop
+        reads = self.server if nodes > 1 or channels > 8 else reads
+        kernels = {key: getattr(self, key) for key in CpuKernels.model_fields}
+        return CpuProducts.model_construct(**kernels, **dict(reads))
 
 
 _DESKTOP, _WORKSTATION = 140_000_000_000, 400_000_000_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from simoffload.errors import InputError
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.strategies.programs.llama_cpp import LlamaPlan
+from simoffload.strategies.programs.vllm_engine import DISPLAY
 
 GIB = 1 << 30
 
@@ -98,27 +99,26 @@ def test_larger_parts_copy_weights_less_often() -> None:
     assert few < 0.5 * many
 
 
-@pytest.mark.parametrize("model", ["llama-3.3-70b", "gpt-oss-120b", "qwen3-30b-a3b"])
-def test_fit_leaves_its_margin_and_no_room_for_more(model: str) -> None:
-    """The next placement, with one layer more on the GPU, would take of the margin of 1 GiB."""
-    one = default_scenario(model, "rtx-4090-desktop", overrides=("strategy.kind=llama_cpp", *_format(model)))
-    plan = plan_of(one)
+@pytest.mark.parametrize("model", ["llama-3.3-70b", "gpt-oss-120b", "qwen3-235b-a22b"])
+@pytest.mark.parametrize("cache", [None, "int4"])
+def test_fit_leaves_its_margin_and_no_room_for_more(model: str, cache: str | None) -> None:
+    """With one layer more on the GPU less than the margin of 1 GiB would be left."""
+    own = ("strategy.kind=llama_cpp", "workload.prompt_length=16000", *_format(model))
+    own += (f"strategy.kv_cache.format={cache}",) if cache else ()
+    one = default_scenario(model, "rtx-4090-desktop", overrides=own)
+    plan, machine = plan_of(one), one.machine
+    chosen, layers = plan.on_cpu, plan.model.num_hidden_layers
+    assert chosen.before or chosen.experts, "not all of it fits"
+    first = chosen.experts.start
+    more = {"experts": range(first + 1, layers)} if chosen.experts else {"before": chosen.before - 1}
+    fuller = chosen._replace(**more)
+    larger = replace(plan, on_cpu=fuller, homes=fuller.homes(plan.model))
 
     def left(placed: LlamaPlan) -> int:
         used = sum(part.size for part in placed.held if part.tier == "hbm")
-        return one.machine.tiers["hbm"].capacity - used - 500_000_000  # of a display
+        return machine.tiers["hbm"].capacity - used - DISPLAY
 
-    assert left(plan) >= GIB
-    own = plan.strategy
-    if own.gpu_layers == "all":
-        assert model == "qwen3-30b-a3b" or isinstance(own.cpu_moe, int)
-        more: dict[str, Any] = {"cpu_moe": int(own.cpu_moe or -1) + 1}
-    else:
-        more = {"gpu_layers": int(own.gpu_layers) + 1}
-    if own.gpu_layers == "all" and not own.cpu_moe:
-        return  # all of it fits
-    larger = own.model_copy(update=more)
-    assert left(larger.plan(plan.model, plan.workload, plan.machine)) < GIB
+    assert left(larger) < GIB <= left(plan)
 
 
 def _format(model: str) -> tuple[str, ...]:
@@ -163,6 +163,11 @@ def test_a_cache_in_host_memory_is_attended_to_there() -> None:
         ("cpu_moe", "1.5", "cpu_moe"),
         ("load_mode", "fast", "load_mode"),
         ("ubatch_size", "4096", "more than batch_size, 2,048; lower it"),
+        ("file", "nowhere", "nowhere"),
+        ("kv_cache.implementation", "streamed", "llama.cpp"),
+        ("kv_cache.tier", "dram", "llama.cpp keeps no cache there"),
+        ("kv_cache.format", "fp8", "llama.cpp has no cache of this format"),
+        ("kv_cache.connector", "{tier: nvme}", "llama.cpp has no connector"),
     ],
 )
 def test_mistakes_get_one_message(
@@ -171,6 +176,26 @@ def test_mistakes_get_one_message(
     sets = ["--set", "strategy.kind=llama_cpp", "--set", f"strategy.{key}={value}"]
     assert main(["run", "llama-3.1-8b", "--gpu", "rtx-4090", *sets]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_locked_pages_are_never_missing() -> None:
+    memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
+    one = scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", "strategy.load_mode=mmap+mlock")
+    assert not so.fit(one).fits
+
+
+@pytest.mark.parametrize(
+    ("model", "key"), [("llama-3.1-8b", "cpu_moe"), ("qwen3-30b-a3b", "cpu_ffn"), ("opt-6.7b", "cpu_moe")]
+)
+def test_layers_that_the_model_lacks_are_told(model: str, key: str) -> None:
+    (warning,) = plan_of(scenario(model, f"strategy.{key}=4")).warnings
+    assert warning.startswith(f"strategy.{key} has no effect: ")
+
+
+def test_dense_networks_of_the_first_layers() -> None:
+    """Of a mixture the shared experts and the layers without experts."""
+    plan = plan_of(scenario("opt-6.7b", "strategy.cpu_ffn=3"))
+    assert [len(names) for names in plan.names_on_cpu[:4]] == [3, 3, 3, 0]  # two products, the activation
 
 
 def test_formats_that_are_not_in_gguf_are_refused() -> None:

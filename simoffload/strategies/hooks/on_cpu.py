@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
+from simoffload.hardware import ProductKernel
 from simoffload.models import ModelShape, Module
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency
+from simoffload.strategies.cache.cache_updates import CACHE_LABEL
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST, mapped_read
 from simoffload.strategies.passes.timing import picoseconds
@@ -44,9 +46,12 @@ class CpuSettings(NamedTuple):
 class OnCpu(Hook):
     """The CPU computes the modules that are in host memory, in turn with the GPU."""
 
-    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], work: CpuSettings) -> None:
+    carry: int = 0
+    """Bytes for each token to bring to the GPU where it goes on; -1: they are there."""
+
+    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], settings: CpuSettings) -> None:
         """``layers``: names of the modules of each layer on the CPU, and behind them of those outside."""
-        self._model, self._layers, self._work = model, layers, work
+        self._model, self._layers, self._settings = model, layers, settings
 
     def state(self, part: Part) -> Hashable:
         """Return what the CPU computes of a part."""
@@ -54,9 +59,9 @@ class OnCpu(Hook):
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Begin with the embeddings, which are in host memory."""
-        least = self._work.least
+        least = self._settings.least
         self._copies = least is not None and stage.tokens >= least
-        self.carry = 0  # bytes for each token to bring to the GPU where it goes on; -1: they are there
+        self.carry = 0
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Note what the CPU computes of a part."""
@@ -79,7 +84,7 @@ class OnCpu(Hook):
             self.carry = self._model.hidden_size * _SINGLE * max(1, self._chosen(module))
             return True
         if self.carry != -1:
-            self._switch(out, max(1, out.now.tokens * int(self.carry)), to_device=True)  # type: ignore[call-overload]
+            self._switch(out, max(1, out.now.tokens * self.carry), to_device=True)
             self.carry = -1
         if module.name in self._here:
             self._bring(module, out)
@@ -91,9 +96,9 @@ class OnCpu(Hook):
         if not self._on_cpu(module):
             return False
         out.flush()
-        if size := round(self._work.missing(module) * self._read(module, out)):
+        if size := round(self._settings.missing(module) * self._read(module, out)):
             most = out.machine.host.products.page_faults.value
-            route, fixed = mapped_read(out, self._work.file, size, traffic=size, most=most)
+            route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
             out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
         seconds, traffic = self._seconds(module, out)
         fixed = picoseconds(_operations(module) * out.machine.host.products.operation.value)
@@ -107,18 +112,16 @@ class OnCpu(Hook):
 
     def _read(self, module: Module, out: PassWriter) -> float:
         """Return the bytes of weights that a pass reads of a module [B]."""
-        dtype_bytes = self._model.dtype_bytes
+        stored = sum(one.stored_bytes(self._model.dtype_bytes) for one in module.parameters)
         if module.kind == "embedding":
-            stored = sum(one.stored_bytes(dtype_bytes) for one in module.parameters)
             rows = max(1, sum(one.numel for one in module.parameters) // module.width)
             return out.now.tokens * stored / rows
-        stored = sum(one.stored_bytes(dtype_bytes) for one in module.parameters)
         return stored * self._model.touched_share(module, out.now.tokens)
 
     def _seconds(self, module: Module, out: PassWriter) -> tuple[float, int]:
         """Return the time of a module on the CPU [s], the longer one of its bytes and of its arithmetic, and
         the bytes [B]."""
-        host, threads = out.machine.host, self._work.threads
+        host, threads = out.machine.host, self._settings.threads
         cost, products = out.now.timing.cost(module), host.products
         traffic = max(1, round(self._read(module, out)))
         if not module.parameters:  # attention reads the cache, others the hidden states
@@ -126,7 +129,7 @@ class OnCpu(Hook):
         rate = products.read_rate(
             host.memory_bandwidth.value, threads=threads, experts=bool(self._chosen(module))
         )
-        speed = threads * _kernel_rate(module, out)
+        speed = threads * products.kernel_rate(_kernel(module))
         return max(traffic / rate, cost.flops / speed), traffic
 
     def _switch(self, out: PassWriter, size: int, *, to_device: bool) -> None:
@@ -140,18 +143,20 @@ class OnCpu(Hook):
     def _bring(self, module: Module, out: PassWriter) -> None:
         """Copy the weights of a module to the GPU, or the cache of attention: of experts those that are used,
         whose numbers the host thread reads first."""
-        model, size = self._model, round(self._read(module, out))
+        model, size, cache = self._model, round(self._read(module, out)), ""
         if module.kind == "attention":
+            cache = "dram"
             size = sum(one.number * one.context for one in out.now.batch) * model.cache_width
             size *= model.dtype_bytes
         if not size:
             return
         out.flush()
-        route, fixed = out.copies([size], to_device=True, pinned=self._work.pinned)
+        pinned, label = self._settings.pinned, CACHE_LABEL if cache else "weights"
+        route, fixed = out.copies([size], to_device=True, pinned=pinned, cache=cache)
         if self._chosen(module):
             fixed += picoseconds(out.machine.host.products.switch.value)
-        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="weights", after=out.so_far(HOST))
-        if not self._work.pinned or self._chosen(module):
+        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label=label, after=out.so_far(HOST))
+        if not pinned or self._chosen(module):
             out.host_waits(COMPUTE)
 
     def finish(self, out: PassWriter) -> bool:
@@ -169,11 +174,8 @@ def _operations(module: Module) -> int:
     return 3 if module.kind == "attention" else 1
 
 
-def _kernel_rate(module: Module, out: PassWriter) -> float:
-    """Return the rate of a core for products of many tokens with the weights of a module [FLOP/s]."""
-    products = out.machine.host.products
+def _kernel(module: Module) -> ProductKernel:
+    """Return the kind of kernel that multiplies the weights of a module with many tokens."""
     stored = [one.storage.format.name for one in module.parameters if one.storage is not None]
     name = stored[0] if stored else "f32"
-    if name in _DOT:
-        return products.dot.value
-    return (products.blocked if name in _BLOCKED else products.tiled).value
+    return "dot" if name in _DOT else "blocked" if name in _BLOCKED else "tiled"

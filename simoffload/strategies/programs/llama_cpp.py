@@ -9,10 +9,10 @@ there, and then those of the first layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -34,12 +34,11 @@ from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
 from simoffload.strategies.memory import cache_term, system_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import FusedTiming, PassTimings
-from simoffload.strategies.programs.vllm_engine import VllmEngine
-from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
+from simoffload.strategies.programs.vllm_engine import DISPLAY, VllmEngine
+from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
 from simoffload.workload import Inference
 
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
-_MAPPED = ("auto", "mmap", "mmap+mlock")
 _LEAST = 32
 """Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
 _MARGIN = 1 << 30
@@ -47,8 +46,6 @@ _MARGIN = 1 << 30
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 _SINGLE = 4
-_DISPLAY = 500_000_000
-"""Memory [B] that a display takes on desktops (an estimate, as for vLLM)."""
 _LAUNCH_S = 3e-6
 """Time [s] of launching a kernel from C++ (an estimate; from memory, unverified)."""
 _GGUF_OF = {"mxfp4": "mxfp4_moe"}
@@ -73,8 +70,8 @@ class LlamaCpp(HookedStrategy):
     """The same for dense layers' feed-forward networks (``-ncffn``)."""
     load_mode: LoadMode = "auto"
     """How the file is read (``-lm``); auto: mapped, so that weights on the CPU are pages of the file."""
-    file: str = ""
-    """Tier of the file, from which pages are read where memory is short; "": the first one with drives."""
+    file: StorageTier | None = None
+    """Tier of the file, from which pages are read where memory is short; by default the first with drives."""
     kv_offload: bool = True
     """Whether the cache is on the GPU with its layer; otherwise all of it is in host memory (``-nkvo``)."""
     threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
@@ -97,25 +94,38 @@ class LlamaCpp(HookedStrategy):
         return super().description._replace(program="llama.cpp")
 
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
-        """Return the homes of a placement in which nothing is left to choose."""
-        on_cpu = _OnCpu.of(self, model)
-        return Homes(model, lambda layer, one: Home("dram") if on_cpu.holds(layer, one) else Home())
+        """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
+        return _OnCpu.of(self, model).homes(model)
 
     def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
         """Return the hook with which the CPU computes."""
         assert isinstance(plan, LlamaPlan)
-        return (OnCpu(plan.model, plan.names_on_cpu, plan.cpu_work),)
+        return (OnCpu(plan.model, plan.names_on_cpu, plan.cpu_settings),)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
-        """Apply the strategy. Raises InputError for weights that are in no format of GGUF."""
+        """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
+        that llama.cpp does not have."""
         model = _in_gguf(model)
         if self.ubatch_size > self.batch_size:
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
             raise InputError.at("strategy.ubatch_size", text)
-        chosen = _fitted(self, model, workload, machine) if self.chooses else self
-        found = super(LlamaCpp, chosen).plan(model, workload, machine)
-        assert isinstance(found.strategy, LlamaCpp)
-        return LlamaPlan(model, workload, machine, found.strategy, found.homes, found.cache)
+        self.kv_cache.plain.check(self.cache_engine, model, what_if=False)
+        cache = self.cache_of(model, workload, machine)
+
+        def placed(on_cpu: _OnCpu) -> LlamaPlan:
+            homes, unused = on_cpu.homes(model), tuple(self._unused(model))
+            return LlamaPlan(model, workload, machine, self, homes, cache, unused, on_cpu=on_cpu)
+
+        named = _OnCpu.of(self, model)
+        return _fitted(placed, named, model, machine) if self.chooses else placed(named)
+
+    def _unused(self, model: ModelShape) -> Iterator[str]:
+        """Yield a warning about numbers that name layers which the model does not have."""
+        parts = {True: "experts", False: "dense networks"}
+        has = {one.share < 1 for one in model.distinct_modules if one.kind == "activation"}
+        for key, value, experts in (("cpu_moe", self.cpu_moe, True), ("cpu_ffn", self.cpu_ffn, False)):
+            if value and experts not in has:
+                yield f"strategy.{key} has no effect: {model.family} has no {parts[experts]}"
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -123,9 +133,8 @@ class LlamaCpp(HookedStrategy):
         yield Placements(now=lambda: Placement("hbm"), refusal=why)
         if plan is None:
             return
-        yield Tunable(
-            "memory", [Change("setting", "placement chosen by --fit", _CHOSEN)] * (not self.chooses)
-        )
+        if not self.chooses:
+            yield Tunable("memory", [Change("setting", "placement chosen by --fit", _CHOSEN)])
         yield Tunable("setting", self._settings())
         yield from self.cache_tunables(plan)
 
@@ -136,33 +145,41 @@ class LlamaCpp(HookedStrategy):
                 edits = tuple(Edit.at(f"strategy.{key}", size) for key in keys)
                 text = f"ubatch_size {self.ubatch_size} → {size}"
                 yield Change("setting", text, edits, key=f"ubatch-{size}")
-        if self.load_mode in _MAPPED:
+        if "mmap" in self.load_mode or self.load_mode == "auto":
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model."""
         assert isinstance(plan, LlamaPlan)
-        parts = [f"llama-server -m {plan.model.name.split(',')[0]}.gguf -c {plan.cells}"]
-        if plan.model.quantization in MIXTURES:
-            parts[0] = parts[0].replace(".gguf", f"-{plan.model.quantization.upper()}.gguf")
-        if not self.chooses:
-            parts += [] if self.gpu_layers == "auto" else [f"-ngl {self.gpu_layers}"]
-            if self.cpu_moe is not None:
-                parts += ["-cmoe" if self.cpu_moe == "all" else f"-ncmoe {self.cpu_moe}"]
-            parts += [f"-ncffn {self.cpu_ffn}"] if self.cpu_ffn else []
-        cache = {None: "", "int8": "-ctk q8_0 -ctv q8_0 -fa on", "int4": "-ctk q4_0 -ctv q4_0 -fa on"}
-        parts += [f"-lm {self.load_mode}"] * (self.load_mode != "auto") + ["-nkvo"] * (not self.kv_offload)
-        parts += [f"-t {self.threads}"] * bool(self.threads) + ["--no-op-offload"] * (not self.op_offload)
+        model, batch = plan.model, plan.workload.batch_size
+        kind = f"-{model.quantization.upper()}" if model.quantization else ""
+        cache = {"int8": "q8_0", "int4": "q4_0"}.get(plan.cache.plain.format or "")
         sizes = (self.batch_size, self.ubatch_size)
-        parts += [f"-b {sizes[0]} -ub {sizes[1]}"] * (sizes != (2048, 512))
-        parts += [cache.get(plan.cache.plain.format, "")]
-        if plan.workload.batch_size > 1:
-            parts += [f"-np {plan.workload.batch_size}"]
-        return {"llama-server.sh": " ".join(filter(None, parts)) + "\n"}
+        options = {
+            f"-ngl {self.gpu_layers}": self.gpu_layers != "auto",
+            "-cmoe": self.cpu_moe == "all",
+            f"-ncmoe {self.cpu_moe}": isinstance(self.cpu_moe, int),
+            f"-ncffn {self.cpu_ffn}": self.cpu_ffn > 0,
+            f"-lm {self.load_mode}": self.load_mode != "auto",
+            "-nkvo": not self.kv_offload,
+            f"-t {self.threads}": self.threads is not None,
+            "--no-op-offload": not self.op_offload,
+            f"-b {sizes[0]} -ub {sizes[1]}": sizes != (2048, 512),
+            f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
+            f"-np {batch}": batch > 1,
+        }
+        name = model.name.removesuffix(f", {model.quantization}")
+        command = f"llama-server -m {name}{kind}.gguf -c {batch * plan.cells}"
+        return {
+            "llama-server.sh": " ".join((command, *(key for key, used in options.items() if used))) + "\n"
+        }
 
 
-_CHOSEN = (Edit.at("strategy.gpu_layers", "auto"), Edit.at("strategy.cpu_moe", None))
+_CHOSEN = tuple(
+    Edit.at(f"strategy.{key}", value)
+    for key, value in (("gpu_layers", "auto"), ("cpu_moe", None), ("cpu_ffn", 0))
+)
 
 
 def _in_gguf(model: ModelShape) -> ModelShape:
@@ -183,28 +200,33 @@ def _in_gguf(model: ModelShape) -> ModelShape:
 # -- what is where -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _OnCpu:
+class _OnCpu(NamedTuple):
     """An _OnCpu says which modules the CPU computes."""
 
-    before: int
-    """Number of whole layers, from the first one on, and with ``head`` also the head."""
-    head: bool
-    experts: range
+    before: int = 0
+    """Number of whole layers, from the first one on."""
+    head: bool = False
+    experts: range = range(0)
     """Layers whose experts it computes."""
-    networks: int
-    """Number of layers whose dense feed-forward networks it computes."""
-    attends: bool
+    networks: int = 0
+    """Number of layers, from the first one on, whose dense networks it computes."""
+    attends: bool = False
     """Whether it attends in all layers, as the cache is in host memory."""
 
     @classmethod
     def of(cls, strategy: LlamaCpp, model: ModelShape) -> _OnCpu:
-        layers = model.num_hidden_layers
-        given = layers + 1 if strategy.gpu_layers in ("auto", "all") else int(strategy.gpu_layers)
-        moe = layers if strategy.cpu_moe == "all" else strategy.cpu_moe or 0
-        experts = range(min(moe, layers)) if moe >= 0 else range(layers + moe, layers)
-        before = min(layers, max(layers + 1 - given, 0))
-        return cls(before, not given, experts, strategy.cpu_ffn, not strategy.kv_offload)
+        layers, given, moe = model.num_hidden_layers, strategy.gpu_layers, strategy.cpu_moe
+        found = cls().behind(layers, layers + 1 if isinstance(given, str) else given)
+        experts = range(layers if moe == "all" else min(moe or 0, layers))
+        return found._replace(experts=experts, networks=strategy.cpu_ffn, attends=not strategy.kv_offload)
+
+    def behind(self, layers: int, on_gpu: int) -> _OnCpu:
+        """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPU."""
+        return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)
+
+    def homes(self, model: ModelShape) -> Homes:
+        """Return the homes of all tensors."""
+        return Homes(model, lambda layer, one: Home("dram") if self.holds(layer, one) else Home())
 
     def holds(self, layer: int, module: Module) -> bool:
         """Return whether the CPU computes a module; ``layer`` is -1 outside of the layers."""
@@ -214,41 +236,33 @@ class _OnCpu:
             return True
         if module.kind == "attention":
             return self.attends
-        if module.share < 1 and module.kind != "router":
-            return layer in self.experts
-        network = ".".join(module.name.split(".")[:1]) in ("mlp", "feed_forward")
-        return network and layer < self.networks and module.kind in ("linear", "activation")
+        if module.kind not in ("linear", "activation") or "attn" in module.name or "attention" in module.name:
+            return False
+        return layer in self.experts if module.share < 1 else layer < self.networks
 
 
-def _fitted(strategy: LlamaCpp, model: ModelShape, workload: Inference, machine: Machine) -> LlamaCpp:
-    """Return the strategy with what ``--fit`` chooses: the most on the GPU that leaves its margin.
+def _fitted(
+    placed: Callable[[_OnCpu], LlamaPlan], all_on_gpu: _OnCpu, model: ModelShape, machine: Machine
+) -> LlamaPlan:
+    """Return the plan with what ``--fit`` chooses: the most on the GPU that leaves its margin.
 
     Of a mixture of experts the experts of the last layers go first; if that is not enough, and of dense
     models, whole layers do, from the first one on.
     """
-    layers, room = model.num_hidden_layers, _room(machine) - _MARGIN
+    layers, capacity = model.num_hidden_layers, machine.tiers["hbm"].capacity
+    display = DISPLAY if machine.accelerator.has_display else 0
 
-    def fits(**placed: Any) -> LlamaCpp | None:
-        one = strategy.model_copy(update=placed)
-        plan = LlamaPlan(model, workload, machine, one, one.homes(model, machine))
-        held = sum(part.size for part in plan.held if part.tier == "hbm" and part.name != _CONTEXT)
-        return one if held <= room else None
+    def fits(plan: LlamaPlan) -> bool:
+        held = sum(one.size for one in plan.held if one.tier == "hbm")
+        return held + display + _MARGIN <= capacity
 
-    experts = any(module.parallel == "experts" for module in model.distinct_modules)
-    orders: list[list[dict[str, Any]]] = [[{"gpu_layers": number} for number in range(layers + 1, -1, -1)]]
-    if experts:
-        orders.insert(0, [{"gpu_layers": "all", "cpu_moe": -number} for number in range(layers + 1)])
-    for candidates in orders:  # each keeps less on the GPU than the one before
-        least = first_that_holds(candidates, lambda one: fits(**one) is not None)
-        if least is not None:
-            return strategy.model_copy(update=least)
-    return strategy.model_copy(update=orders[-1][-1])
-
-
-def _room(machine: Machine) -> int:
-    gpu = machine.accelerator
-    taken = gpu.reserved_bytes + (_DISPLAY if gpu.has_display else 0)
-    return machine.tiers["hbm"].capacity - taken
+    orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
+    if any(module.parallel == "experts" for module in model.distinct_modules):
+        orders.insert(0, [all_on_gpu._replace(experts=range(layers - n, layers)) for n in range(layers + 1)])
+    for order in orders:  # each keeps less on the GPU than the one before
+        if (found := first_that_holds(order, lambda one: fits(placed(one)))) is not None:
+            return placed(found)
+    return placed(orders[-1][-1])
 
 
 _CONTEXT = "CUDA context"
@@ -261,7 +275,9 @@ _CONTEXT = "CUDA context"
 class LlamaPlan(HookedPlan):
     """A LlamaPlan is the plan of a model of which the CPU computes a part."""
 
-    strategy: LlamaCpp = field(kw_only=False)
+    strategy: LlamaCpp
+    on_cpu: _OnCpu = field(kw_only=True)
+    """Modules that the CPU computes."""
 
     @property
     def fused(self) -> bool:
@@ -283,32 +299,24 @@ class LlamaPlan(HookedPlan):
         return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=uncompared)
 
     @cached_property
-    def on_cpu(self) -> _OnCpu:
-        """Modules that the CPU computes, as the settings name them."""
-        return _OnCpu.of(self.strategy, self.model)
-
-    @cached_property
     def names_on_cpu(self) -> tuple[frozenset[str], ...]:
         """Names of the modules of each layer that the CPU computes, and behind them of those outside."""
-        made: dict[tuple[int, frozenset[str]], frozenset[str]] = {}
-
-        def names(layer: int, modules: Sequence[Module]) -> frozenset[str]:
-            found = frozenset(one.name for one in modules if self.on_cpu.holds(layer, one))
-            return made.setdefault((id(modules) if layer >= 0 else 0, found), found)
-
         outside = (*self.model.modules_before, *self.model.modules_after)
-        layers = [names(number, layer) for number, layer in enumerate(self.model.layers)]
-        return (*layers, names(-1, outside))
+        return tuple(
+            frozenset(one.name for one in modules if self.on_cpu.holds(number, one))
+            for number, modules in (*enumerate(self.model.layers), (-1, outside))
+        )
 
     @cached_property
-    def cpu_work(self) -> CpuSettings:
+    def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own = self.strategy
-        threads = own.threads or self.machine.host.cpu_optimizer.cores.value
-        least = _LEAST if own.op_offload else None
-        missing = self.missing
+        own, missing = self.strategy, self.missing
         return CpuSettings(
-            threads, least, not self.mapped, lambda one: missing.get(one.share < 1, 0.0), self.file
+            threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
+            least=_LEAST if own.op_offload else None,
+            pinned=not self.mapped,
+            missing=lambda one: missing.get(one.share < 1, 0.0),
+            file=self.file,
         )
 
     # -- memory -------------------------------------------------------------------------------------
@@ -316,7 +324,12 @@ class LlamaPlan(HookedPlan):
     @property
     def mapped(self) -> bool:
         """Whether weights on the CPU are pages of the file."""
-        return self.strategy.load_mode in _MAPPED
+        return "mmap" in self.strategy.load_mode or self.strategy.load_mode == "auto"
+
+    @property
+    def evicted(self) -> bool:
+        """Whether pages of the file leave memory that is short, which locked ones do not."""
+        return self.mapped and "mlock" not in self.strategy.load_mode and self.file != ""
 
     @property
     def file(self) -> str:
@@ -332,7 +345,7 @@ class LlamaPlan(HookedPlan):
         Of experts, drawn for each token anew, as many are found as there is room for.
         """
         size, room = self.weights_on_cpu, self.memory_left
-        if not self.mapped or size <= room or not self.file:
+        if not self.evicted or size <= room:
             return {}
         experts = sum(
             one.stored_bytes(self.model.dtype_bytes)
@@ -361,7 +374,7 @@ class LlamaPlan(HookedPlan):
         on_gpu = sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "hbm")
         on_cpu, remedy = self.weights_on_cpu, "lower gpu_layers, or raise cpu_moe; auto chooses what fits"
         found = [Held("hbm", "weights", on_gpu, remedy=remedy, kind="weights")]
-        if self.mapped and self.file:
+        if self.evicted:
             resident = min(on_cpu, self.memory_left)
             found += [Held("dram", "weights", resident, kind="weights")]
             found += [Held(self.file, "file of the weights", on_gpu + on_cpu, kind="weights")] * (

@@ -134,7 +134,7 @@ _FULLER = (0.95, 0.97)
 """Larger fractions that are tried where that is too little; our choice."""
 _TIGHT = 0.98
 """Fraction from which a warning states what must be free; our choice."""
-_CONTEXT, _DISPLAY = 500_000_000, 500_000_000
+_CONTEXT, DISPLAY = 500_000_000, 500_000_000
 """Memory of a GPU [B] that is not free when vLLM starts: its CUDA context, and on desktops what the display
 takes (an estimate, some 0.2 to 1 GB)."""
 _GIB = 1 << 30
@@ -242,7 +242,7 @@ def _taken(machine: Machine) -> tuple[int, str]:
     """Return the memory of a GPU [B] that is not free when vLLM starts, and what takes it."""
     size, parts = _CONTEXT, ["its CUDA context"]
     if machine.accelerator.has_display:
-        size += _DISPLAY
+        size += DISPLAY
         parts.append("a display")
     if machine.accelerator.is_unified:
         size += machine.host.reserved_bytes
