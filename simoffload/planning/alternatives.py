@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from math import inf
 from typing import Any, NamedTuple
 
@@ -217,7 +217,11 @@ def possible(evaluator: Evaluator, found: Iterable[OtherProgram]) -> Iterator[Ch
 
 
 def _programs(evaluator: Evaluator, *gpus: int) -> Iterator[OtherProgram]:
+    """Yield each strategy of inference that offers to do the work of others, in each format."""
     for kind in strategy_for("inference") if isinstance(evaluator.workload, Inference) else ():
+        own = takewhile(lambda one: one is not Strategy, _class_of(kind).mro())
+        if not any("instead" in vars(one) for one in own):  # it offers nothing, in whatever format
+            continue
         names = ("", *_formats(evaluator.scenario, _class_of(kind)))
         yield from (OtherProgram(kind, number, name) for number in dict.fromkeys(gpus) for name in names)
 
