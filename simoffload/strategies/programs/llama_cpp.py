@@ -10,7 +10,7 @@ there, and then those of the first layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -169,8 +169,7 @@ class LlamaCpp(HookedStrategy):
             f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
             f"-np {batch}": batch > 1,
         }
-        name = model.name.removesuffix(f", {model.quantization}")
-        command = f"llama-server -m {name}{kind}.gguf -c {batch * plan.cells}"
+        command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells}"
         return {
             "llama-server.sh": " ".join((command, *(key for key, used in options.items() if used))) + "\n"
         }
@@ -193,7 +192,7 @@ def _in_gguf(model: ModelShape) -> ModelShape:
         if name is None or len(strange) > 1:
             text = f"llama.cpp has no tensors in {strange[0].name}; set model.quantization to a type of GGUF"
             raise InputError.at("strategy.kind", f"{text}, such as q4_k_m or q8_0")
-        return quantized(model, QUANTIZATIONS[name])
+        return quantized(replace(model, name=model.unquantized_name), QUANTIZATIONS[name])
     return model
 
 
