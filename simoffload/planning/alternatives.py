@@ -19,6 +19,7 @@ from simoffload.models import ModelShape
 from simoffload.models.quantization import QUANTIZATIONS, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import (
+    ADDED,
     Change,
     SimulationResult,
     TierUse,
@@ -360,7 +361,7 @@ def without_offloading(
                 continue
             gpus = scenario.edited(*edits).scenario.strategy.gpus
             held = "one GPU holds the weights" if gpus == 1 else f"{gpus} GPUs hold the weights together"
-            change = Change("placement", f"added for comparison: {held}, without offloading", edits)
+            change = Change("placement", f"{ADDED}: {held}, without offloading", edits)
             change = replaced(evaluator, change)
             twin = scenario.edited(*change.edits)
             if not any(_same_work(twin, one) for one in (*known.values(), *found.values())):

@@ -17,7 +17,7 @@ from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.alternatives import in_gpus, in_place_of_target
 from simoffload.planning.evaluator import Evaluator
 from simoffload.progress import steps
-from simoffload.results import Change, SimulationResult, by_name
+from simoffload.results import ADDED, Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 from simoffload.strategies.tunables import moving
@@ -120,7 +120,7 @@ class NearerSearch:
         label = in_place_of_target(offer, change.key, evaluator.scenario)
         try:
             scenario = evaluator.edited(*change.edits)
-            scenario = replace(scenario, remarks=(f"added for comparison: {change.description}",))
+            scenario = replace(scenario, remarks=(f"{ADDED}: {change.description}",))
             result = simulate(scenario, keep_timelines=self.keep_timelines)
         except (InputError, SimulationError):
             return None

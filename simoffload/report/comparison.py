@@ -9,11 +9,9 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
 from simoffload.report.formatting import percent
 from simoffload.report.presentation import MEASURES, Measure, headline, presentation
-from simoffload.results import SimulationResult
+from simoffload.results import ADDED, SimulationResult
 from simoffload.units import format_number
 
-ADDED = "added for comparison"
-"""Beginning of the warning of a result that nobody asked for."""
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
 

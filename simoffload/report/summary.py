@@ -10,10 +10,10 @@ from textwrap import shorten
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.comparison import ADDED, ComparisonRow, Group, apart
+from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.formatting import counted, percent
 from simoffload.report.presentation import MEASURES, Measure, presentation
-from simoffload.results import SimulationResult
+from simoffload.results import ADDED, SimulationResult
 from simoffload.units import format_number
 
 LONGEST = 200

@@ -2,6 +2,7 @@
 
 from simoffload.results.attribution import Group
 from simoffload.results.capacity import (
+    ADDED,
     CacheBlocks,
     Change,
     Estimate,
@@ -53,6 +54,7 @@ from simoffload.results.values import TimeName, by_name, definitions, interval_c
 
 __all__ = [
     "ADAPTERS",
+    "ADDED",
     "FLEXGEN_4BIT",
     "FROZEN_NF4",
     "HALVED",

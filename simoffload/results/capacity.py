@@ -14,6 +14,9 @@ from simoffload.units import formatted_apart
 if TYPE_CHECKING:
     from simoffload.results.training import StorageRequests
 
+ADDED = "added for comparison"
+"""Beginning of the remark on a result that nobody asked for."""
+
 
 class MemoryTerm(NamedTuple):
     """A MemoryTerm is one part of the memory that a tier must hold."""
