@@ -191,7 +191,7 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "resident": CACHE,
         "tensor_parallel": CACHE,
         "vllm_cpu_offload": {"offload_tier": "any", **CACHE},
-        "llama_cpp": CACHE,
+        "llama_cpp": {"file": "storage", **CACHE},
         "flexgen": {"disk": "storage"},
         "checkpoint": {"tier": "storage", "swap": "storage"},
     }
