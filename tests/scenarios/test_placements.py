@@ -196,4 +196,4 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "checkpoint": {"tier": "storage", "swap": "storage"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
-    assert first == ["weights", "offload_folder", "offload_tier"]
+    assert first == ["weights", "offload_folder", "offload_tier", "file"]
