@@ -127,7 +127,7 @@ def test_recorded_runs_give_plausible_numbers(tmp_path: Path) -> None:
         "switch is not identified: two mixtures of experts give it a negative" in one for one in warnings
     )
     slot, _ = _rates("pcie", "gen5", TESTS, tmp_path)
-    assert slot["pageable"]["points"] == [["226492416 B", "7836.04 MB/s"]]
+    assert slot["pageable"]["points"] == [["226492416 B", "8588.13 MB/s"]]
 
 
 def _with_experts(name: str, model: Mapping[str, Any], read: int, layers: int) -> list[dict[str, Any]]:
