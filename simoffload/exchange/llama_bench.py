@@ -21,7 +21,7 @@ from simoffload.exchange.benchmark_files import BenchmarkFile, finite
 from simoffload.models import GGUF, ModelShape, list_models, load_model
 
 _NEEDED = ("model_type", "model_size", "model_n_params", "n_prompt", "n_gen", "n_gpu_layers")
-_WHOLE = (
+_INTEGERS = (
     "n_ubatch",
     "n_threads",
     "n_cpu_moe",
@@ -102,7 +102,7 @@ class BenchRow(NamedTuple):
     """All fields but the results, which two runs of the same test have in common."""
     build: str
     place: str
-    """File and row."""
+    """The file and the row in it."""
     date: datetime.date
 
     @property
@@ -217,8 +217,8 @@ def _row(file: BenchmarkFile, place: str, fields: Mapping[str, Any]) -> BenchRow
     for name in _NEEDED:
         if name not in fields:
             refuse(name, "missing; is this the output of llama-bench, of 2024 or later?")
-    found = {name: _whole(fields.get(name, _USUAL.get(name))) for name in _WHOLE}
-    found["n_gpu_layers"] = _whole(fields["n_gpu_layers"], least=-2)
+    found = {name: _integer(fields.get(name, _USUAL.get(name))) for name in _INTEGERS}
+    found["n_gpu_layers"] = _integer(fields["n_gpu_layers"], least=-2)
     amounts = {name: finite(str(fields[name])) for name in ("model_size", "model_n_params")}
     for name, value in (found | amounts).items():
         if value is None or (name in amounts and value == 0):
@@ -256,7 +256,7 @@ def _row(file: BenchmarkFile, place: str, fields: Mapping[str, Any]) -> BenchRow
     )
 
 
-def _whole(value: object, *, least: int = 0) -> int | None:
+def _integer(value: object, *, least: int = 0) -> int | None:
     """Return a whole number, which CSV has as text; None for anything else."""
     if isinstance(value, bool):
         return int(value)
@@ -295,8 +295,8 @@ def _model(printed: str, size: float, parameters: float, filename: str) -> Model
         for listed in _with_parameters(parameters)
         if (shape := _in_form(listed, name, dtype)) and abs(shape.weight_bytes / size - 1) <= _SAME_SIZE
     ]
-    alike = {(one.least_read_bytes, one.num_hidden_layers) for one in found}
-    if len(alike) != 1:
+    equals = {(one.least_read_bytes, one.num_hidden_layers) for one in found}
+    if len(equals) != 1:
         several = ", ".join(one.name for one in found)
         raise _unknown(printed, f"it may be {several}" if found else "no listed model has its size")
     return found[0]

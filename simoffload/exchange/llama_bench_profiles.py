@@ -411,7 +411,7 @@ def _passes(row: BenchRow) -> int:
 def _copy_rate(one: _Test, other: _Test, prompts: Sequence[_Test]) -> float | None:
     """Return the rate of copies by which two tests differ [B/s]; None if they do not differ so."""
     size, seconds = _copied(one) - _copied(other), one.row.seconds - other.row.seconds
-    alike = [
+    resident = [
         [
             each.row.seconds
             for each in prompts
@@ -421,8 +421,8 @@ def _copy_rate(one: _Test, other: _Test, prompts: Sequence[_Test]) -> float | No
         ]
         for test in (one, other)
     ]
-    if all(alike):
-        seconds -= median(alike[0]) - median(alike[1])
+    if all(resident):
+        seconds -= median(resident[0]) - median(resident[1])
     return size / seconds if size * seconds > 0 else None
 
 

@@ -20,7 +20,7 @@ from simoffload.models.formats import GGUF_NUMBERS, WeightFormat
 
 _SUFFIX = ".gguf"
 Value = str | int | float | bool | tuple[int | float | bool, ...]
-"""A value of metadata."""
+"""Values that metadata may have."""
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _LARGEST = 100_000_000
@@ -52,7 +52,7 @@ class GgufTensor(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of weights."""
+        """The number of its weights."""
         return prod(self.dimensions)
 
     @property
@@ -69,7 +69,7 @@ class GgufHeader(NamedTuple):
     metadata: Mapping[str, Value]
     """Values by key; texts and long lists of the vocabulary are left out."""
     tensors: Mapping[str, GgufTensor]
-    """Tensors by name."""
+    """What the file says of each tensor."""
 
     def refuse(self, message: str, key: str = "") -> NoReturn:
         """Raise an InputError about the file."""
@@ -256,7 +256,7 @@ class _Reader:
             self._take(_LENGTH.unpack(self._take(_LENGTH.size))[0])
 
     def _take(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next bytes of the file."""
         end = self._at + count
         if end > len(self._content):
             if end > self._size:

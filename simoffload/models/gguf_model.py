@@ -44,7 +44,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "falcon": "falcon",
     "bloom": "bloom",
 }
-"""Family by ``general.architecture``."""
+"""The family of each ``general.architecture``."""
 _SIGMOID = 2
 """Number of a router that weighs experts by sigmoid (``expert_gating_func``)."""
 _KEYS: Mapping[str, str] = {
@@ -175,8 +175,8 @@ def _config(sizes: _Sizes, family: type[FamilyConfig]) -> dict[str, Any]:
     table = sizes.header.tensors.get("token_embd.weight")
     found["vocab_size"] = table.dimensions[-1] if table else sizes.get("vocab_size")
     layers, further = sizes.get("block_count"), sizes.get("nextn_predict_layers") or 0
-    whole = type(layers) is int and type(further) is int
-    found["num_hidden_layers"] = layers - further if whole else layers
+    total = type(layers) is int and type(further) is int
+    found["num_hidden_layers"] = layers - further if total else layers
     found |= _feed_forward(sizes, family)
     if sizes.get("attention.kv_lora_rank") is not None:
         found |= _latent(sizes)
@@ -210,12 +210,12 @@ def _latent(sizes: _Sizes) -> dict[str, Any]:
     """Return the sizes of latent attention; newer files have those of all heads apart (``…_mla``)."""
     rotated = sizes.get("rope.dimension_count")
     width = sizes.get("attention.key_length_mla") or sizes.get("attention.key_length")
-    whole = type(width) is int and type(rotated) is int
+    total = type(width) is int and type(rotated) is int
     return {
         "head_dim": None,
         "num_key_value_heads": None,
         "q_lora_rank": sizes.get("attention.q_lora_rank"),
-        "qk_nope_head_dim": width - rotated if whole else None,
+        "qk_nope_head_dim": width - rotated if total else None,
         "v_head_dim": sizes.get("attention.value_length_mla") or sizes.get("attention.value_length"),
     }
 
@@ -362,15 +362,15 @@ class _Tensors:
     def storage(self, one: Parameter, prefix: str) -> Storage:
         """Return the form of a parameter: the bytes of its tensors, with the type of the largest one."""
         found = self._found(one, prefix)
-        whole = sum(tensor.numel for tensor in found)
+        total = sum(tensor.numel for tensor in found)
         names = " and ".join(tensor.name for tensor in found)
-        if whole != one.numel and (whole < one.numel or len(found) > 1):
-            self._header.refuse(f"has {whole:,} weights; by the metadata they are {one.numel:,}", names)
-        size, rest = divmod(sum(tensor.bytes for tensor in found) * one.numel, whole)
+        if total != one.numel and (total < one.numel or len(found) > 1):
+            self._header.refuse(f"has {total:,} weights; by the metadata they are {one.numel:,}", names)
+        size, rest = divmod(sum(tensor.bytes for tensor in found) * one.numel, total)
         if rest:
             self._header.refuse(f"cannot be divided into parts of {one.numel:,} weights", names)
         for tensor in found:
-            self._used[tensor.name] += tensor.numel * one.numel // whole
+            self._used[tensor.name] += tensor.numel * one.numel // total
             size += sum(scale.bytes for scale in self._scales(tensor))
         largest = max(found, key=lambda tensor: tensor.bytes)
         return Storage(largest.format, (size,))
@@ -404,8 +404,8 @@ class _Tensors:
         parts of a tensor that are in none."""
         for name, numel in self._used.items():
             if numel != self._header.tensors[name].numel:
-                whole = self._header.tensors[name].numel
-                self._header.refuse(f"has {whole:,} weights; by the metadata they are {numel:,}", name)
+                total = self._header.tensors[name].numel
+                self._header.refuse(f"has {total:,} weights; by the metadata they are {numel:,}", name)
         others = [one for name, one in self._header.tensors.items() if name not in self._used]
         if not others:
             return ""
