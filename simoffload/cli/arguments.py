@@ -45,7 +45,7 @@ the service levels, 130 interrupted.
 Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
-_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho")
+_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
 _TARGETS = (
     "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
     "platform:tier selects another platform from there on"
@@ -379,7 +379,7 @@ def _add_import(actions: SubParsers) -> _Parser:
         "--from",
         dest="base",
         metavar="PROFILE_ID",
-        help="drive or pcie profile that provides all other numbers",
+        help="profile of the kind to make that provides all other numbers",
     )
     parser.add_argument(
         "-o",

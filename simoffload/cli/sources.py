@@ -260,14 +260,20 @@ _OF_ANY_MODEL = ("dtype", "attention", "quantization")
 def with_model(
     scenario: LoadedScenario, model: str, *, placed: bool = True, option: str = "--models"
 ) -> LoadedScenario:
-    """Return the scenario with another named model. Raises InputError for a name that no model has."""
+    """Return the scenario with another model, by name or file. Raises InputError for one that does not
+    exist."""
     from simoffload.documents import Edit, edited
+    from simoffload.models import is_model_file
     from simoffload.scenario import resolve
 
     section = scenario.document.data["model"]
     kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
-    name = f"{scenario.name}, {model}"[:_LONGEST_NAME]
-    edits = (Edit(("name",), name), Edit(("model",), {"name": model, **kept} if kept else model))
+    name = f"{scenario.name}, {Path(model).name}"[:_LONGEST_NAME]
+    key = "name"
+    if is_model_file(model):  # a path on the command line begins in the working directory
+        key, model = "config", _from_folder(model, scenario.document.root)
+        scenario.cache.allow_model(model)
+    edits = (Edit(("name",), name), Edit(("model",), {key: model, **kept}))
     try:
         found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
     except InputError as error:
@@ -275,6 +281,14 @@ def with_model(
             one._replace(path=option, line=None, column=None) for one in error.problems
         ) from None
     return replace(found, remarks=scenario.remarks)
+
+
+def _from_folder(path: str, folder: Path | None) -> str:
+    """Return a path of the working directory as one of the folder of a scenario, if it is in there."""
+    from simoffload.documents import resolved
+
+    absolute, root = resolved(path), resolved(folder or Path())
+    return str(absolute.relative_to(root) if absolute.is_relative_to(root) else absolute)
 
 
 # -- several scenarios ---------------------------------------------------------------------------

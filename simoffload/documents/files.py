@@ -74,25 +74,33 @@ def read_document(path: Path) -> Document:
     return parse(read_text(path, most=_LARGEST), name=str(path), root=path.parent)
 
 
+def file_size(name: str | Path, *, remedy: str = "") -> int:
+    """Return the size of a regular file [B]. Raises InputError for anything else, which ends with
+    ``remedy``."""
+    after = remedy and f"; {remedy}"
+    with file_errors(name):
+        try:
+            status = Path(name).stat()
+        except FileNotFoundError:
+            raise _refusal(name, "no such file") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise _refusal(name, f"is a folder, not a file{after}")
+    if not stat.S_ISREG(status.st_mode):
+        raise _refusal(name, f"not a regular file{after}")
+    return status.st_size
+
+
 def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     """Return the text of a file of at most ``most`` [B]. Errors about its content end with ``remedy``.
 
     Raises InputError.
     """
-    path, after = Path(name), remedy and f"; {remedy}"
-    with file_errors(name):
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise _refusal(name, "no such file") from None
-        if stat.S_ISDIR(status.st_mode):
-            raise _refusal(name, f"is a folder, not a file{after}")
-        if not stat.S_ISREG(status.st_mode):
-            raise _refusal(name, f"not a regular file{after}")
-        if status.st_size > most:
-            raise _refusal(name, f"larger than {most // 10**6} MB ({status.st_size} bytes){after}")
-        with path.open("rb") as file:
-            content = file.read(most + 1)
+    after = remedy and f"; {remedy}"
+    size = file_size(name, remedy=remedy)
+    if size > most:
+        raise _refusal(name, f"larger than {most // 10**6} MB ({size} bytes){after}")
+    with file_errors(name), Path(name).open("rb") as file:
+        content = file.read(most + 1)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -14,6 +14,8 @@ from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurem
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
+from simoffload.exchange.llama_bench import read_llama_bench
+from simoffload.exchange.llama_bench_profiles import bench_numbers
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware import KINDS, Library, Profile, id_fault, is_path
 
@@ -22,7 +24,9 @@ _STORAGE: dict[str, Callable[[str | Path], tuple[StorageMeasurement, ...]]] = {
     "ds-io": read_ds_io,
     "elbencho": read_elbencho,
 }
-_COPIES = "nvbandwidth"
+_COPIES, _BENCH = "nvbandwidth", "llama-bench"
+_KINDS = {_COPIES: ("pcie",), _BENCH: ("accelerator", "host", "pcie")}
+"""Kinds of profiles that a tool measures, if they are not drives."""
 _STREAMING = 128 * 1024
 """[B] The smallest request of a streaming rate. Smaller requests are limited by their number, unlike
 offloading with requests of 1 MiB (DeepSpeed's default)."""
@@ -62,40 +66,44 @@ class _Findings(NamedTuple):
 def import_profile(
     form: str, files: Sequence[str | Path], *, identifier: str, base: str | None, size: int | None = None
 ) -> MeasuredProfile:
-    """Make a profile of a drive from files of fio, ds-io or elbencho, or of PCIe from files of nvbandwidth.
+    """Make a profile of a drive from files of fio, ds-io or elbencho, of PCIe from files of nvbandwidth, or
+    of a GPU, a host or PCIe from files of llama-bench.
 
     ``base`` names the profile that gives all other numbers; ``size`` [B] is nvbandwidth's ``--bufferSize``.
     Raises InputError for files that cannot be read or lack numbers that a profile needs.
     """
-    known = (*_STORAGE, _COPIES)
+    known = (*_STORAGE, _COPIES, _BENCH)
     if form not in known:
         raise _error("format", f"{quoted(form)} is not one of {', '.join(known)}{suggest(form, known)}")
-    kind = "pcie" if form == _COPIES else "drive"
+    kinds = _KINDS.get(form, ("drive",))
     if fault := id_fault(identifier):
         raise _error("--id", fault)
-    if size is not None and kind != "pcie":
+    if size is not None and form != _COPIES:
         raise _error("--buffer-size", "only nvbandwidth has this option")
     if base is None:
-        raise _error("--from", _missing_base(kind))
+        raise _error("--from", _missing_base(kinds))
     try:
         library = Library()
-        origin = library.read(Path(base), (kind,)) if is_path(base) else library.find(base, (kind,))
+        origin = library.read(Path(base), kinds) if is_path(base) else library.find(base, kinds)
     except InputError as error:
         raise InputError(one if one.path else one._replace(path="--from") for one in error.problems) from None
     if form == _COPIES:
         findings = _copies([one for file in files for one in read_nvbandwidth(file, size=size or BUFFER)])
+    elif form == _BENCH:
+        rows = [one for file in files for one in read_llama_bench(file)]
+        findings = _Findings(*bench_numbers(rows, origin.profile))
     else:
         findings = _storage([one for file in files for one in _STORAGE[form](file)])
 
     def profile(numbers: Mapping[str, Any]) -> tuple[str, Profile]:
         text = yaml_text({**_head(origin.document.data, findings, identifier, form), **numbers}, flow=True)
-        return text, validate(parse_yaml(text, name=f"the profile {identifier}"), KINDS[kind])
+        return text, validate(parse_yaml(text, name=f"the profile {identifier}"), KINDS[origin.use.kind])
 
     kept = base_profile(origin, findings.numbers, lambda numbers: profile(numbers)[1])
     findings.warnings.extend(kept.warnings)
     text, _ = profile({**kept.data, **findings.numbers})
     return MeasuredProfile(
-        kind,
+        origin.use.kind,
         text,
         measured=tuple(findings.numbers),
         kept=tuple(key for key in kept.data if key not in kept.estimated),
@@ -109,9 +117,10 @@ def _error(path: str, message: str) -> InputError:
     return InputError.at("", message, path=path)
 
 
-def _missing_base(kind: str) -> str:
-    known = ", ".join(one.id for one in Library().summaries(kind))
-    return f"missing: name the {kind} that supplies the other numbers (size, slot, …), one of {known}"
+def _missing_base(kinds: Sequence[str]) -> str:
+    known = ", ".join(one.id for kind in kinds for one in Library().summaries(kind))
+    wanted = " or ".join(kinds)
+    return f"missing: name the {wanted} that supplies the other numbers (size, slot, …), one of {known}"
 
 
 def _storage(runs: list[StorageMeasurement]) -> _Findings:

@@ -37,11 +37,12 @@ from simoffload.models.modules import (
 from simoffload.models.repeated import Repeated
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
 from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
-from simoffload.models.spec import ModelSpec, load_model
+from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
 from simoffload.models.stored_tensors import Parameter
 
 __all__ = [
     "FAMILIES",
+    "GGUF",
     "GROWING",
     "SINGLE",
     "Attention",
@@ -67,6 +68,7 @@ __all__ = [
     "canonical_model",
     "forward_cost",
     "is_model",
+    "is_model_file",
     "list_models",
     "load_model",
     "loss_module",

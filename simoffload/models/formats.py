@@ -299,31 +299,45 @@ def deepspeed(bits: int, group: int, *, dtype_bytes: int, kernel: bool) -> Weigh
     )
 
 
-_GGUF_BLOCKS: dict[str, tuple[int, int]] = {
-    "q8_0": (34, 32),
-    "q6_k": (210, 256),
-    "q5_k": (176, 256),
-    "q5_1": (24, 32),
-    "q5_0": (22, 32),
-    "q4_k": (144, 256),
-    "q4_1": (20, 32),
-    "q4_0": (18, 32),
-    "q3_k": (110, 256),
-    "q2_k": (84, 256),
-    "iq4_nl": (18, 32),
-    "iq4_xs": (136, 256),
-    "iq3_s": (110, 256),
-    "iq3_xxs": (98, 256),
-    "iq2_s": (82, 256),
-    "iq2_xs": (74, 256),
-    "iq2_xxs": (66, 256),
-    "iq1_m": (56, 256),
-    "iq1_s": (50, 256),
-    "mxfp4": (17, 32),
-    "f16": (2, 1),
-    "f32": (4, 1),
+_GGUF_BLOCKS: dict[str, tuple[int, int, int]] = {
+    "f32": (0, 4, 1),
+    "f16": (1, 2, 1),
+    "q4_0": (2, 18, 32),
+    "q4_1": (3, 20, 32),
+    "q5_0": (6, 22, 32),
+    "q5_1": (7, 24, 32),
+    "q8_0": (8, 34, 32),
+    "q8_1": (9, 36, 32),
+    "q2_k": (10, 84, 256),
+    "q3_k": (11, 110, 256),
+    "q4_k": (12, 144, 256),
+    "q5_k": (13, 176, 256),
+    "q6_k": (14, 210, 256),
+    "q8_k": (15, 292, 256),
+    "iq2_xxs": (16, 66, 256),
+    "iq2_xs": (17, 74, 256),
+    "iq3_xxs": (18, 98, 256),
+    "iq1_s": (19, 50, 256),
+    "iq4_nl": (20, 18, 32),
+    "iq3_s": (21, 110, 256),
+    "iq2_s": (22, 82, 256),
+    "iq4_xs": (23, 136, 256),
+    "i8": (24, 1, 1),
+    "i16": (25, 2, 1),
+    "i32": (26, 4, 1),
+    "i64": (27, 8, 1),
+    "f64": (28, 8, 1),
+    "iq1_m": (29, 56, 256),
+    "bf16": (30, 2, 1),
+    "tq1_0": (34, 54, 256),
+    "tq2_0": (35, 66, 256),
+    "mxfp4": (39, 17, 32),
+    "nvfp4": (40, 36, 64),
+    "q1_0": (41, 18, 128),
+    "q2_0": (42, 18, 64),
 }
-"""Size [B] of a block and number of weights in it, for every type of GGUF."""
+"""Number in files, size [B] of a block and number of weights in it, for every type of GGUF
+(ggml/include/ggml.h, ``ggml_type``; numbers that are missing were removed)."""
 
 
 _GGUF_RATES = ((16, 1.0), (8, 0.93), (5, 0.82), (4, 0.76), (2.6, 0.55), (2, 0.40), (0, 0.33))
@@ -341,8 +355,10 @@ def _gguf(name: str, size: int, weights: int) -> WeightFormat:
     return WeightFormat(name, bits, dequantization=Dequantization(rate), block=weights, method="gguf")
 
 
-GGUF_TYPES = {name: _gguf(name, *block) for name, block in _GGUF_BLOCKS.items()}
+GGUF_TYPES = {name: _gguf(name, size, weights) for name, (_, size, weights) in _GGUF_BLOCKS.items()}
 """Types of tensors in a GGUF file by name."""
+GGUF_NUMBERS = {number: GGUF_TYPES[name] for name, (number, _, _) in _GGUF_BLOCKS.items()}
+"""The same by the number that files have."""
 
 _MXFP4 = WeightFormat(
     "mxfp4",

@@ -7,10 +7,10 @@ DeepSpeed also embeddings, and GGUF stores every matrix in a type of its own (``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
@@ -148,8 +148,8 @@ def deepspeed_quantization(bits: int, group: int, *, dtype_bytes: int, kernel: b
     )
 
 
-Formats = tuple[WeightFormat | None, ...]
-"""Formats of the tensors of some modules in order; None: the model's data type."""
+Kept = TypeVar("Kept")
+"""What says how a tensor is kept: its format, or its storage itself."""
 
 
 def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
@@ -165,7 +165,7 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
 
     names = shape.layer_names
 
-    def formats(modules: Layer, layer: int | None = None) -> Formats:
+    def formats(modules: Layer, layer: int | None) -> tuple[WeightFormat | None, ...]:
         prefix = "" if layer is None else f"{names[layer]}."
         return tuple(
             _format(module, one, prefix + module.name, layer, quantization, model)
@@ -173,30 +173,50 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
             for one in module.parameters
         )
 
-    before = _stored(shape.modules_before, formats(shape.modules_before))
+    def storage(one: Parameter, form: WeightFormat | None) -> Storage | None:
+        columns = one.columns or one.numel
+        return None if form is None else form.stored(one.numel // columns, columns)
+
+    return with_storage(shape, quantization.name, formats, storage, by_layer=quantization.by_layer)
+
+
+def with_storage(
+    shape: ModelShape,
+    name: str,
+    kept: Callable[[Layer, int | None], tuple[Kept, ...]],
+    storage: Callable[[Parameter, Kept], Storage | None],
+    *,
+    by_layer: bool = True,
+) -> ModelShape:
+    """Return the model with the ``storage`` of every tensor under the ``name`` of a quantization.
+
+    ``kept`` says how the tensors of modules are kept, of those of the layer of a number or of others; it may
+    differ between equal layers if ``by_layer``. Tied tensors are kept as those that own them.
+    """
+    before = _stored(shape.modules_before, kept(shape.modules_before, None), storage)
     owned = {one.name: one.storage for module in before for one in module.parameters}
-    if quantization.by_layer:
-        made: dict[tuple[int, Formats], Layer] = {}  # equal layers are one object
+    if by_layer:
+        made: dict[tuple[int, tuple[Kept, ...]], Layer] = {}  # equal layers are one object
         layers = []
         for index, layer in enumerate(shape.layers):
-            key = id(layer), formats(layer, index)
+            key = id(layer), kept(layer, index)
             if key not in made:
-                made[key] = _stored(layer, key[1])
+                made[key] = _stored(layer, key[1], storage)
             layers.append(made[key])
         groups = grouped_layers(layers)
     else:
-        kinds = {id(layer): _stored(layer, formats(layer, 0)) for layer, _ in shape.kinds}
+        kinds = {id(layer): _stored(layer, kept(layer, 0), storage) for layer, _ in shape.kinds}
         groups = tuple(
             LayerGroup(tuple(kinds[id(layer)] for layer in group.layers), group.repeat)
             for group in shape.groups
         )
     return replace(
         shape,
-        name=f"{shape.name}, {quantization.name}",
-        quantization=quantization.name,
+        name=f"{shape.name}, {name}",
+        quantization=name,
         modules_before=before,
         groups=groups,
-        modules_after=_stored(shape.modules_after, formats(shape.modules_after), owned),
+        modules_after=_stored(shape.modules_after, kept(shape.modules_after, None), storage, owned),
     )
 
 
@@ -216,17 +236,20 @@ def _format(
     return quantization.format_of(matrix, model)
 
 
-def _stored(modules: Layer, formats: Formats, owned: Mapping[str, Storage | None] = _NOTHING) -> Layer:
+def _stored(
+    modules: Layer,
+    kept: tuple[Kept, ...],
+    storage: Callable[[Parameter, Kept], Storage | None],
+    owned: Mapping[str, Storage | None] = _NOTHING,
+) -> Layer:
     """Return modules with the storage of their tensors; ``owned`` has that of tied ones."""
-    remaining = iter(formats)
+    remaining = iter(kept)
 
-    def storage(one: Parameter) -> Storage | None:
-        form, columns = next(remaining), one.columns or one.numel
-        if one.tied:
-            return owned.get(one.name)
-        return None if form is None else form.stored(one.numel // columns, columns)
+    def stored(one: Parameter) -> Storage | None:
+        how = next(remaining)
+        return owned.get(one.name) if one.tied else storage(one, how)
 
     return tuple(
-        module._replace(parameters=tuple(one._replace(storage=storage(one)) for one in module.parameters))
+        module._replace(parameters=tuple(one._replace(storage=stored(one)) for one in module.parameters))
         for module in modules
     )

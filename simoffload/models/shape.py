@@ -163,6 +163,12 @@ class ModelShape:
             return replace(self, groups=(self.groups[0]._replace(repeat=count),))
         return replace(self, groups=grouped(self.layers[:count]))
 
+    def with_layers(self, changed: Callable[[Layer, int], Layer]) -> Self:
+        """Return the model with layers changed by their number; equal results are one object."""
+        made: dict[Layer, Layer] = {}
+        layers = [changed(layer, index) for index, layer in enumerate(self.layers)]
+        return replace(self, groups=grouped([made.setdefault(one, one) for one in layers]))
+
     def outside_and_kinds(self) -> tuple[tuple[Layer, int], ...]:
         """Return the modules before and after the layers, and every kind of layer, with their numbers."""
         return ((self.modules_before, 1), *self.kinds, (self.modules_after, 1))

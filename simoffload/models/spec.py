@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from simoffload.models.quantization import Quantization
 
 _UNQUANTIZED = "none"
+GGUF = ".gguf"
+"""Ending of the name of a GGUF file."""
 
 
 class _Resolved(NamedTuple):
@@ -46,12 +48,15 @@ class _Resolved(NamedTuple):
     notes: tuple[str, ...] = ()
     dtype: Dtype | None = None
     """That in which a file states that the weights were saved."""
+    kept: Callable[[ModelShape], ModelShape] | None = None
+    """What gives every tensor the form in which a file has it."""
 
 
 class ModelSpec(Frozen):
     """A model by ``name``, by the path of a ``config`` (config.json), or by ``family`` and sizes.
 
-    A plain text is a name. Every further key is one of Hugging Face's and replaces that of the named model or
+    A plain text is a name, or the path of a ``config`` if it ends in .json or .gguf. Every
+    further key is one of Hugging Face's and replaces that of the named model or
     config: ``{name: bloom-560m, num_hidden_layers: 960, hidden_size: 10240}``.
     """
 
@@ -60,7 +65,8 @@ class ModelSpec(Frozen):
     name: str | None = None
     """A model that is known by name (``simoffload models list``)."""
     config: str | None = None
-    """Path of a Hugging Face config.json in the scenario's folder."""
+    """Path of a Hugging Face config.json in the scenario's folder, or of a GGUF file (.gguf; any part of a
+    split one), of which only the header is read: every weight is stored as the file has it."""
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
     draft: Annotated[bool, Field(strict=True)] = False
@@ -87,7 +93,9 @@ class ModelSpec(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _text_is_name(cls, raw: object) -> object:
-        return {"name": raw} if isinstance(raw, str) else raw
+        if not isinstance(raw, str):
+            return raw
+        return {"config" if is_model_file(raw) else "name": raw}
 
     @field_validator("quantization", mode="before")
     @classmethod
@@ -152,7 +160,7 @@ class ModelSpec(Frozen):
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
-        name, config, quantization, notes, saved = self._resolved(root=root, allow_path=allow_path)
+        name, config, quantization, notes, saved, kept = self._resolved(root=root, allow_path=allow_path)
         routing = EVEN if self.routing == "uniform" else self.routing
         sizes = config.derived()
         if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
@@ -165,15 +173,17 @@ class ModelSpec(Frozen):
         dtype = self.dtype or (quantization and quantization.dtype) or saved or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         shape = replace(shape, notes=(*notes, *shape.notes)) if notes else shape
+        if kept is not None and self.quantization is None:
+            return kept(shape)
         if quantization is None:
             return shape
         from simoffload.models.quantization import quantized
 
         return quantized(shape, quantization)
 
-    def hf_config(self, *, root: Path | None = None) -> dict[str, Any]:
+    def hf_config(self, *, root: Path | None = None, allow_path: bool = False) -> dict[str, Any]:
         """Return the sizes in Hugging Face's keys, ``model_type`` included; otherwise like :meth:`shape`."""
-        config = self._resolved(root=root, allow_path=False).config
+        config = self._resolved(root=root, allow_path=allow_path).config
         fields = type(config).model_fields.items()
         left_out = {field.alias or name for name, field in fields if field.default is None}
         written = {
@@ -188,6 +198,8 @@ class ModelSpec(Frozen):
         if self.config is None:
             return self._named
         path = _config_path(self.config, root=root, allow_path=allow_path)
+        if path.suffix.lower() == GGUF:
+            return self._from_gguf(path)
         document = read_document(path)
         label = _label_of(path)
         family, at = _family_of(document, self.config, draft=self.draft)
@@ -200,6 +212,20 @@ class ModelSpec(Frozen):
 
         notes = left_out(document.data)
         return self._stored(_Resolved(self._label(label), config, notes=notes), document, at)
+
+    def _from_gguf(self, path: Path) -> _Resolved:
+        """Return the model of a GGUF file."""
+        from simoffload.models.gguf_file import read_gguf
+        from simoffload.models.gguf_model import gguf_config, stored_as
+
+        header = read_gguf(path)
+        found = gguf_config(header)
+        config = self._with_overrides(Document(str(path), found.keys), found.family)
+        return _Resolved(
+            self._label(found.label),
+            config,
+            kept=partial(stored_as, header=header, quantization=found.quantization),
+        )
 
     def _drafted(self, document: Document, at: Location, label: str | None = None) -> _Resolved:
         """Return the draft of a model of an unknown family, with the quantization that its file describes."""
@@ -243,6 +269,11 @@ class ModelSpec(Frozen):
         from simoffload.models.common_keys import CommonKeys
 
         validate(document, CommonKeys, at=at)
+        return self._with_overrides(document, family, at)
+
+    def _with_overrides(
+        self, document: Document, family: type[FamilyConfig], at: Location = ()
+    ) -> FamilyConfig:
         config = validate(document, family, at=at)
         unknown = _unknown_keys(self.overrides, family)
         if unknown:
@@ -251,10 +282,15 @@ class ModelSpec(Frozen):
         return validate(Document("", {"model": merged}), family, at=("model",))
 
 
+def is_model_file(text: str) -> bool:
+    """Return whether a text is the path of a file that describes a model, by its ending."""
+    return text.lower().endswith((".json", GGUF))
+
+
 def load_model(
     spec: ModelSpec | str | Mapping[str, Any], *, root: Path | None = None, allow_path: bool = False
 ) -> ModelShape:
-    """Turn a name, a mapping or a spec into a shape.
+    """Turn a name, the path of a file, a mapping or a spec into a shape.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class ScenarioCache:
         self._apart: dict[str, tuple[Path, str]] = {}
         self._contents: dict[tuple[str, str], Any] = {}
         self._shapes: dict[tuple[str, str], tuple[ModelShape, str]] = {}
+        self._allowed: set[str] = set()
         self._platforms = Recent[Hashable, Platform](_PLATFORMS)
         self._possible = Recent[Hashable, bool](_CHANGES)
         self._machines = Recent[tuple[int, int], tuple[Platform, Machine]](_PLATFORMS)
@@ -65,9 +66,17 @@ class ScenarioCache:
     def _from_config(self, spec: ModelSpec, root: Path | None) -> tuple[ModelShape, str]:
         key = (str(root), _in_order(spec))
         if key not in self._shapes:
-            shape = load_model(spec, root=root)
-            self._shapes[key] = (shape, _digest(canonical([shape.name, spec.hf_config(root=root)])))
+            allowed = spec.config in self._allowed
+            shape = load_model(spec, root=root, allow_path=allowed)
+            config = spec.hf_config(root=root, allow_path=allowed)
+            content = [shape.name, *_stored(shape), config]
+            self._shapes[key] = (shape, _digest(canonical(content)))
         return self._shapes[key]
+
+    def allow_model(self, path: str) -> None:
+        """Let scenarios have the model of a file that the user named outside of any of them, and that may be
+        outside their folder."""
+        self._allowed.add(path)
 
     def name_platform(self, reference: str, path: Path) -> None:
         """Let ``reference`` mean a platform file that the user named outside of any scenario.
@@ -197,6 +206,15 @@ class ScenarioCache:
         cache._apart = dict(snapshot["apart"])
         cache._contents, cache._shapes = dict(snapshot["contents"]), dict(snapshot["shapes"])
         return cache
+
+
+def _stored(shape: ModelShape) -> Iterator[Any]:
+    """Yield the form of every tensor of a model whose weights are quantized."""
+    if shape.quantization is not None:
+        parts = ((shape.modules_before,), *(group.layers for group in shape.groups), (shape.modules_after,))
+        for layers in parts:
+            tensors = (one.storage for layer in layers for module in layer for one in module.parameters)
+            yield [one and [one.format.name, one.bytes] for one in tensors]
 
 
 def _in_order(spec: ModelSpec) -> str:

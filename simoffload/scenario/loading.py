@@ -28,7 +28,15 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import Machine, list_profiles
 from simoffload.limits import keep, limited
-from simoffload.models import ModelShape, ModelSpec, is_model, list_models, resembled_model
+from simoffload.models import (
+    GGUF,
+    ModelShape,
+    ModelSpec,
+    is_model,
+    is_model_file,
+    list_models,
+    resembled_model,
+)
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.loaded import READ_TIER, LoadedScenario
 from simoffload.scenario.overrides import overridden, usual_kind
@@ -68,6 +76,8 @@ def find_scenario(name: str) -> Path | None:
 def names_model(source: str) -> bool:
     """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
     ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if source.lower().endswith(GGUF):
+        return True
     if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
         return False
     return not any(name.startswith(f"{source.partition('/')[0]}/") for name in list_scenarios())
@@ -299,6 +309,8 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if SWEEP in document.data:
         document = without(document, SWEEP)
     document = rename_keys(document, RENAMED, problems)
+    if isinstance(named := document.data.get("model"), str) and is_model_file(named):
+        document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
     strategy = document.data.get("strategy")
@@ -374,7 +386,7 @@ each GPU (our choice)."""
 def default_scenario(
     model: str, platform: str | None = None, *, overrides: Sequence[str] = (), placed: bool = True
 ) -> LoadedScenario:
-    """Return a scenario of a model under ZeRO-Inference on all GPUs of a platform.
+    """Return a scenario of a model, by name or file, under ZeRO-Inference on all GPUs of a platform.
 
     It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
     another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
@@ -384,11 +396,12 @@ def default_scenario(
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    data: dict[str, Any] = {"name": model, "model": model, "workload": work}
+    data: dict[str, Any] = {"name": Path(model).name, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
     cache = ScenarioCache()
+    cache.allow_model(model)
     document = overridden(document, overrides, cache)
     if "platform" not in document.data:
         known = ", ".join(one.id for one in list_profiles("platform"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.hardware import is_path
+from simoffload.models import GGUF
 from simoffload.planning.advise.evaluate import Advice
 from simoffload.planning.advise.purchases import Search
 from simoffload.planning.evaluator import Evaluated
@@ -55,7 +56,8 @@ def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
 
 
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
-    """Return the user's own files that scenarios of one folder need, by their path in it."""
+    """Return the user's own files that scenarios of one folder need, by their path in it, GGUF files
+    excepted."""
     found: dict[str, Path] = {}
     for scenario in scenarios:
         root = scenario.document.root
@@ -72,6 +74,7 @@ def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
     model = scenario.document.data.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("config"), str):
         config = root / model["config"]
-        yield config / "config.json" if config.is_dir() else config
+        if not config.name.lower().endswith(GGUF):  # as large as the model
+            yield config / "config.json" if config.is_dir() else config
     if is_path(scenario.scenario.platform):
         yield root / scenario.scenario.platform

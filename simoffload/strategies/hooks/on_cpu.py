@@ -101,7 +101,7 @@ class OnCpu(Hook):
             route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
             out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
         seconds, traffic = self._seconds(module, out)
-        fixed = picoseconds(_operations(module) * out.machine.host.products.operation.value)
+        fixed = picoseconds(operations_of(module) * out.machine.host.products.operation.value)
         route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         return True
@@ -129,7 +129,7 @@ class OnCpu(Hook):
         rate = products.read_rate(
             host.memory_bandwidth.value, threads=threads, experts=bool(self._chosen(module))
         )
-        speed = threads * products.kernel_rate(_kernel(module))
+        speed = threads * products.kernel_rate(kernel_of(module))
         return max(traffic / rate, cost.flops / speed), traffic
 
     def _switch(self, out: PassWriter, size: int, *, to_device: bool) -> None:
@@ -166,7 +166,7 @@ class OnCpu(Hook):
         return True
 
 
-def _operations(module: Module) -> int:
+def operations_of(module: Module) -> int:
     """Count the operations of a graph for a module: of experts three products, of attention the cache, scores
     and values."""
     if module.parallel == "experts" and module.parameters:
@@ -174,7 +174,7 @@ def _operations(module: Module) -> int:
     return 3 if module.kind == "attention" else 1
 
 
-def _kernel(module: Module) -> ProductKernel:
+def kernel_of(module: Module) -> ProductKernel:
     """Return the kind of kernel that multiplies the weights of a module with many tokens."""
     stored = [one.storage.format.name for one in module.parameters if one.storage is not None]
     name = stored[0] if stored else "f32"
