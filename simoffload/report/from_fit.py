@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst, largest, per_second
+from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import presentation, ranged
 from simoffload.units import format_bytes, format_number, plural
 
@@ -141,7 +141,7 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
     )
     answers = tuple(
         f"{one.model} on {one.target}: batch {one.best.value} gives "
-        f"{ranged(one.best.result, 'tokens_per_s', per_second)}."
+        f"{ranged(one.best.result, 'tokens_per_s')}."
         for one in found
         if one.best is not None and one.best.result is not None
     )
@@ -170,7 +170,7 @@ def _missed(one: BestBatch) -> str:
     result = one.nearest.result
     if result is None:
         return f"{one.nearest.why} with {one.nearest.value}"
-    values = (f"{level.name} {ranged(result, level.metric, level.shown)}" for level in one.service)
+    values = (f"{level.name} {ranged(result, level.metric.name, short=True)}" for level in one.service)
     return f"{', '.join(values)} with {one.nearest.value}"
 
 

@@ -14,7 +14,6 @@ Both assume that failures are a Poisson process, that checkpoints are intact, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -22,27 +21,10 @@ from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
+from simoffload.results.metrics import MetricAttribute, Passes, metric
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
-
-_FORMULAS = {
-    "checkpoint_bytes": "bytes of all files of one checkpoint",
-    "save_s": "from the call of save until everything is on storage",
-    "blocking_s": "from the call of save until it returns",
-    "stall_s": "blocking_s + what is still being written when training has to wait for it",
-    "restore_s": "from the call of load until training can go on; starting the job is not in it",
-    "bytes_per_s": "checkpoint_bytes / save_s, of all ranks together",
-    "restore_bytes_per_s": "checkpoint_bytes / restore_s, of all ranks together",
-    "interval_s": "training between two checkpoints",
-    "stall_share": "stall_s / (interval_s + stall_s): of the time that passes without failures",
-    "mtbf_s": "node_mtbf / number of hosts: between two failures of the run",
-    "young_s": "sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young 1974)",
-    "daly_s": "the best interval to higher order (Daly 2006, eq. 37), no less than what runs behind it",
-    "efficiency": "training done / time that passes, failures and restarts included, at interval_s (eq. 20)",
-    "best_efficiency": "the same at daly_s",
-    "lost_work_s": "training that a failure throws away on average, at interval_s or else at daly_s",
-}
 
 
 class Outlook(NamedTuple):
@@ -150,26 +132,6 @@ class Checkpoints:
             return None
         return aggregate("save", [(phase.result, Fraction(1)) for phase in self.saving])
 
-    def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s],
-        fractions."""
-        found: dict[str, float | None] = dict.fromkeys(_FORMULAS)
-        found["checkpoint_bytes"] = float(self.size)
-        outlook = self.outlook
-        if outlook is None:
-            return found
-        outlook_fields = outlook._asdict()
-        return (
-            found
-            | {name: outlook_fields[name] for name in found.keys() & outlook_fields.keys()}
-            | {
-                "save_s": outlook.commit_s,
-                "bytes_per_s": self.size / outlook.commit_s,
-                "restore_bytes_per_s": self.size / outlook.restore_s if self.restoring else None,
-                "stall_share": outlook.share,
-            }
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
@@ -179,11 +141,33 @@ class Checkpoints:
         }
 
 
+def _saving(result: CheckpointResult) -> Passes:
+    return result.spent
+
+
+def _restoring(result: CheckpointResult) -> Passes:
+    return tuple((one, one.time_s) for one in result.checkpoint.restoring)
+
+
+def _two_decimals(fraction: float) -> str:
+    return f"{fraction * 100:.2f} %"
+
+
+def _effect(field: str, label: str, formula: str, *, name: str = "", **more: Any) -> MetricAttribute:
+    """Return the metric that is a field of the outlook, by default of the same name."""
+
+    def value(result: CheckpointResult) -> float | None:
+        found: float | None = getattr(result.checkpoint.outlook, field, None)
+        return found
+
+    value.__name__ = name or field
+    return metric(label, formula, **more)(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult(SimulationResult):
     """A CheckpointResult has the times of saving and restoring a checkpoint, and their effect on a run."""
 
-    formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "checkpoint"
     unit: ClassVar[str] = "checkpoint"
 
@@ -191,15 +175,124 @@ class CheckpointResult(SimulationResult):
     drive_lifetime: tuple[TierLifetime, ...] = ()
     """Lifetime of the drives that store checkpoints, if the interval is known."""
 
+    @metric("size", "bytes of all files of one checkpoint", better="")
+    def checkpoint_bytes(self) -> float:
+        """Size of a checkpoint on storage [B]."""
+        return float(self.checkpoint.size)
+
+    save_s = _effect(
+        "commit_s",
+        "time to save",
+        "from the call of save until everything is on storage",
+        name="save_s",
+        of=_saving,
+        title="Time per checkpoint",
+        each=" per checkpoint",
+        column="saved",
+    )
+    blocking_s = _effect(
+        "blocking_s",
+        "time until the call returns",
+        "from the call of save until it returns",
+        of=lambda result: tuple(
+            (one.result, one.result.time_s) for one in result.checkpoint.saving if not one.background
+        ),
+        elsewhere="duration of `save_checkpoint`",
+    )
+    stall_s = _effect(
+        "stall_s",
+        "training stall",
+        "blocking_s + what is still being written when training has to wait for it",
+        column="stall",
+        elsewhere="Daly's δ",
+    )
+    restore_s = _effect(
+        "restore_s",
+        "time to restore",
+        "from the call of load until training can go on; starting the job is not in it",
+        of=_restoring,
+        column="restored",
+    )
+
+    @metric(
+        "save rate",
+        "checkpoint_bytes / save_s, of all ranks together",
+        of=_saving,
+        column="rate",
+        elsewhere="fio `bw` of a group",
+    )
+    def bytes_per_s(self) -> float | None:
+        """Rate of saving by all ranks [B/s]."""
+        return None if self.save_s is None else self.checkpoint.size / self.save_s
+
+    @metric("restore rate", "checkpoint_bytes / restore_s, of all ranks together", of=_restoring)
+    def restore_bytes_per_s(self) -> float | None:
+        """Rate of restoring by all ranks [B/s]."""
+        return self.checkpoint.size / self.restore_s if self.checkpoint.restoring and self.restore_s else None
+
+    interval_s = _effect(
+        "interval_s",
+        "checkpoint interval",
+        "training between two checkpoints",
+        better="",
+        elsewhere="Young's and Daly's τ",
+    )
+    stall_share = _effect(
+        "share",
+        "share of time stalled",
+        "stall_s / (interval_s + stall_s): of the time that passes without failures",
+        name="stall_share",
+        better="lower",
+    )
+    mtbf_s = _effect(
+        "mtbf_s",
+        "time between failures",
+        "node_mtbf / number of hosts: between two failures of the run",
+        better="",
+        elsewhere="MTBF, MTTI; Daly's M",
+    )
+    young_s = _effect(
+        "young_s",
+        "best interval, Young",
+        "sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young 1974)",
+        better="",
+        elsewhere="τ_opt",
+    )
+    daly_s = _effect(
+        "daly_s",
+        "best interval, Daly",
+        "the best interval to higher order (Daly 2006, eq. 37), no less than what runs behind it",
+        better="",
+        elsewhere="τ_opt",
+    )
+    efficiency = _effect(
+        "efficiency",
+        "efficiency",
+        "training done / time that passes, failures and restarts included, at interval_s (eq. 20)",
+        better="higher",
+        text=_two_decimals,
+        elsewhere="goodput",
+    )
+    best_efficiency = _effect(
+        "best_efficiency",
+        "efficiency at the best interval",
+        "the same at daly_s",
+        better="higher",
+        text=_two_decimals,
+        elsewhere="goodput",
+    )
+    lost_work_s = _effect(
+        "lost_work_s",
+        "work lost per failure",
+        "training that a failure throws away on average, at interval_s or else at daly_s",
+        elsewhere="rework time",
+    )
+
     @property
     def workload(self) -> dict[str, Any]:
         """Contents of the checkpoint, writer and mode."""
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
-
-    def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name: see ``formulas``."""
-        return self.checkpoint.metrics()
 
     @property
     def step(self) -> PassResult | None:
@@ -207,36 +300,14 @@ class CheckpointResult(SimulationResult):
         return self.checkpoint.saved
 
     @property
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Each phase of saving with its time [s]."""
         return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
-
-    @property
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Phases of which saving, its blocking part and restoring consist; the stall and what follows from it
-        depend on the interval, too, and have none."""
-        blocking = tuple(
-            (one.result, one.result.time_s) for one in self.checkpoint.saving if not one.background
-        )
-        restoring = tuple((one, one.time_s) for one in self.checkpoint.restoring)
-        found = {"save_s": self.spent, "bytes_per_s": self.spent, "blocking_s": blocking}
-        found |= dict.fromkeys(("restore_s", "restore_bytes_per_s"), restoring)
-        return {name: passes for name, passes in found.items() if passes}
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
         """The phases of saving, then those of restoring."""
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
-
-    @property
-    def per_token_s(self) -> None:
-        """Always None: a checkpoint makes no tokens."""
-        return
-
-    @property
-    def unit_s(self) -> float | None:
-        """[s] until a checkpoint is on storage."""
-        return self.step_time_s
 
     @property
     def unit_by(self) -> str:

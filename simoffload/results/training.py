@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -12,9 +12,11 @@ from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.data_loading import DataLoading
 from simoffload.results.endurance import CachedWrites, TierLifetime
+from simoffload.results.metrics import MetricAttribute, Passes, metric
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
+from simoffload.units import per_second
 from simoffload.workload import Dataset
 
 if TYPE_CHECKING:
@@ -74,21 +76,26 @@ class StorageRequests(NamedTuple):
     written: int
 
 
+def _whole(result: TrainingResult) -> Passes:
+    return result.spent
+
+
+def _phase(label: str, formula: str, name: str, *, column: str = "", elsewhere: str) -> MetricAttribute:
+    """Return the metric that is the time [s] of all phases of a name in a step."""
+
+    def of(result: TrainingResult) -> Passes:
+        return tuple((phase.result, phase.time_s) for phase in result.phases if phase.name == name)
+
+    def time(result: TrainingResult) -> float | None:
+        return _sum(phase for phase in result.phases if phase.name == name) if result.phases else None
+
+    time.__name__ = f"{name}_s"
+    return metric(label, formula, of=of, column=column or name, is_part=True, elsewhere=elsewhere)(time)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
     """A TrainingResult has the times and the memory of one step of a long run."""
-
-    formulas: ClassVar[Mapping[str, str]] = {
-        "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
-        "forward_s": "forward passes of all micro-steps of a step",
-        "backward_s": "backward passes of all micro-steps, with recomputation and reduction of gradients",
-        "optimizer_s": "from the end of the last backward pass to the end of the step",
-        "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s",
-        "samples_per_s": "batch_size x gradient_accumulation_steps x replicas / step_s",
-        "per_token_s": "1 / tokens_per_s",
-        "tflops_per_gpu": "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
-        "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
-    }
 
     kind: ClassVar[str] = "training"
 
@@ -128,19 +135,9 @@ class TrainingResult(SimulationResult):
         return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
 
     @property
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Each phase with its time [s] in one step."""
         return tuple((phase.result, phase.time_s) for phase in self.phases)
-
-    @property
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Phases of which each time or rate consists: those of one name, or a whole step."""
-        parts = {
-            f"{name}_s": tuple((phase.result, phase.time_s) for phase in self.phases if phase.name == name)
-            for name in ("forward", "backward", "optimizer")
-        }
-        others = dict.fromkeys(self.formulas.keys() - parts.keys(), self.spent)
-        return {name: passes for name, passes in (parts | others).items() if passes}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -170,62 +167,91 @@ class TrainingResult(SimulationResult):
             return None
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
-    def phase_s(self, name: str) -> float | None:
-        """Return the time [s] of all phases of that name in one step."""
-        return _sum(phase for phase in self.phases if phase.name == name) if self.phases else None
-
-    @property
-    def forward_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("forward")
-
-    @property
-    def backward_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("backward")
-
-    @property
-    def optimizer_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("optimizer")
-
-    @cached_property
+    @metric(
+        "time per step",
+        "forward_s + backward_s + optimizer_s: one optimizer step",
+        of=_whole,
+        each=" per step",
+        column="step",
+        elsewhere="iteration time",
+    )
     def step_s(self) -> float | None:
-        """[s] see ``formulas``."""
+        """Time of an update of the weights [s]."""
         return _sum(self.phases) if self.phases else None
 
-    @property
+    forward_s = _phase(
+        "forward passes",
+        "forward passes of all micro-steps of a step",
+        "forward",
+        elsewhere="DeepSpeed `fwd`",
+    )
+    backward_s = _phase(
+        "backward passes",
+        "backward passes of all micro-steps, with recomputation and reduction of gradients",
+        "backward",
+        elsewhere="DeepSpeed `bwd`",
+    )
+    optimizer_s = _phase(
+        "optimizer step",
+        "from the end of the last backward pass to the end of the step",
+        "optimizer",
+        column="opt. step",
+        elsewhere="DeepSpeed `step`",
+    )
+
+    @metric(
+        "throughput",
+        "batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s",
+        of=_whole,
+        column="tokens/s",
+    )
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of all replicas [1/s]."""
+        return self.samples_per_s * self.sequence_length if self.samples_per_s else None
+
+    @metric(
+        "throughput in sequences",
+        "batch_size x gradient_accumulation_steps x replicas / step_s",
+        of=_whole,
+        text=lambda rate: per_second(rate, " samples/s"),
+        elsewhere="DeepSpeed `CurrSamplesPerSec`",
+    )
     def samples_per_s(self) -> float | None:
-        """[1/s] see ``formulas``."""
+        """Sequences per second of all replicas [1/s]."""
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """[1/s] see ``formulas``."""
-        return self.samples_per_s * self.sequence_length if self.samples_per_s else None
+    @metric("time per token of all sequences", "1 / tokens_per_s", of=_whole)
+    def per_token_s(self) -> float | None:
+        """Time over the tokens of all replicas [s]."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else None
+
+    @metric(
+        "model FLOP/s per GPU",
+        "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
+        of=_whole,
+        elsewhere="model FLOPS; over the GPU's peak: MFU",
+    )
+    def tflops_per_gpu(self) -> float | None:
+        """Rate of the model's operations on a GPU [TFLOP/s]."""
+        done = self.forward_flops + self.backward_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
+
+    @metric(
+        "FLOP/s per GPU, with recomputation",
+        "FLOP carried out, recomputation included / step_s / 1e12",
+        of=_whole,
+        elsewhere="over the GPU's peak: HFU",
+    )
+    def hardware_tflops_per_gpu(self) -> float | None:
+        """Rate of all operations on a GPU [TFLOP/s]."""
+        done = self.forward_flops + self.backward_flops + self.recomputed_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
 
     @property
     def step_by(self) -> str:
         """Name of the time of one update of the weights."""
         return "step_s"
-
-    @property
-    def per_token_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return 1 / self.tokens_per_s if self.tokens_per_s else None
-
-    @property
-    def tflops_per_gpu(self) -> float | None:
-        """[TFLOP/s] see ``formulas``."""
-        done = self.forward_flops + self.backward_flops
-        return done / self.step_s * 1e-12 if self.step_s else None
-
-    @property
-    def hardware_tflops_per_gpu(self) -> float | None:
-        """[TFLOP/s] see ``formulas``."""
-        done = self.forward_flops + self.backward_flops + self.recomputed_flops
-        return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
         """Return phases, storage traffic, memory stages, checkpoints, data loading and drive wear."""

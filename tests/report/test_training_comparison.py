@@ -158,7 +158,7 @@ def test_json_holds_all_that_is_told(make_training: Make) -> None:
     data = json.loads(json.dumps(make_training().to_dict(), allow_nan=False))
     assert data["optimizer_target"] == "raid"
     assert data["workload"]["gradient_accumulation_steps"] == 4
-    assert data["metrics"].keys() == TrainingResult.formulas.keys()
+    assert data["metrics"].keys() == TrainingResult.declared.keys()
     assert data["metrics"]["per_token_s"] == pytest.approx(40 / 131_072)
     assert [(one["name"], one["times"], one["time_s"]) for one in data["phases"]] == [
         ("forward", 4, pytest.approx(8)),
