@@ -137,9 +137,9 @@ def _metrics(words: str) -> str:
         rows = []
         for one in kind.declared.values():
             how = re.sub(r"\{.*?\}", "", one.formula)
-            cells = f"`{one.name}`", one.label, how, one.unit.name, one.better, one.elsewhere
+            cells = f"`{one.name}`", one.label, how, one.unit.name, one.better
             rows.append(f"| {' | '.join(map(_cell, cells))} |\n")
-        head = "| name | for people | meaning | unit | better | other tools |\n|---|---|---|---|---|---|\n"
+        head = "| name | for people | meaning | unit | better |\n|---|---|---|---|---|\n"
         sections.append(f"\n## {kind.kind.capitalize()}\n\n{head}{''.join(rows)}")
     return _METRICS.format(_WRITTEN.format(f"[{Path(words).name}]({words})"), "".join(sections))
 

@@ -5,14 +5,9 @@ from simoffload.cli import main
 
 
 @so.InferenceResult.register
-@so.metric(
-    "moved for a token",
-    "bytes over all links in a decode step / tokens that it generates",
-    better="lower",
-    column="moved",
-)
+@so.metric(better="lower", column="moved")
 def moved_bytes(result: so.InferenceResult) -> float | None:
-    """Return the bytes [B] that cross links for each token of a decode step; None where it has no times."""
+    """Moved for a token [B]: bytes over all links in a decode step / tokens that it generates."""
     links = result.step.links if result.step else ()
     moved = sum(one.size for one in links if one.unit == "B")
     return moved / (result.batch_size * result.replicas) if links else None

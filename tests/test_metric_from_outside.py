@@ -114,12 +114,14 @@ def test_the_page_and_the_reference_have_it() -> None:
 
 
 def test_a_metric_has_a_name_of_its_own() -> None:
-    @so.metric("speed", "1 / tpot_s")
+    @so.metric()
     def tpot_s(_result: Any) -> float | None:
+        """Speed [1/s]: 1 / tpot_s."""
         return 0.0
 
-    @so.metric("batch", "batch_size")
+    @so.metric()
     def batch_size(_result: Any) -> float | None:
+        """Batch: batch_size."""
         return 0.0
 
     for one in (tpot_s, batch_size):
@@ -127,3 +129,13 @@ def test_a_metric_has_a_name_of_its_own() -> None:
             so.InferenceResult.register(one)
     again = registered[so.InferenceResult, NAME]
     assert so.InferenceResult.register(again) is again
+
+
+@pytest.mark.parametrize("text", [None, "Speed", "Speed [m/s]: of everything."])
+def test_its_docstring_says_what_it_is(text: str | None) -> None:
+    def speed(_result: Any) -> float | None:
+        return 0.0
+
+    speed.__doc__ = text
+    with pytest.raises(ValueError, match="speed: write its docstring as"):
+        so.metric()(speed)

@@ -21,7 +21,7 @@ from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import MetricAttribute, Passes, metric
+from simoffload.results.metrics import Passes, metric, whole
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
@@ -141,10 +141,6 @@ class Checkpoints:
         }
 
 
-def _saving(result: CheckpointResult) -> Passes:
-    return result.spent
-
-
 def _restoring(result: CheckpointResult) -> Passes:
     return tuple((one, one.time_s) for one in result.checkpoint.restoring)
 
@@ -153,15 +149,9 @@ def _two_decimals(fraction: float) -> str:
     return f"{fraction * 100:.2f} %"
 
 
-def _effect(field: str, label: str, formula: str, *, name: str = "", **more: Any) -> MetricAttribute:
-    """Return the metric that is a field of the outlook, by default of the same name."""
-
-    def value(result: CheckpointResult) -> float | None:
-        found: float | None = getattr(result.checkpoint.outlook, field, None)
-        return found
-
-    value.__name__ = name or field
-    return metric(label, formula, **more)(value)
+def _blocking(result: CheckpointResult) -> Passes:
+    phases = (one.result for one in result.checkpoint.saving if not one.background)
+    return tuple((one, one.time_s) for one in phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,123 +160,97 @@ class CheckpointResult(SimulationResult):
 
     kind: ClassVar[str] = "checkpoint"
     unit: ClassVar[str] = "checkpoint"
+    unit_by: ClassVar[str] = "save_s"
 
     checkpoint: Checkpoints
     drive_lifetime: tuple[TierLifetime, ...] = ()
     """Lifetime of the drives that store checkpoints, if the interval is known."""
 
-    @metric("size", "bytes of all files of one checkpoint", better="")
+    @metric()
     def checkpoint_bytes(self) -> float:
-        """Size of a checkpoint on storage [B]."""
+        """Size [B]: bytes of all files of one checkpoint."""
         return float(self.checkpoint.size)
 
-    save_s = _effect(
-        "commit_s",
-        "time to save",
-        "from the call of save until everything is on storage",
-        name="save_s",
-        of=_saving,
-        title="Time per checkpoint",
-        each=" per checkpoint",
-        column="saved",
-    )
-    blocking_s = _effect(
-        "blocking_s",
-        "time until the call returns",
-        "from the call of save until it returns",
-        of=lambda result: tuple(
-            (one.result, one.result.time_s) for one in result.checkpoint.saving if not one.background
-        ),
-        elsewhere="duration of `save_checkpoint`",
-    )
-    stall_s = _effect(
-        "stall_s",
-        "training stall",
-        "blocking_s + what is still being written when training has to wait for it",
-        column="stall",
-        elsewhere="Daly's δ",
-    )
-    restore_s = _effect(
-        "restore_s",
-        "time to restore",
-        "from the call of load until training can go on; starting the job is not in it",
-        of=_restoring,
-        column="restored",
-    )
+    @metric(of=whole, title="Time per checkpoint", each=" per checkpoint", column="saved")
+    def save_s(self) -> float | None:
+        """Time to save [s]: from the call of save until everything is on storage."""
+        return self._effect("commit_s")
 
-    @metric(
-        "save rate",
-        "checkpoint_bytes / save_s, of all ranks together",
-        of=_saving,
-        column="rate",
-        elsewhere="fio `bw` of a group",
-    )
+    @metric(of=_blocking)
+    def blocking_s(self) -> float | None:
+        """Time until the call returns [s]: from the call of save until it returns."""
+        return self._effect("blocking_s")
+
+    @metric(column="stall")
+    def stall_s(self) -> float | None:
+        """Training stall [s]: blocking_s + what is still being written when training has to wait for it."""
+        return self._effect("stall_s")
+
+    @metric(of=_restoring, column="restored")
+    def restore_s(self) -> float | None:
+        """Time to restore [s]: from the call of load until training can go on; starting the job is not in
+        it."""
+        return self._effect("restore_s")
+
+    @metric(of=whole, column="rate")
     def bytes_per_s(self) -> float | None:
-        """Rate of saving by all ranks [B/s]."""
+        """Save rate [B/s]: checkpoint_bytes / save_s, of all ranks together."""
         return None if self.save_s is None else self.checkpoint.size / self.save_s
 
-    @metric("restore rate", "checkpoint_bytes / restore_s, of all ranks together", of=_restoring)
+    @metric(of=_restoring)
     def restore_bytes_per_s(self) -> float | None:
-        """Rate of restoring by all ranks [B/s]."""
+        """Restore rate [B/s]: checkpoint_bytes / restore_s, of all ranks together."""
         return self.checkpoint.size / self.restore_s if self.checkpoint.restoring and self.restore_s else None
 
-    interval_s = _effect(
-        "interval_s",
-        "checkpoint interval",
-        "training between two checkpoints",
-        better="",
-        elsewhere="Young's and Daly's τ",
-    )
-    stall_share = _effect(
-        "share",
-        "share of time stalled",
-        "stall_s / (interval_s + stall_s): of the time that passes without failures",
-        name="stall_share",
-        better="lower",
-    )
-    mtbf_s = _effect(
-        "mtbf_s",
-        "time between failures",
-        "node_mtbf / number of hosts: between two failures of the run",
-        better="",
-        elsewhere="MTBF, MTTI; Daly's M",
-    )
-    young_s = _effect(
-        "young_s",
-        "best interval, Young",
-        "sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young 1974)",
-        better="",
-        elsewhere="τ_opt",
-    )
-    daly_s = _effect(
-        "daly_s",
-        "best interval, Daly",
-        "the best interval to higher order (Daly 2006, eq. 37), no less than what runs behind it",
-        better="",
-        elsewhere="τ_opt",
-    )
-    efficiency = _effect(
-        "efficiency",
-        "efficiency",
-        "training done / time that passes, failures and restarts included, at interval_s (eq. 20)",
-        better="higher",
-        text=_two_decimals,
-        elsewhere="goodput",
-    )
-    best_efficiency = _effect(
-        "best_efficiency",
-        "efficiency at the best interval",
-        "the same at daly_s",
-        better="higher",
-        text=_two_decimals,
-        elsewhere="goodput",
-    )
-    lost_work_s = _effect(
-        "lost_work_s",
-        "work lost per failure",
-        "training that a failure throws away on average, at interval_s or else at daly_s",
-        elsewhere="rework time",
-    )
+    @metric(better="")
+    def interval_s(self) -> float | None:
+        """Checkpoint interval [s]: training between two checkpoints."""
+        return self._effect("interval_s")
+
+    @metric(better="lower")
+    def stall_share(self) -> float | None:
+        """Share of time stalled: stall_s / (interval_s + stall_s): of the time that passes without
+        failures."""
+        return self._effect("share")
+
+    @metric(better="")
+    def mtbf_s(self) -> float | None:
+        """Time between failures [s]: node_mtbf / number of hosts: between two failures of the run."""
+        return self._effect("mtbf_s")
+
+    @metric(better="")
+    def young_s(self) -> float | None:
+        """Best interval, Young [s]: sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young
+        1974)."""
+        return self._effect("young_s")
+
+    @metric(better="")
+    def daly_s(self) -> float | None:
+        """Best interval, Daly [s]: the best interval to higher order (Daly 2006, eq. 37), no less than what
+        runs behind it."""
+        return self._effect("daly_s")
+
+    @metric(better="higher", text=_two_decimals)
+    def efficiency(self) -> float | None:
+        """Efficiency: training done / time that passes, failures and restarts included, at interval_s (eq.
+        20)."""
+        return self._effect("efficiency")
+
+    @metric(better="higher", text=_two_decimals)
+    def best_efficiency(self) -> float | None:
+        """Efficiency at the best interval: the same at daly_s."""
+        return self._effect("best_efficiency")
+
+    @metric()
+    def lost_work_s(self) -> float | None:
+        """Work lost per failure [s]: training that a failure throws away on average, at interval_s or else
+        at daly_s."""
+        return self._effect("lost_work_s")
+
+    def _effect(self, name: str) -> float | None:
+        """Return a field of the outlook; None without times."""
+        found: float | None = getattr(self.checkpoint.outlook, name, None)
+        return found
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -308,12 +272,6 @@ class CheckpointResult(SimulationResult):
     def passes(self) -> tuple[PassResult, ...]:
         """The phases of saving, then those of restoring."""
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
-
-    @property
-    def unit_by(self) -> str:
-        """Name of the metric whose error is that of ``unit_s``: the time until a checkpoint is on
-        storage."""
-        return "save_s"
 
     @property
     def compared_by(self) -> str:

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from simoffload.results.capacity import CacheBlocks
 from simoffload.results.endurance import TierLifetime
-from simoffload.results.metrics import Passes, metric
+from simoffload.results.metrics import Passes, metric, whole
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic
 from simoffload.results.values import by_name
 
 
-def _whole(result: InferenceResult) -> Passes:
-    return result.spent
+def _prefill(result: InferenceResult) -> Passes:
+    return result.spent[:1]
 
 
 def _decode(result: InferenceResult) -> Passes:
@@ -102,103 +102,66 @@ class InferenceResult(SimulationResult):
         return self.prompt_length, self.output_length
 
     @metric(
-        "time to first token",
-        "time to first token: time of the prefill pass, after a warm-up pass",
         of=lambda result: result.spent[:1],
-        title="Time to first token (TTFT)",
         each=" to the first token",
         column="TTFT",
-        elsewhere="TTFT",
+        title="Time to first token (TTFT)",
     )
     def ttft_s(self) -> float | None:
-        """Time to first token [s]."""
+        """Time to first token [s]: time of the prefill pass, after a warm-up pass."""
         return self.prefill.time_s if self.prefill else None
 
-    @metric(
-        "time per output token",
-        "sum of the decode steps / number of decode steps (time per output token of a sequence)",
-        of=_decode,
-        title="Time per output token (TPOT)",
-        each=" per output token",
-        column="TPOT",
-        elsewhere="TPOT of vLLM and MLPerf; ITL of aiperf",
-    )
+    @metric(of=_decode, each=" per output token", column="TPOT", title="Time per output token (TPOT)")
     def tpot_s(self) -> float | None:
-        """Time per output token [s]; None when only one token is generated."""
+        """Time per output token [s]: sum of the decode steps / number of decode steps (time per output token
+        of a sequence)."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
 
-    @metric(
-        "throughput",
-        "output_length x batch_size x replicas / e2e_s, of all sequences together",
-        of=_whole,
-        column="tokens/s",
-        elsewhere="output throughput",
-    )
+    @metric(of=whole, column="tokens/s")
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second over all ranks [1/s]."""
+        """Throughput [1/s]: output_length x batch_size x replicas / e2e_s, of all sequences together."""
         return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
 
-    @metric("decode throughput", "batch_size x replicas / tpot_s", of=_decode)
+    @metric(of=_decode)
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second of the decode steps over all ranks [1/s]."""
+        """Decode throughput [1/s]: batch_size x replicas / tpot_s."""
         return self.batch_size * self.replicas / self.tpot_s if self.tpot_s else None
 
-    @metric(
-        "upper bound of decode throughput without gathering",
-        "batch_size x ranks x HBM rate / (fewest weights that a step reads / ranks + mean key-value cache of "
-        "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered"
-        "{result.as_it_gathers}",
-        better="",
-        optional=True,
-        elsewhere="tensor parallelism divides weights in this way",
-    )
+    @metric(better="", optional=True)
     def spread_bound_tokens_per_s(self) -> float | None:
-        """``spread_bound`` [1/s], or None without one."""
+        """Upper bound of decode throughput without gathering [1/s]: batch_size x ranks x HBM rate / (fewest
+        weights that a step reads / ranks + mean key-value cache of a GPU): a bound, not a prediction, of
+        decode with weights spread over the GPUs and not gathered{result.as_it_gathers}."""
         return self.spread_bound
 
-    @metric("end-to-end time", "ttft_s + sum of the decode steps", of=_whole, elsewhere="E2EL")
+    @metric(of=whole)
     def e2e_s(self) -> float | None:
-        """Time of one whole generation [s]."""
+        """End-to-end time [s]: ttft_s + sum of the decode steps."""
         return self.prefill.time_s + self.decode_total_s if self.prefill else None
 
-    @metric(
-        "loads of cached blocks",
-        "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
-        optional=True,
-        elsewhere="KV transfer time of Mooncake",
-    )
+    @metric(optional=True)
     def kv_load_s(self) -> float | None:
-        """Time of the loads of blocks alone [s]."""
+        """Loads of cached blocks [s]: time of the loads of all blocks of the prefixes alone; ttft_s contains
+        them."""
         return self.load.time_s if self.load else None
 
-    @metric(
-        "stores of new blocks",
-        "time of the stores of the new blocks of a generation, with nothing else on the links",
-        optional=True,
-    )
+    @metric(optional=True)
     def kv_store_s(self) -> float | None:
-        """Time of the stores of blocks alone [s]."""
+        """Stores of new blocks [s]: time of the stores of the new blocks of a generation, with nothing else
+        on the links."""
         return self.store.time_s if self.store else None
 
-    @metric(
-        "waits for new pinned memory",
-        "time for which all decode steps together wait for new pinned memory of an offloaded cache, in the "
-        "second generation of a process; tpot_s and e2e_s contain it, the times of single steps do not",
-        optional=True,
-        elsewhere="`cudaHostAlloc` of PyTorch's `CachingHostAllocator`",
-    )
+    @metric(optional=True)
     def kv_allocation_s(self) -> float | None:
-        """Time for which decode steps wait for new pinned memory [s]."""
+        """Waits for new pinned memory [s]: time for which all decode steps together wait for new pinned
+        memory of an offloaded cache, in the second generation of a process; tpot_s and e2e_s contain it, the
+        times of single steps do not."""
         return self.allocation.time_s if self.allocation else None
 
-    @metric(
-        "stores after the last pass",
-        "time for which the stores of a generation continue after its decode steps (without any: after its "
-        "prefill)",
-        optional=True,
-    )
+    @metric(optional=True)
     def kv_backlog_s(self) -> float | None:
-        """Time for which stores of blocks outlast the passes beside which they run [s]; None without any."""
+        """Stores after the last pass [s]: time for which the stores of a generation continue after its decode
+        steps (without any: after its prefill)."""
         step = self.step
         if self.store is None or step is None:
             return None
@@ -207,20 +170,15 @@ class InferenceResult(SimulationResult):
         steps, passes_s = (self.output_length - 1, self.decode_total_s) if self.decode else (1, step.time_s)
         return max(0.0, steps * (step.time_s + step.unfinished_s) - passes_s)
 
-    @metric("first pass after loading", "time of the warm-up pass{result.first_pass_reason}")
+    @metric()  # no real run shows its error (docs/limits.md)
     def first_pass_s(self) -> float | None:
-        """Time of the first pass after loading [s], whose error no real run shows (docs/limits.md)."""
+        """First pass after loading [s]: time of the warm-up pass{result.first_pass_reason}."""
         return self.first_pass.time_s if self.first_pass else None
 
-    @metric(
-        "time per token of all sequences",
-        "e2e_s / (output_length x batch_size x replicas), time over the tokens of all sequences, as "
-        "transformers-bloom-inference and DDN's white paper count it",
-        of=_whole,
-        elsewhere='"throughput per token" of transformers-bloom-inference, "inference time" of DDN',
-    )
+    @metric(of=whole)
     def per_token_s(self) -> float | None:
-        """Time over the tokens of all sequences [s]."""
+        """Time per token of all sequences [s]: e2e_s / (output_length x batch_size x replicas), time over the
+        tokens of all sequences, as transformers-bloom-inference and DDN's white paper count it."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from simoffload.results.passes import PassResult
 from simoffload.units import (
@@ -23,7 +26,6 @@ Better = Literal["lower", "higher", ""]
 """Direction in which a number is the better one; "" for neither."""
 Passes = tuple[tuple[PassResult, float], ...]
 """Passes with the time [s] of each."""
-R = TypeVar("R")
 
 
 class Unit(NamedTuple):
@@ -35,30 +37,28 @@ class Unit(NamedTuple):
     parse: Callable[[str], float] = float
 
 
-_UNITS = {
-    "bytes_per_s": Unit("B/s", lambda rate: format_rate(round(rate)), "higher", parse_rate),
-    "_per_s": Unit("1/s", per_second, "higher"),
-    "_s": Unit("s", format_seconds, "lower", parse_seconds),
-    "_bytes": Unit("B", lambda size: format_bytes(round(size)), parse=parse_bytes),
-    "tflops_per_gpu": Unit("TFLOP/s", lambda rate: f"{format_number(rate)} TFLOP/s", "higher"),
-    "": Unit("", percent),
-}
-"""Units by the ends of the names of metrics; what has none of them is a fraction."""
+_UNITS = (
+    Unit("s", format_seconds, "lower", parse_seconds),
+    Unit("1/s", per_second, "higher"),
+    Unit("B", lambda size: format_bytes(round(size)), parse=parse_bytes),
+    Unit("B/s", lambda rate: format_rate(round(rate)), "higher", parse_rate),
+    Unit("TFLOP/s", lambda rate: f"{format_number(rate)} TFLOP/s", "higher"),
+    Unit("", percent),
+)
+_DOCSTRING = re.compile(r"(?P<label>[^:\[]+?)( \[(?P<unit>[^]]*)\])?: (?P<formula>.*?)\.?")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A Metric is a number of a kind of result: how it is computed, and all that is said of it anywhere."""
+    """A Metric is a number of a kind of result, with all that is said of it anywhere."""
 
     name: str
-    """Name in results, JSON and tables of numbers, which ends with its unit."""
-    value: Callable[[Any], float | None]
-    """Function of a result; None where the result has no such number."""
+    """Name in results, JSON and tables of numbers."""
     label: str
     """Name for people: "time per step"."""
+    unit: Unit
     formula: str
     """How it is computed; ``{result.…}`` stands for words of the result."""
-    unit: Unit
     text: Callable[[float], str]
     """Function that writes a value with its unit."""
     better: Better
@@ -75,8 +75,6 @@ class Metric:
     """Whether it is a part of a step, of which it has a share."""
     optional: bool = False
     """Whether it is omitted where it has no value."""
-    elsewhere: str = ""
-    """Names in other tools, for the reference."""
 
     @property
     def larger(self) -> bool:
@@ -88,51 +86,38 @@ class Metric:
         return per_second(value, "") if self.unit.name == "1/s" else self.text(value)
 
 
-class MetricAttribute:
+class MetricAttribute(cached_property[float | None]):
     """A MetricAttribute is the attribute of results that is a metric; a result computes it once."""
 
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.__module__ = metric.value.__module__
+    def __init__(self, value: Callable[[Any], float | None], **fields: Any) -> None:
+        """Read name, label, unit and formula from the docstring "Label [unit]: formula." of a function.
 
-    @overload
-    def __get__(self, result: None, kind: Any = None) -> Self: ...
-
-    @overload
-    def __get__(self, result: object, kind: Any = None) -> float | None: ...
-
-    def __get__(self, result: object | None, kind: Any = None) -> Self | float | None:
-        if result is None:
-            return self
-        found = vars(result)[self.metric.name] = self.metric.value(result)
-        return found
+        Raises ValueError for a docstring of another form, and for an unknown unit.
+        """
+        super().__init__(value)
+        self.__module__, name = value.__module__, value.__name__
+        said = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
+        unit = next((one for one in _UNITS if said and one.name == (said["unit"] or "")), None)
+        if said is None or unit is None:
+            known = ", ".join(one.name for one in _UNITS if one.name)
+            raise ValueError(f'{name}: write its docstring as "Label [unit]: formula."; units: {known}')
+        title = said["label"]
+        label = title if title[1:2].isupper() else title[:1].lower() + title[1:]
+        usual: dict[str, Any] = {"text": unit.text, "better": unit.better, "title": title}
+        self.metric = Metric(name=name, label=label, unit=unit, formula=said["formula"], **usual | fields)
 
     def __reduce__(self) -> str:
-        return self.metric.value.__qualname__  # its name in the module, which whoever unpacks it imports
+        return self.func.__qualname__  # its name in the module, which whoever unpacks it imports
 
 
-def metric(
-    label: str,
-    formula: str,
-    *,
-    better: Better | None = None,
-    text: Callable[[float], str] | None = None,
-    title: str = "",
-    **more: Any,
-) -> Callable[[Callable[[R], float | None]], MetricAttribute]:
-    """Return the decorator that makes a function of a result a metric of the same name.
+def metric(**fields: Any) -> Callable[[Callable[[Any], float | None]], MetricAttribute]:
+    """Return the decorator that makes a function of a result a metric of its name.
 
-    It is a method of the class of the results, or a function that is registered with the class. The unit is
-    that with which the name ends, and says how values are written and which are better unless ``text`` and
-    ``better`` do; all arguments are fields of ``Metric``.
+    The docstring of the function is "Label [unit]: formula.", and ``fields`` are those of ``Metric``; the
+    unit says how values are written and which are better, unless ``text`` and ``better`` do.
     """
+    return partial(MetricAttribute, **fields)
 
-    def declared(value: Callable[[R], float | None]) -> MetricAttribute:
-        name = value.__name__
-        unit = next(unit for end, unit in _UNITS.items() if name.endswith(end))
-        best = unit.better if better is None else better
-        capital = title or label[:1].upper() + label[1:]
-        shown = text or unit.text
-        return MetricAttribute(Metric(name, value, label, formula, unit, shown, best, capital, **more))
 
-    return declared
+whole = attrgetter("spent")
+"""All passes of a result, of which what they make together consists."""

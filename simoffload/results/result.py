@@ -73,6 +73,8 @@ class SimulationResult(ABC):
     """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
     """Unit of work in comparisons, such as "token"."""
+    unit_by: ClassVar[str] = "per_token_s"
+    """Name of the metric that is ``unit_s``."""
 
     name: str
     model: str
@@ -124,6 +126,7 @@ class SimulationResult(ABC):
         name, others = attribute.metric.name, {*dir(cls), *(one.name for one in fields(cls))}
         if name in others and (cls, name) not in registered:
             raise ValueError(f"{cls.__name__} has {name} already; give the metric another name")
+        attribute.__set_name__(cls, name)
         setattr(cls, name, attribute)
         cls.declared[name] = attribute.metric
         registered[cls, name] = attribute
@@ -194,11 +197,6 @@ class SimulationResult(ABC):
         """Time [s] per ``unit`` of all work that is done in parallel, 1 / throughput, by which changes are
         compared."""
         return self.metrics()[self.unit_by]
-
-    @property
-    def unit_by(self) -> str:
-        """Name of the metric whose error is that of ``unit_s``."""
-        return "per_token_s"
 
     @property
     def compared_by(self) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.data_loading import DataLoading
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import MetricAttribute, Passes, metric
+from simoffload.results.metrics import Passes, metric, whole
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
@@ -76,21 +76,9 @@ class StorageRequests(NamedTuple):
     written: int
 
 
-def _whole(result: TrainingResult) -> Passes:
-    return result.spent
-
-
-def _phase(label: str, formula: str, name: str, *, column: str = "", elsewhere: str) -> MetricAttribute:
-    """Return the metric that is the time [s] of all phases of a name in a step."""
-
-    def of(result: TrainingResult) -> Passes:
-        return tuple((phase.result, phase.time_s) for phase in result.phases if phase.name == name)
-
-    def time(result: TrainingResult) -> float | None:
-        return _sum(phase for phase in result.phases if phase.name == name) if result.phases else None
-
-    time.__name__ = f"{name}_s"
-    return metric(label, formula, of=of, column=column or name, is_part=True, elsewhere=elsewhere)(time)
+def _phase(name: str) -> Callable[[TrainingResult], Passes]:
+    """Return the function that gives the phases of a name."""
+    return lambda result: tuple((phase.result, phase.time_s) for phase in result.phases if phase.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,84 +155,60 @@ class TrainingResult(SimulationResult):
             return None
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
-    @metric(
-        "time per step",
-        "forward_s + backward_s + optimizer_s: one optimizer step",
-        of=_whole,
-        each=" per step",
-        column="step",
-        elsewhere="iteration time",
-    )
+    @metric(of=whole, each=" per step", column="step")
     def step_s(self) -> float | None:
-        """Time of an update of the weights [s]."""
-        return _sum(self.phases) if self.phases else None
+        """Time per step [s]: forward_s + backward_s + optimizer_s: one optimizer step."""
+        return self._time_of("")
 
-    forward_s = _phase(
-        "forward passes",
-        "forward passes of all micro-steps of a step",
-        "forward",
-        elsewhere="DeepSpeed `fwd`",
-    )
-    backward_s = _phase(
-        "backward passes",
-        "backward passes of all micro-steps, with recomputation and reduction of gradients",
-        "backward",
-        elsewhere="DeepSpeed `bwd`",
-    )
-    optimizer_s = _phase(
-        "optimizer step",
-        "from the end of the last backward pass to the end of the step",
-        "optimizer",
-        column="opt. step",
-        elsewhere="DeepSpeed `step`",
-    )
+    @metric(of=_phase("forward"), column="forward", is_part=True)
+    def forward_s(self) -> float | None:
+        """Forward passes [s]: forward passes of all micro-steps of a step."""
+        return self._time_of("forward")
 
-    @metric(
-        "throughput",
-        "batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s",
-        of=_whole,
-        column="tokens/s",
-    )
+    @metric(of=_phase("backward"), column="backward", is_part=True)
+    def backward_s(self) -> float | None:
+        """Backward passes [s]: backward passes of all micro-steps, with recomputation and reduction of
+        gradients."""
+        return self._time_of("backward")
+
+    @metric(of=_phase("optimizer"), column="opt. step", is_part=True)
+    def optimizer_s(self) -> float | None:
+        """Optimizer step [s]: from the end of the last backward pass to the end of the step."""
+        return self._time_of("optimizer")
+
+    def _time_of(self, name: str) -> float | None:
+        """Return the time [s] of the phases of a name in one step, or of all; None without any."""
+        times = [phase.time_ps for phase in self.phases if name in ("", phase.name)]
+        return seconds(sum(times)) if self.phases else None
+
+    @metric(of=whole, column="tokens/s")
     def tokens_per_s(self) -> float | None:
-        """Tokens per second of all replicas [1/s]."""
+        """Throughput [1/s]: batch_size x sequence_length x gradient_accumulation_steps x replicas /
+        step_s."""
         return self.samples_per_s * self.sequence_length if self.samples_per_s else None
 
-    @metric(
-        "throughput in sequences",
-        "batch_size x gradient_accumulation_steps x replicas / step_s",
-        of=_whole,
-        text=lambda rate: per_second(rate, " samples/s"),
-        elsewhere="DeepSpeed `CurrSamplesPerSec`",
-    )
+    @metric(of=whole, text=partial(per_second, unit=" samples/s"))
     def samples_per_s(self) -> float | None:
-        """Sequences per second of all replicas [1/s]."""
+        """Throughput in sequences [1/s]: batch_size x gradient_accumulation_steps x replicas / step_s."""
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
-    @metric("time per token of all sequences", "1 / tokens_per_s", of=_whole)
+    @metric(of=whole)
     def per_token_s(self) -> float | None:
-        """Time over the tokens of all replicas [s]."""
+        """Time per token of all sequences [s]: 1 / tokens_per_s."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
-    @metric(
-        "model FLOP/s per GPU",
-        "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
-        of=_whole,
-        elsewhere="model FLOPS; over the GPU's peak: MFU",
-    )
+    @metric(of=whole)
     def tflops_per_gpu(self) -> float | None:
-        """Rate of the model's operations on a GPU [TFLOP/s]."""
+        """Model FLOP/s per GPU [TFLOP/s]: FLOP of forward and backward / step_s / 1e12 (recomputation is not
+        counted)."""
         done = self.forward_flops + self.backward_flops
         return done / self.step_s * 1e-12 if self.step_s else None
 
-    @metric(
-        "FLOP/s per GPU, with recomputation",
-        "FLOP carried out, recomputation included / step_s / 1e12",
-        of=_whole,
-        elsewhere="over the GPU's peak: HFU",
-    )
+    @metric(of=whole)
     def hardware_tflops_per_gpu(self) -> float | None:
-        """Rate of all operations on a GPU [TFLOP/s]."""
+        """FLOP/s per GPU, with recomputation [TFLOP/s]: FLOP carried out, recomputation included / step_s /
+        1e12."""
         done = self.forward_flops + self.backward_flops + self.recomputed_flops
         return done / self.step_s * 1e-12 if self.step_s else None
 
@@ -277,8 +241,3 @@ def _held(use: TierUse) -> dict[str, Any]:
     """Return the content of a tier at one stage of the run, as plain values."""
     terms = [by_name(term, "name bytes=size") for term in use.terms]
     return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
-
-
-def _sum(phases: Iterable[TimedPhase]) -> float:
-    """Return the sum of the times [s] of phases."""
-    return seconds(sum(phase.time_ps for phase in phases))
