@@ -124,8 +124,17 @@ def test_a_metric_has_a_name_of_its_own() -> None:
         """Batch: batch_size."""
         return 0.0
 
-    for one in (tpot_s, batch_size):
-        with pytest.raises(ValueError, match="already"):
+    @so.metric(column="TPOT")
+    def pace_s(_result: Any) -> float | None:
+        """Pace [s]: tpot_s."""
+        return 0.0
+
+    for one, why in (
+        (tpot_s, "has tpot_s already"),
+        (batch_size, "already"),
+        (pace_s, "the column TPOT"),
+    ):
+        with pytest.raises(ValueError, match=why):
             so.InferenceResult.register(one)
     again = registered[so.InferenceResult, NAME]
     assert so.InferenceResult.register(again) is again

@@ -48,7 +48,7 @@ class NearerPlace:
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
-        time = f"{result.declared[result.step_by].column} {format_seconds(result.step_time_s or 0.0)}"
+        time = f"{result.step_metric.column} {format_seconds(result.step_time_s or 0.0)}"
         faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"

@@ -7,8 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from simoffload.report import plotting as draw
-from simoffload.report.formatting import counted, group_bounds, group_name, stage_needs, times
-from simoffload.report.presentation import presentation
+from simoffload.report.formatting import counted, group_bounds, group_name, stage_needs, times, uncapitalized
 from simoffload.results import PassResult, TierUse, TrainingResult
 from simoffload.units import format_number, format_rate, format_seconds, percent
 
@@ -237,7 +236,7 @@ def phases(result: TrainingResult) -> Figure:
 def tornado(found: Sensitivity, *, most: int) -> Figure:
     """Draw the change of the time with each input lower (hatched) and higher, the largest change on top."""
     rows, time = found.rows[:most], found.result.compared_s or 1.0
-    compared = presentation(found.result).compared
+    compared = uncapitalized(found.result.step_metric.title)
     data = []
     for name, color, shape, ends in (
         (f"{percent(found.change)} lower", draw.BLUE, "/", [row.low for row in rows]),

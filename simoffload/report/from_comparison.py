@@ -35,7 +35,7 @@ from simoffload.report.document import (
 )
 from simoffload.report.formatting import NameFirst, counted, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
-from simoffload.report.presentation import BOUND, presentation
+from simoffload.report.presentation import BOUND, cells, presentation
 from simoffload.report.sections.background import (
     COMMAND,
     commands,
@@ -219,7 +219,7 @@ def _legend(found: Sequence[Group], table: ReportTable) -> Iterator[str]:
         formulas = timed[0].formulas()
         yield from (f"{one.name} = {formulas[one.name]}" for one, _ in timed[0].valued() if one.column)
         columns = {"", BOUND} & {"", *shown}
-        own = f"{wording.measure.column} "
+        own = f"{timed[0].step_metric.column} "
         columns |= {"ratio"} if any(head.startswith(own) for head in shown) else set()
         texts = [text for column, text in wording.legend.items() if text and column in columns]
         yield from ["; ".join(texts)] if texts else []
@@ -254,12 +254,12 @@ def _named_rows(
 def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
     """Return the table of the groups of a kind of work; ratios are within a group."""
     heads, named = _named_rows(found)
-    first = presentation(found[0].rows[0].result)
+    first = found[0].rows[0].result
     baselines = {group.against for group in found if len(group.rows) > 1 or len(found) == 1}
     against = baselines.pop() if len(baselines) == 1 else ""
-    ratio = f"{first.measure.column} vs {against}" if against else f"{first.measure.column} ratio"
+    ratio = f"{first.step_metric.column} vs {against}" if against else f"{first.step_metric.column} ratio"
     answer = "bottleneck" if any(row.result.step for _, row, _ in named) else "answer"
-    head = (*heads, *first.cells, ratio, "throughput", "published", "cost/1M", answer, BOUND)
+    head = (*heads, *cells(first), ratio, "throughput", "published", "cost/1M", answer, BOUND)
     rows = tuple(
         (*name, *_row(group, row, several=len(found) > 1, costs=costs)) for name, row, group in named
     )
@@ -268,7 +268,7 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
         "",
         head,
         rows,
-        (*range(at, at + len(first.cells) + 4), len(head) - 1),
+        (*range(at, at + len(cells(first)) + 4), len(head) - 1),
         keys=at,
         refused=tuple(number for number, (_, row, _) in enumerate(named) if not row.result.fits),
         grouped=len(found) > 1,
@@ -279,9 +279,8 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
 def _interval_table(found: Sequence[Group]) -> ReportTable:
     """Return the interval of every time and rate of the table of the groups."""
     heads, named = _named_rows(found)
-    cells = presentation(found[0].rows[0].result)
     rows = tuple((*name, *_spans(row.result)) for name, row, _ in named if row.result.step_time_s is not None)
-    head = (*heads, *cells.cells)
+    head = (*heads, *cells(found[0].rows[0].result))
     numbers = tuple(range(len(heads), len(head)))
     table = ReportTable(INTERVAL, head, rows, numbers, keys=len(heads), grouped=len(found) > 1)
     return table.without_empty_columns()
@@ -302,7 +301,7 @@ def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Ite
     """Return the cells of a row: times, ratios, and the bottleneck, or the reason why there is none."""
     result, step = row.result, row.result.step
     related = len(group.rows) > 1 or not several  # a single row has nothing to be compared with
-    yield from presentation(result).cells.values()
+    yield from cells(result).values()
     yield Datum(row.ratio_text, row.ratio) if row.ratio_text and related else ""
     yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
     ratio = row.published.ratio if row.published else None

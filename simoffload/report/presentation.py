@@ -8,15 +8,8 @@ from typing import NamedTuple
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Entry, number
-from simoffload.report.formatting import at_most, place, span, uncapitalized
-from simoffload.results import (
-    CheckpointResult,
-    InferenceResult,
-    Metric,
-    PassResult,
-    SimulationResult,
-    TrainingResult,
-)
+from simoffload.report.formatting import at_most, place, span
+from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
 from simoffload.units import format_bytes, plural
 
 
@@ -38,8 +31,6 @@ class Presentation(NamedTuple):
     """The workload, in a few words each."""
     step: str
     """Name of ``SimulationResult.step_time_s``: "TPOT", "TTFT", "step", "checkpoint"."""
-    measure: Metric
-    """Metric that is that time."""
     places: tuple[TierAssignment, ...]
     """What is offloaded with its tiers, the weights first."""
     placed: str
@@ -48,8 +39,6 @@ class Presentation(NamedTuple):
     """Names that may distinguish the result from others, the shortest first."""
     exact: str
     """The most specific name: "scenario@tier"."""
-    cells: Mapping[str, Entry]
-    """Headings and cells of a row of a comparison, with the same headings for all results of a kind."""
     legend: Mapping[str, str]
     """Explanations of other columns of a comparison, by what they are about: "ratio", "share of the bound";
     "" for what does not depend on a column."""
@@ -64,16 +53,6 @@ class Presentation(NamedTuple):
     """Further explanation of the metrics."""
     how: str = ""
     """Further explanation of the tiers."""
-
-    @property
-    def compared(self) -> str:
-        """The same in a sentence: "time per output token (TPOT)"."""
-        return uncapitalized(self.measure.title)
-
-    @property
-    def timed(self) -> str:
-        """Name of ``SimulationResult.step_time_s`` in a sentence: "time per step"."""
-        return self.compared if self.unit_name == "pass" else f"time per {self.unit_name}"
 
     @property
     def called(self) -> str:
@@ -132,7 +111,8 @@ def _batch(result: InferenceResult | TrainingResult) -> str:
     return f"batch {result.batch_size}{each} on {gpus}"
 
 
-def _cells(result: SimulationResult) -> dict[str, Entry]:
+def cells(result: SimulationResult) -> dict[str, Entry]:
+    """Return the headings and cells of a row of a comparison, with the same headings for all of a kind."""
     values, declared = result.metrics(), result.declared.values()
     return {one.column: number(one, values.get(one.name)) for one in declared if one.column}
 
@@ -163,12 +143,10 @@ def _inference(result: InferenceResult) -> Presentation:
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
         ),
         step="TPOT" if several else "TTFT",
-        measure=result.declared[result.step_by],
         places=places,
         placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights),
         exact=f"{result.name}@{weights}",
-        cells=_cells(result),
         legend={
             "": "" if several else "only one token is generated, so there is no time per output token",
             "ratio": f"ratio: {ratio} over that of the baseline",
@@ -195,12 +173,10 @@ def _training(result: TrainingResult) -> Presentation:
         verb="trains",
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
         step="step",
-        measure=result.declared[result.step_by],
         places=places,
         placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
         exact=f"{result.name}@{weights}+{states}",
-        cells=_cells(result),
         legend={"ratio": "ratio: time per step over that of the baseline"},
         shown=longest.result if longest else None,
         unit_name="step",
@@ -233,12 +209,10 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
             format_bytes(saved.size),
         ),
         step="checkpoint",
-        measure=result.declared[result.step_by],
         places=places,
         placed=_placed(places),
         labels=_labels(result.name, result.target),
         exact=f"{result.name}@{result.target}",
-        cells=_cells(result),
         legend={"ratio": "ratio: time to save over that of the baseline"},
         shown=longest.result if longest else None,
         unit_name="checkpoint",

@@ -39,7 +39,7 @@ def result_summary(result: SimulationResult) -> str:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
         return _joined(f"{name} fits {where} with {wording.placed}: {free}")
-    value = _value(result, result.declared[result.step_by])
+    value = _value(result, result.step_metric)
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )

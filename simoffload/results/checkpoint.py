@@ -21,7 +21,7 @@ from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import Passes, metric, whole
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
@@ -171,10 +171,15 @@ class CheckpointResult(SimulationResult):
         """Size [B]: bytes of all files of one checkpoint."""
         return float(self.checkpoint.size)
 
-    @metric(of=whole, title="Time per checkpoint", each=" per checkpoint", column="saved")
+    @metric(of=all_passes, title="Time per checkpoint", each=" per checkpoint", column="saved")
     def save_s(self) -> float | None:
         """Time to save [s]: from the call of save until everything is on storage."""
         return self._effect("commit_s")
+
+    @metric(of=all_passes, column="rate")
+    def bytes_per_s(self) -> float | None:
+        """Save rate [B/s]: checkpoint_bytes / save_s, of all ranks together."""
+        return None if self.save_s is None else self.checkpoint.size / self.save_s
 
     @metric(of=_blocking)
     def blocking_s(self) -> float | None:
@@ -191,11 +196,6 @@ class CheckpointResult(SimulationResult):
         """Time to restore [s]: from the call of load until training can go on; starting the job is not in
         it."""
         return self._effect("restore_s")
-
-    @metric(of=whole, column="rate")
-    def bytes_per_s(self) -> float | None:
-        """Save rate [B/s]: checkpoint_bytes / save_s, of all ranks together."""
-        return None if self.save_s is None else self.checkpoint.size / self.save_s
 
     @metric(of=_restoring)
     def restore_bytes_per_s(self) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from simoffload.results.capacity import CacheBlocks
 from simoffload.results.endurance import TierLifetime
-from simoffload.results.metrics import Passes, metric, whole
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic
@@ -117,7 +117,7 @@ class InferenceResult(SimulationResult):
         of a sequence)."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
 
-    @metric(of=whole, column="tokens/s")
+    @metric(of=all_passes, column="tokens/s")
     def tokens_per_s(self) -> float | None:
         """Throughput [1/s]: output_length x batch_size x replicas / e2e_s, of all sequences together."""
         return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
@@ -134,7 +134,7 @@ class InferenceResult(SimulationResult):
         decode with weights spread over the GPUs and not gathered{result.as_it_gathers}."""
         return self.spread_bound
 
-    @metric(of=whole)
+    @metric(of=all_passes)
     def e2e_s(self) -> float | None:
         """End-to-end time [s]: ttft_s + sum of the decode steps."""
         return self.prefill.time_s + self.decode_total_s if self.prefill else None
@@ -175,7 +175,7 @@ class InferenceResult(SimulationResult):
         """First pass after loading [s]: time of the warm-up pass{result.first_pass_reason}."""
         return self.first_pass.time_s if self.first_pass else None
 
-    @metric(of=whole)
+    @metric(of=all_passes)
     def per_token_s(self) -> float | None:
         """Time per token of all sequences [s]: e2e_s / (output_length x batch_size x replicas), time over the
         tokens of all sequences, as transformers-bloom-inference and DDN's white paper count it."""

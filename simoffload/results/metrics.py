@@ -9,18 +9,8 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from simoffload import units
 from simoffload.results.passes import PassResult
-from simoffload.units import (
-    format_bytes,
-    format_number,
-    format_rate,
-    format_seconds,
-    parse_bytes,
-    parse_rate,
-    parse_seconds,
-    per_second,
-    percent,
-)
 
 Better = Literal["lower", "higher", ""]
 """Direction in which a number is the better one; "" for neither."""
@@ -28,8 +18,8 @@ Passes = tuple[tuple[PassResult, float], ...]
 """Passes with the time [s] of each."""
 
 
-class Unit(NamedTuple):
-    """A Unit is a unit of metrics: how its numbers are written and read, and which are usually better."""
+class MetricUnit(NamedTuple):
+    """A MetricUnit says how numbers in a unit are written and read, and which of them are usually better."""
 
     name: str
     text: Callable[[float], str]
@@ -38,12 +28,12 @@ class Unit(NamedTuple):
 
 
 _UNITS = (
-    Unit("s", format_seconds, "lower", parse_seconds),
-    Unit("1/s", per_second, "higher"),
-    Unit("B", lambda size: format_bytes(round(size)), parse=parse_bytes),
-    Unit("B/s", lambda rate: format_rate(round(rate)), "higher", parse_rate),
-    Unit("TFLOP/s", lambda rate: f"{format_number(rate)} TFLOP/s", "higher"),
-    Unit("", percent),
+    MetricUnit("s", units.format_seconds, "lower", units.parse_seconds),
+    MetricUnit("1/s", units.per_second, "higher"),
+    MetricUnit("B", lambda size: units.format_bytes(round(size)), parse=units.parse_bytes),
+    MetricUnit("B/s", lambda rate: units.format_rate(round(rate)), "higher", units.parse_rate),
+    MetricUnit("TFLOP/s", lambda rate: f"{units.format_number(rate)} TFLOP/s", "higher"),
+    MetricUnit("", units.percent),
 )
 _DOCSTRING = re.compile(r"(?P<label>[^:\[]+?)( \[(?P<unit>[^]]*)\])?: (?P<formula>.*?)\.?")
 
@@ -56,7 +46,7 @@ class Metric:
     """Name in results, JSON and tables of numbers."""
     label: str
     """Name for people: "time per step"."""
-    unit: Unit
+    unit: MetricUnit
     formula: str
     """How it is computed; ``{result.…}`` stands for words of the result."""
     text: Callable[[float], str]
@@ -83,7 +73,7 @@ class Metric:
 
     def short(self, value: float) -> str:
         """Return a value below or beside a name that says what a rate counts."""
-        return per_second(value, "") if self.unit.name == "1/s" else self.text(value)
+        return units.per_second(value, "") if self.unit.name == "1/s" else self.text(value)
 
 
 class MetricAttribute(cached_property[float | None]):
@@ -96,15 +86,15 @@ class MetricAttribute(cached_property[float | None]):
         """
         super().__init__(value)
         self.__module__, name = value.__module__, value.__name__
-        said = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
-        unit = next((one for one in _UNITS if said and one.name == (said["unit"] or "")), None)
-        if said is None or unit is None:
+        stated = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
+        unit = next((one for one in _UNITS if stated and one.name == (stated["unit"] or "")), None)
+        if stated is None or unit is None:
             known = ", ".join(one.name for one in _UNITS if one.name)
             raise ValueError(f'{name}: write its docstring as "Label [unit]: formula."; units: {known}')
-        title = said["label"]
+        title = stated["label"]
         label = title if title[1:2].isupper() else title[:1].lower() + title[1:]
         usual: dict[str, Any] = {"text": unit.text, "better": unit.better, "title": title}
-        self.metric = Metric(name=name, label=label, unit=unit, formula=said["formula"], **usual | fields)
+        self.metric = Metric(name=name, label=label, unit=unit, formula=stated["formula"], **usual | fields)
 
     def __reduce__(self) -> str:
         return self.func.__qualname__  # its name in the module, which whoever unpacks it imports
@@ -119,5 +109,5 @@ def metric(**fields: Any) -> Callable[[Callable[[Any], float | None]], MetricAtt
     return partial(MetricAttribute, **fields)
 
 
-whole = attrgetter("spent")
+all_passes = attrgetter("spent")
 """All passes of a result, of which what they make together consists."""

@@ -124,8 +124,12 @@ class SimulationResult(ABC):
         one. Raises ValueError if results have something else of that name.
         """
         name, others = attribute.metric.name, {*dir(cls), *(one.name for one in fields(cls))}
-        if name in others and (cls, name) not in registered:
+        known = registered.get((cls, name))
+        if name in others and (known is None or known.__module__ != attribute.__module__):
             raise ValueError(f"{cls.__name__} has {name} already; give the metric another name")
+        same = [one.name for one in cls.declared.values() if one.column == attribute.metric.column != ""]
+        if same not in ([], [name]):
+            raise ValueError(f"{name}: {same[0]} has the column {attribute.metric.column}; name another one")
         attribute.__set_name__(cls, name)
         setattr(cls, name, attribute)
         cls.declared[name] = attribute.metric
@@ -185,6 +189,11 @@ class SimulationResult(ABC):
     def step_by(self) -> str:
         """Name of the metric that is ``step_time_s``."""
         return self.compared_by
+
+    @property
+    def step_metric(self) -> Metric:
+        """Metric whose value is ``step_time_s``."""
+        return self.declared[self.step_by]
 
     @property
     def step_time_s(self) -> float | None:

@@ -12,7 +12,7 @@ from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.data_loading import DataLoading
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import Passes, metric, whole
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
@@ -155,7 +155,7 @@ class TrainingResult(SimulationResult):
             return None
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
-    @metric(of=whole, each=" per step", column="step")
+    @metric(of=all_passes, each=" per step", column="step")
     def step_s(self) -> float | None:
         """Time per step [s]: forward_s + backward_s + optimizer_s: one optimizer step."""
         return self._time_of("")
@@ -181,31 +181,31 @@ class TrainingResult(SimulationResult):
         times = [phase.time_ps for phase in self.phases if name in ("", phase.name)]
         return seconds(sum(times)) if self.phases else None
 
-    @metric(of=whole, column="tokens/s")
+    @metric(of=all_passes, column="tokens/s")
     def tokens_per_s(self) -> float | None:
         """Throughput [1/s]: batch_size x sequence_length x gradient_accumulation_steps x replicas /
         step_s."""
         return self.samples_per_s * self.sequence_length if self.samples_per_s else None
 
-    @metric(of=whole, text=partial(per_second, unit=" samples/s"))
+    @metric(of=all_passes, text=partial(per_second, unit=" samples/s"))
     def samples_per_s(self) -> float | None:
         """Throughput in sequences [1/s]: batch_size x gradient_accumulation_steps x replicas / step_s."""
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
-    @metric(of=whole)
+    @metric(of=all_passes)
     def per_token_s(self) -> float | None:
         """Time per token of all sequences [s]: 1 / tokens_per_s."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
-    @metric(of=whole)
+    @metric(of=all_passes)
     def tflops_per_gpu(self) -> float | None:
         """Model FLOP/s per GPU [TFLOP/s]: FLOP of forward and backward / step_s / 1e12 (recomputation is not
         counted)."""
         done = self.forward_flops + self.backward_flops
         return done / self.step_s * 1e-12 if self.step_s else None
 
-    @metric(of=whole)
+    @metric(of=all_passes)
     def hardware_tflops_per_gpu(self) -> float | None:
         """FLOP/s per GPU, with recomputation [TFLOP/s]: FLOP carried out, recomputation included / step_s /
         1e12."""

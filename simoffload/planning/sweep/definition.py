@@ -44,9 +44,7 @@ MOST_POINTS = 1_000_000
 
 def reserved() -> frozenset[str]:
     """Return the names of columns that no axis may have."""
-    return frozenset(
-        {"index", *AFTER, *(name for one in declared_metrics() for name in interval_columns(one))}
-    )
+    return frozenset({"index", *AFTER, *(col for one in declared_metrics() for col in interval_columns(one))})
 
 
 @dataclass(frozen=True)

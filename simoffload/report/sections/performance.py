@@ -30,6 +30,7 @@ from simoffload.report.formatting import (
     phase_names,
     span,
     times,
+    uncapitalized,
 )
 from simoffload.report.presentation import presentation
 from simoffload.results import PassResult, SimulationResult, TrainingResult
@@ -208,6 +209,6 @@ def how_sure(result: SimulationResult) -> ReportSection:
     """Return the 80 % interval of the time of a step of a result with times, and the expected error."""
     sure = confidence(result)
     ends = span(*map(format_seconds, sure.interval(result.step_by)))
-    interval = f"{INTERVAL} of the {presentation(result).timed}: {ends} ({sure.origin})"
+    interval = f"{INTERVAL} of the {uncapitalized(result.step_metric.title)}: {ends} ({sure.origin})"
     caution = (NameFirst(sure.caution),) if sure.caution else ()
     return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))
