@@ -41,7 +41,7 @@ class ServiceLevel(NamedTuple):
     def missed(self, result: SimulationResult) -> float:
         """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
         value = self.of(result)
-        if not value:
+        if value is None or (self.metric.larger and not value):
             return math.inf
         return self.limit / value if self.metric.larger else value / self.limit
 
