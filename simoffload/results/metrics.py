@@ -65,6 +65,8 @@ class Metric:
     """Whether it is a part of a step, of which it has a share."""
     optional: bool = False
     """Whether it is omitted where it has no value."""
+    is_listed: bool = True
+    """Whether people read it in reports, and not only programs."""
 
     @property
     def larger(self) -> bool:

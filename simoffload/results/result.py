@@ -295,8 +295,9 @@ class SimulationResult(ABC):
         return {one.name: value for one, value in found if value is not None or not one.optional}
 
     def valued(self) -> Iterator[tuple[Metric, float]]:
-        """Yield the metrics that have a value, each with it."""
-        yield from ((self.declared[name], one) for name, one in self.metrics().items() if one is not None)
+        """Yield the metrics for people that have a value, each with it."""
+        found = ((self.declared[name], value) for name, value in self.metrics().items())
+        yield from ((one, value) for one, value in found if value is not None and one.is_listed)
 
     def formulas(self) -> dict[str, str]:
         """Return how each metric is computed, with the words of the strategy."""

@@ -193,7 +193,7 @@ class TrainingResult(SimulationResult):
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
-    @metric(of=all_passes)
+    @metric(of=all_passes, is_listed=False)
     def per_token_s(self) -> float | None:
         """Time per token of all sequences [s]: 1 / tokens_per_s."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
