@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import json
+import re
 import runpy
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from simoffload.cli.schemas import SCHEMAS, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
 from simoffload.models.spec import find_size
+from simoffload.results import KINDS
 from simoffload.strategies import authoring
 
 DOCS = Path(__file__).parent
@@ -72,6 +74,12 @@ and `cpu_attention`.
 ## Notes
 
 {}"""
+_METRICS = """# Reference: metrics
+
+{}
+Every result, table, sweep and page has these numbers of its kind of work.
+Those with a better direction can be limits (`--slo`), where times are written without `_s`: `tpot=200ms`.
+{}"""
 _AUTHORING = """# Reference: programs of your own
 
 {}
@@ -102,6 +110,7 @@ def files() -> dict[str, str]:
     profile = schemas["profile"]
     written["reference/profiles.md"] = _PROFILES.format(profiles) + _sections(profile, _in_order(profile))
     written["reference/models.md"] = _models(scenarios)
+    written["reference/metrics.md"] = _metrics("../nomenclature.md")
     written["reference/programs.md"] = _programs("../kv-cache.md")
     written["reference/authoring.md"] = _authoring("../../CONTRIBUTING.md")
     written["reference/cli.md"] = _PROGRAM.format(readme) + "".join(_commands(program()))
@@ -120,6 +129,19 @@ def _models(scenarios: str) -> str:
         shape, (_, size) = load_model(name), find_size(name)
         named.append(f"| {name} | {shape.family} | {shape.num_parameters:,} | {size.source} |\n")
     return _MODELS.format(scenarios, "".join(families), "".join(named))
+
+
+def _metrics(words: str) -> str:
+    sections = []
+    for kind in KINDS:
+        rows = []
+        for one in kind.declared.values():
+            how = re.sub(r"\{.*?\}", "", one.formula)
+            cells = f"`{one.name}`", one.label, how, one.unit.name, one.better
+            rows.append(f"| {' | '.join(map(_cell, cells))} |\n")
+        head = "| name | for people | meaning | unit | better |\n|---|---|---|---|---|\n"
+        sections.append(f"\n## {kind.kind.capitalize()}\n\n{head}{''.join(rows)}")
+    return _METRICS.format(_WRITTEN.format(f"[{Path(words).name}]({words})"), "".join(sections))
 
 
 def _programs(caches: str) -> str:

@@ -1,18 +1,17 @@
-"""A metric of your own: a function of a result, here what a token moves over each link."""
+"""A metric of your own, which every command then shows: the bytes that a token moves over links."""
 
 import simoffload as so
+from simoffload.cli import main
 
 
-def bytes_per_token(result: so.InferenceResult) -> dict[str, float]:
-    """Return the bytes [B] that cross each link in a decode step, for each token that it generates."""
-    tokens, links = result.batch_size * result.replicas, result.step.links if result.step else ()
-    return {one.link: one.size / tokens for one in links if one.unit == "B"}
+@so.InferenceResult.register
+@so.metric(better="lower", column="moved")
+def moved_bytes(result: so.InferenceResult) -> float | None:
+    """Moved for a token [B]: bytes over all links in a decode step / tokens that it generates."""
+    links = result.step.links if result.step else ()
+    moved = sum(one.size for one in links if one.unit == "B")
+    return moved / (result.batch_size * result.replicas) if links else None
 
 
 if __name__ == "__main__":
-    for batch in (8, 32):
-        scenario = so.load_scenario("ddn/bloom-7b1", overrides=[f"workload.batch_size={batch}"])
-        result = so.simulate(scenario)
-        assert isinstance(result, so.InferenceResult)
-        size, link = max((size, link) for link, size in bytes_per_token(result).items())
-        print(f"batch {batch}: {size / 1e9:.3g} GB for a token over {link}")
+    raise SystemExit(main())

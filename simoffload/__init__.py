@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
+    from simoffload.results.metrics import metric
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
@@ -66,6 +67,7 @@ __all__ = [
     "load_platform",
     "load_scenario",
     "machines_needed",
+    "metric",
     "on_targets",
     "parse_service",
     "prefix_loading",
@@ -116,6 +118,7 @@ _HOME = {
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
     "machines_needed": "simoffload.planning.sizing",
+    "metric": "simoffload.results.metrics",
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
     "prefix_loading": "simoffload.planning.cache_speed",

@@ -260,6 +260,18 @@ def format_number(value: float, *, digits: int = 3) -> str:
     return f"{Decimal(f'{value:.{digits}g}'):f}"
 
 
+def percent(fraction: float) -> str:
+    """Return a fraction as "81 %", below 10 % with one decimal."""
+    if 0 < fraction < 0.0005:
+        return "<0.1 %"
+    return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
+
+
+def per_second(rate: float, unit: str = " tokens/s") -> str:
+    """Return a rate with its unit: "3.86 tokens/s", "1,204 tokens/s"."""
+    return f"{rate:,.0f}{unit}" if rate >= 100 else f"{format_number(rate)}{unit}"
+
+
 def _readable(value: float, units: Scales) -> str:
     """Return three significant digits, or all digits before the point, in the largest unit not above the
     value."""

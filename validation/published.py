@@ -130,12 +130,12 @@ RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
     **{
         name: _named(name)
         for kind in (InferenceResult, TrainingResult, CheckpointResult)
-        for name in kind.formulas
+        for name in kind.declared
     },
     "decode_tokens_per_s_per_gpu": lambda result: (
         (result.metrics()["decode_tokens_per_s"] or 0.0) / result.ranks
     ),
-    "per_token_ms": lambda result: (result.per_token_s or 0.0) * 1e3,
+    "per_token_ms": lambda result: (result.unit_s or 0.0) * 1e3,
     "kv_load_ms": lambda result: 1e3 * _blocks(result).load.time_s,
     "kv_load_gb_per_s": lambda result: (
         sum(one.read for one in _blocks(result).traffic) / _blocks(result).load.time_s / 1e9
@@ -174,7 +174,7 @@ def _simulated(reference: Reference) -> SimulationResult | None:
 def _time(reference: Reference) -> float | None:
     """Return the time per token [s]; None if the work does not fit."""
     result = _simulated(reference)
-    return result.per_token_s if result else None
+    return result.unit_s if result else None
 
 
 def _ratio(reference: Reference) -> float | None:

@@ -51,7 +51,6 @@ _CORRELATION = 0.8
 """Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
 runs that differ in one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and
 4.4 %: 1 - 0.022² / (2 x 0.036²). The present table (docs/VALIDATION.md, Settings) would give about 0.6."""
-_PHASES = ("forward_s", "backward_s", "optimizer_s")
 _BETWEEN_GPUS: frozenset[CauseKind] = frozenset(
     ("all-gather", "all-reduce", "gradient-reduction", "stage-to-stage", "gpu-to-gpu")
 )
@@ -125,7 +124,7 @@ class Confidence:
         """
         passes = self._passes(metric)
         mean = sum(time * self._row(one).mean for one, time in passes) / sum(time for _, time in passes)
-        phase = _PHASE if metric in _PHASES else 1.0
+        phase = _PHASE if metric and self.result.declared[metric].is_part else 1.0
         unknown = _UNKNOWN**self.unknowns if self.unlike else _OUTSIDE if self.extrapolates else 1.0
         room = self.largest**2 - sum(term.contribution**2 for term in self.terms(metric))
         return min(mean * phase * unknown, sqrt(max(0.0, room)))

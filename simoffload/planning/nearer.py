@@ -24,9 +24,6 @@ from simoffload.strategies.tunables import moving
 from simoffload.units import format_bytes, format_number, format_seconds
 from simoffload.workload import Checkpointing
 
-_TIMES = {"tpot_s": "TPOT", "ttft_s": "TTFT", "step_s": "time per step"}
-"""Names of the times by which results are compared."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NearerPlace:
@@ -51,7 +48,7 @@ class NearerPlace:
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
-        time = f"{_TIMES[result.step_by]} {format_seconds(result.step_time_s or 0.0)}"
+        time = f"{result.step_metric.column} {format_seconds(result.step_time_s or 0.0)}"
         faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"

@@ -311,7 +311,7 @@ class _Search:
             return Trial(value, edits, None, inf, "stopped", self.stopped)
         except SimulationError as error:
             return Trial(value, edits, None, inf, "refused", str(error))
-        if lacking := [one.name for one in self._service if result.metrics().get(one.metric) is None]:
+        if lacking := [one.name for one in self._service if one.of(result) is None]:
             return Trial(value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}")
         return Trial(value, edits, result, most_missed(self._service, result))
 
@@ -459,7 +459,7 @@ class _Search:
         """Return whether the service levels are kept nowhere between the value that comes nearest and those
         beside it: one service level alone decides, and it gets no worse towards one side."""
         results = [one.result for one in map(self.at, (best, *beside)) if one.result is not None]
-        metrics = {max((level.missed(one), level.metric) for level in self._service)[1] for one in results}
+        metrics = {max((level.missed(one), level.name) for level in self._service)[1] for one in results}
         rises = [self.at(index).missed > _FLAT * self.at(best).missed for index in beside]
         return len(metrics) == 1 and not (len(rises) > 1 and all(rises))
 

@@ -8,41 +8,31 @@ from typing import NamedTuple
 
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.results import SimulationResult
-from simoffload.units import format_number, format_seconds, parse_seconds
+from simoffload.results import Metric, SimulationResult, declared_metrics
 
-_TIMES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "step": "step_s", "save": "save_s"}
-"""Short names of metrics with an upper limit [s]."""
-_RATES = ("tokens_per_s", "decode_tokens_per_s", "samples_per_s")
-"""Names of metrics with a lower limit [1/s]."""
 _EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
 
 
 class ServiceLevel(NamedTuple):
     """A ServiceLevel is a metric and its limit."""
 
-    metric: str
+    metric: Metric
     limit: float
-    """Limit of the metric: [s], or [1/s] for rates."""
+    """Limit of the metric, in its unit."""
 
     @property
     def text(self) -> str:
         """Return the limit as text, such as "tpot ≤ 200 ms"."""
-        return f"{self.name} {'≥' if self.is_rate else '≤'} {self.shown(self.limit)}"
-
-    @property
-    def is_rate(self) -> bool:
-        """Whether the limit is a lower one of a rate, and not an upper one of a time."""
-        return self.metric in _RATES
+        return f"{self.name} {'≥' if self.metric.larger else '≤'} {self.metric.short(self.limit)}"
 
     @property
     def name(self) -> str:
         """Name of the metric as people write it: "tpot", "tokens_per_s"."""
-        return self.metric if self.is_rate else self.metric.removesuffix("_s")
+        return _short_name(self.metric)
 
-    def shown(self, value: float) -> str:
-        """Return a value of the metric as text."""
-        return format_number(value) if self.is_rate else format_seconds(value)
+    def of(self, result: SimulationResult) -> float | None:
+        """Return the value of a result; None if it has none."""
+        return result.metrics().get(self.metric.name)
 
     def kept(self, result: SimulationResult) -> bool:
         """Return whether a result keeps the limit; a result without this metric does not."""
@@ -50,32 +40,39 @@ class ServiceLevel(NamedTuple):
 
     def missed(self, result: SimulationResult) -> float:
         """Return how many times too long a time is, or too small a rate; at most 1 if the limit is kept."""
-        value = result.metrics().get(self.metric)
-        if not value:
+        value = self.of(result)
+        if value is None or (self.metric.larger and not value):
             return math.inf
-        return self.limit / value if self.is_rate else value / self.limit
+        return self.limit / value if self.metric.larger else value / self.limit
+
+
+def _short_name(metric: Metric) -> str:
+    return metric.name.removesuffix("_s") if metric.unit.name == "s" else metric.name
+
+
+def _limited(metrics: Iterable[Metric]) -> dict[str, Metric]:
+    """Return the metrics of which a direction is better, by their short names."""
+    return {_short_name(one): one for one in metrics if one.better}
 
 
 def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
     name, equals, value = (part.strip() for part in text.partition("="))
-    metric = _TIMES.get(name, name)
-    known = [*(short for short, full in _TIMES.items() if full in result.formulas), *_RATES]
-    mine = [one for one in known if _TIMES.get(one, one) in result.formulas]
+    mine = _limited(result.declared.values())
+    metric = mine.get(name) or next((one for one in mine.values() if one.name == name), None)
     if not equals or not value:
         raise _refusal(text, f"has no limit; {_EXAMPLE}")
-    if metric not in (*_TIMES.values(), *_RATES):
+    if metric is None:
+        known = declared_metrics()
+        if name in known or name in _limited(known.values()):
+            raise _refusal(text, f"{name} is no limit of this kind of work; it has {', '.join(mine)}")
         raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
-    if metric not in result.formulas:
-        raise _refusal(text, f"{name} is not a metric of this kind of work; it has {', '.join(mine)}")
     try:
-        limit = float(value) if metric in _RATES else parse_seconds(value)
+        limit = metric.unit.parse(value)
     except ValueError as error:
-        reason = (
-            str(error).partition("; write e.g.")[0]
-            if metric not in _RATES
-            else f"{quoted(value)} is not a number"
-        )
+        reason = str(error).partition("; write e.g.")[0]
+        if metric.unit.parse is float:
+            reason = f"{quoted(value)} is not a number"
         raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")

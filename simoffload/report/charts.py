@@ -7,18 +7,9 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from simoffload.report import plotting as draw
-from simoffload.report.formatting import (
-    counted,
-    group_bounds,
-    group_name,
-    percent,
-    stage_needs,
-    times,
-    uncapitalized,
-)
-from simoffload.report.presentation import presentation
+from simoffload.report.formatting import counted, group_bounds, group_name, stage_needs, times, uncapitalized
 from simoffload.results import PassResult, TierUse, TrainingResult
-from simoffload.units import format_number, format_rate, format_seconds
+from simoffload.units import format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Bar, Figure, Scatter
@@ -245,7 +236,7 @@ def phases(result: TrainingResult) -> Figure:
 def tornado(found: Sensitivity, *, most: int) -> Figure:
     """Draw the change of the time with each input lower (hatched) and higher, the largest change on top."""
     rows, time = found.rows[:most], found.result.compared_s or 1.0
-    compared = uncapitalized(presentation(found.result).compared)
+    compared = uncapitalized(found.result.step_metric.title)
     data = []
     for name, color, shape, ends in (
         (f"{percent(found.change)} lower", draw.BLUE, "/", [row.low for row in rows]),
@@ -307,9 +298,9 @@ def reached(found: Reach) -> Figure:
     timed = [(at, one.result) for at, one in enumerate(found.trials) if one.result is not None]
     data = []
     for number, level in enumerate(found.service):
-        values = [(result.metrics()[level.metric] or 0.0) for _, result in timed]
+        values = [(level.of(result) or 0.0) for _, result in timed]
         hover = [
-            f"{draw.plain(found.trials[at].value)}: {level.name} {level.shown(value)}"
+            f"{draw.plain(found.trials[at].value)}: {level.name} {level.metric.short(value)}"
             for (at, _), value in zip(timed, values, strict=True)
         ]
         data.append(

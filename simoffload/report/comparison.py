@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import margin, tie
-from simoffload.report.formatting import percent
-from simoffload.report.presentation import MEASURES, Measure, headline, presentation
-from simoffload.results import ADDED, SimulationResult
-from simoffload.units import format_number
+from simoffload.report.presentation import headline, presentation
+from simoffload.results import ADDED, Metric, SimulationResult
+from simoffload.units import format_number, percent
 
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
@@ -86,14 +85,14 @@ class Group(NamedTuple):
         )
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Metric:
         """Metric by which the rows are compared; throughput, where steps of training differ in their work."""
-        apart = self.kind == "training" and self.throughput_apart
-        return MEASURES["tokens_per_s" if apart else self.rows[0].result.step_by]
+        first, apart = self.rows[0].result, self.kind == "training" and self.throughput_apart
+        return first.declared["tokens_per_s" if apart else first.step_by]
 
     def value(self, row: ComparisonRow) -> float | None:
         """Return the value of ``measure`` of a row; None if it has no times."""
-        return row.result.metrics()[self.measure.metric] if row.result.step is not None else None
+        return row.result.metrics()[self.measure.name] if row.result.step is not None else None
 
     @property
     def ordered(self) -> tuple[ComparisonRow, ...]:

@@ -36,7 +36,7 @@ def times_compared(groups: Sequence[Group], *, log: bool = False) -> Figure:
     marks = _published(groups, rows)
     ends = [end for _, one in timed for end in one.ends] + [x for trace in marks for x in trace.x]
     measure = groups[0].measure
-    title = uncapitalized(measure.name)
+    title = uncapitalized(measure.title)
     if log:
         across = draw.axis(f"{title} [{'1/s' if measure.larger else 's'}]", type="log")
     elif measure.larger:
@@ -68,7 +68,7 @@ class _TimeRow(NamedTuple):
     def ends(self) -> tuple[float, ...]:
         """P10 and P90; nothing without a time."""
         result = self.row.result
-        return () if self.value is None else confidence(result).interval(self.group.measure.metric)
+        return () if self.value is None else confidence(result).interval(self.group.measure.name)
 
     @property
     def leads(self) -> bool:
@@ -85,7 +85,7 @@ class _TimeRow(NamedTuple):
         relation = "tie" if self.leads else self.group.behind(self.row)
         if self.row is best:
             relation = "fastest" if len(self.group.rows) > 1 else ""
-        return ", ".join(filter(None, (ranged(result, measure.metric, measure.shown), relation)))
+        return ", ".join(filter(None, (ranged(result, measure.name), relation)))
 
 
 def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> Bar:
@@ -223,7 +223,7 @@ def phases_compared(groups: Sequence[Group]) -> Figure:
     names = dict.fromkeys(phase.name for _, _, result in rows for phase in result.phases)
     data = []
     for number, name in enumerate(names):
-        times = [result.phase_s(name) or 0.0 for _, _, result in rows]
+        times = [result.metrics().get(f"{name}_s") or 0.0 for _, _, result in rows]
         data.append(
             draw.bars(
                 name,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.formatting import counted, group_name, per_second, percent
-from simoffload.results import TierUse
-from simoffload.units import format_bytes, format_rate, format_seconds
+from simoffload.report.formatting import counted, group_name
+from simoffload.results import Metric, TierUse
+from simoffload.units import format_bytes, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -254,9 +254,9 @@ def byte_rate(rate: float) -> Datum:
     return Datum(format_rate(rate), rate, "B/s")
 
 
-def rate(value: float | None) -> Entry:
-    """Return a cell for a rate [1/s]; empty for None."""
-    return "" if value is None else Datum(per_second(value, ""), value, "1/s")
+def number(metric: Metric, value: float | None) -> Entry:
+    """Return a cell for a metric below its column; empty for None."""
+    return "" if value is None else Datum(metric.short(value), value, metric.unit.name)
 
 
 def fraction(value: float) -> Datum:

@@ -21,7 +21,7 @@ from simoffload.results import (
     TrainingResult,
 )
 from simoffload.schedule import Cause
-from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
+from simoffload.units import format_bytes, format_rate, format_seconds, percent, plural
 
 _ORIGINS = ("measured", "spec", "estimate")
 _MOST_REASONS = 3
@@ -77,13 +77,6 @@ def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
 # -- numbers -------------------------------------------------------------------------------------
 
 
-def percent(fraction: float) -> str:
-    """Return a fraction as "81 %", below 10 % with one decimal."""
-    if 0 < fraction < 0.0005:
-        return "<0.1 %"
-    return f"{fraction * 100:.1f} %" if 0 < fraction < 0.0995 else f"{fraction * 100:.0f} %"
-
-
 def at_most(fraction: float) -> str:
     """Return the limit of a fraction: "of at most 1.2 %", or "below 0.1 %"."""
     return "below 0.1 %" if fraction < 0.001 else f"of at most {percent(ceil(1000 * fraction) / 1000)}"
@@ -109,11 +102,6 @@ def minus(text: str) -> str:
 def counted(size: int, use: TierUse) -> str:
     """Return a size on a tier in the unit that is usual for this tier; negative if it is missing."""
     return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.kind in _BINARY)
-
-
-def per_second(rate: float, unit: str = " tokens/s") -> str:
-    """Return a rate with its unit: "3.86 tokens/s", "1,204 tokens/s"."""
-    return f"{rate:,.0f}{unit}" if rate >= 100 else f"{format_number(rate)}{unit}"
 
 
 def origins(counts: Mapping[str, int]) -> str:

@@ -35,7 +35,7 @@ from simoffload.report.document import (
 )
 from simoffload.report.formatting import NameFirst, counted, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
-from simoffload.report.presentation import BOUND, presentation
+from simoffload.report.presentation import BOUND, cells, presentation
 from simoffload.report.sections.background import (
     COMMAND,
     commands,
@@ -47,9 +47,9 @@ from simoffload.report.sections.background import (
 )
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
-from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES, unit_of
+from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES
 from simoffload.report.summary import common_name, facts, summaries
-from simoffload.results import SimulationResult, TrainingResult, definitions
+from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number
 
 
@@ -124,12 +124,12 @@ def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
     """Yield the chart of the times of the groups of a kind of work, if there are any."""
     if not any(row.result.step for group in mine for row in group.rows):
         return
-    notes = [f"{mine[0].measure.name}, with 80 % intervals"]
+    notes = [f"{mine[0].measure.title}, with 80 % intervals"]
     if any(len(group.leading) > 1 for group in mine):
         notes.append("blue: as fast within the uncertainty")
     if any(row.published for group in mine for row in group.rows):
         notes.append("diamonds: the published ratio times the simulated baseline")
-    label = f"{uncapitalized(mine[0].measure.name)} of each"
+    label = f"{uncapitalized(mine[0].measure.title)} of each"
     if all(len(group.rows) == 1 for group in mine):  # models, the fastest first
         mine = sorted(mine, key=lambda group: group.rows[0].result.unit_s or math.inf)
     yield Chart(label, partial(comparison_charts.times_compared, mine), "; ".join(notes))
@@ -216,10 +216,11 @@ def _legend(found: Sequence[Group], table: ReportTable) -> Iterator[str]:
     timed = [row.result for group in found for row in group.rows if row.result.step]
     if timed:
         wording = presentation(timed[0])
-        formulas = definitions(timed[0])
-        yield from (f"{name} = {formulas[name]}" for name in wording.formulas)
+        formulas = timed[0].formulas()
+        yield from (f"{one.name} = {formulas[one.name]}" for one, _ in timed[0].valued() if one.column)
         columns = {"", BOUND} & {"", *shown}
-        columns |= {"ratio"} if any(head.startswith(f"{wording.ratio} ") for head in shown) else set()
+        own = f"{timed[0].step_metric.column} "
+        columns |= {"ratio"} if any(head.startswith(own) for head in shown) else set()
         texts = [text for column, text in wording.legend.items() if text and column in columns]
         yield from ["; ".join(texts)] if texts else []
     if any(group.throughput_apart for group in found):
@@ -253,12 +254,12 @@ def _named_rows(
 def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
     """Return the table of the groups of a kind of work; ratios are within a group."""
     heads, named = _named_rows(found)
-    first = presentation(found[0].rows[0].result)
+    first = found[0].rows[0].result
     baselines = {group.against for group in found if len(group.rows) > 1 or len(found) == 1}
     against = baselines.pop() if len(baselines) == 1 else ""
-    ratio = f"{first.ratio} vs {against}" if against else f"{first.ratio} ratio"
+    ratio = f"{first.step_metric.column} vs {against}" if against else f"{first.step_metric.column} ratio"
     answer = "bottleneck" if any(row.result.step for _, row, _ in named) else "answer"
-    head = (*heads, *first.cells, ratio, "throughput", "published", "cost/1M", answer, BOUND)
+    head = (*heads, *cells(first), ratio, "throughput", "published", "cost/1M", answer, BOUND)
     rows = tuple(
         (*name, *_row(group, row, several=len(found) > 1, costs=costs)) for name, row, group in named
     )
@@ -267,7 +268,7 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
         "",
         head,
         rows,
-        (*range(at, at + len(first.cells) + 4), len(head) - 1),
+        (*range(at, at + len(cells(first)) + 4), len(head) - 1),
         keys=at,
         refused=tuple(number for number, (_, row, _) in enumerate(named) if not row.result.fits),
         grouped=len(found) > 1,
@@ -278,31 +279,29 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
 def _interval_table(found: Sequence[Group]) -> ReportTable:
     """Return the interval of every time and rate of the table of the groups."""
     heads, named = _named_rows(found)
-    cells = presentation(found[0].rows[0].result)
     rows = tuple((*name, *_spans(row.result)) for name, row, _ in named if row.result.step_time_s is not None)
-    head = (*heads, *cells.cells)
+    head = (*heads, *cells(found[0].rows[0].result))
     numbers = tuple(range(len(heads), len(head)))
     table = ReportTable(INTERVAL, head, rows, numbers, keys=len(heads), grouped=len(found) > 1)
     return table.without_empty_columns()
 
 
 def _spans(result: SimulationResult) -> Iterator[Entry]:
-    wording, intervals = presentation(result), confidence(result).intervals()
-    formats = {metric.key: metric.shown for metric in wording.metrics}
-    for head, metric in zip(wording.cells, wording.cell_metrics, strict=True):
-        ends = intervals.get(metric)
-        if ends is None:
+    intervals = confidence(result).intervals()
+    for metric in result.declared.values():
+        if metric.column and metric.name not in intervals:
             yield ""
-            continue
-        text = span(*map(formats[metric], ends), value=f"0 {head}")
-        yield Datum(text, unit=unit_of(metric), ends=ends)
+        elif metric.column:
+            ends = intervals[metric.name]
+            text = span(*map(metric.text, ends), value=f"0 {metric.column}")
+            yield Datum(text, unit=metric.unit.name, ends=ends)
 
 
 def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Iterator[Entry]:
     """Return the cells of a row: times, ratios, and the bottleneck, or the reason why there is none."""
     result, step = row.result, row.result.step
     related = len(group.rows) > 1 or not several  # a single row has nothing to be compared with
-    yield from presentation(result).cells.values()
+    yield from cells(result).values()
     yield Datum(row.ratio_text, row.ratio) if row.ratio_text and related else ""
     yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
     ratio = row.published.ratio if row.published else None

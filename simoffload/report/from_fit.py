@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst, largest, per_second
-from simoffload.report.presentation import presentation, ranged
+from simoffload.report.formatting import NameFirst, largest
+from simoffload.report.presentation import cells, ranged
 from simoffload.units import format_bytes, format_number, plural
 
 _NONE = "–"
@@ -125,7 +125,7 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
     none."""
     levels = tuple(dict.fromkeys(one.text for each in found for one in each.service))
     timed = [one.best.result for one in found if one.best is not None and one.best.result is not None]
-    heads = tuple(dict.fromkeys(head for result in timed for head in presentation(result).cells))
+    heads = tuple(dict.fromkeys(head for result in timed for head in cells(result)))
     rows = tuple(tuple(_best(one, heads)) for one in found)
     head = ("model", "weights", "best batch", "fits", *heads, "bottleneck")
     numbers = tuple(range(2, 4 + len(heads)))
@@ -141,7 +141,7 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
     )
     answers = tuple(
         f"{one.model} on {one.target}: batch {one.best.value} gives "
-        f"{ranged(one.best.result, 'tokens_per_s', per_second)}."
+        f"{ranged(one.best.result, 'tokens_per_s')}."
         for one in found
         if one.best is not None and one.best.result is not None
     )
@@ -156,8 +156,8 @@ def _best(one: BestBatch, heads: Sequence[str]) -> Iterator[Entry]:
     yield from (one.model, one.target)
     yield f"{one.batch.now:,} → {_NONE if one.best is None else one.best.value}"
     yield _NONE if one.batch.most is None else f"{one.batch.most:,}"
-    cells = {} if result is None else presentation(result).cells
-    yield from (cells.get(head, "") for head in heads)
+    own = {} if result is None else cells(result)
+    yield from (own.get(head, "") for head in heads)
     if result is not None and result.step is not None:
         yield largest(result.step)
     else:
@@ -170,7 +170,7 @@ def _missed(one: BestBatch) -> str:
     result = one.nearest.result
     if result is None:
         return f"{one.nearest.why} with {one.nearest.value}"
-    values = (f"{level.name} {ranged(result, level.metric, level.shown)}" for level in one.service)
+    values = (f"{level.name} {ranged(result, level.metric.name, short=True)}" for level in one.service)
     return f"{', '.join(values)} with {one.nearest.value}"
 
 

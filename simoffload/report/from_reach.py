@@ -18,12 +18,12 @@ from simoffload.report.document import (
     ReportSection,
     ReportTable,
 )
-from simoffload.report.formatting import NameFirst, largest, percent
+from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import BRACKETS, headline, ranged
 from simoffload.report.sections import background
 from simoffload.report.sections.background import COMMAND
 from simoffload.results import SimulationResult
-from simoffload.units import format_number
+from simoffload.units import format_number, percent
 
 _TIMES = 2
 """Ratio from which a service level is missed by so many times, and not by a percentage."""
@@ -102,7 +102,8 @@ def _given(one: Trial, service: tuple[ServiceLevel, ...]) -> str:
     if result is None or result.step is None:
         return one.why if one.status == "does not fit" else f"{one.status}, {one.why}"
     values = ", ".join(
-        f"{level.name} {ranged(result, level.metric, level.shown)}{_by(level, result)}" for level in service
+        f"{level.name} {ranged(result, level.metric.name, short=True)}{_by(level, result)}"
+        for level in service
     )
     return f"{values}, bottleneck {largest(result.step)}"
 
@@ -112,7 +113,8 @@ def _by(level: ServiceLevel, result: SimulationResult) -> str:
     where it is kept."""
     ratio = level.missed(result)
     over = percent(ratio - 1) if ratio < _TIMES else f"{format_number(ratio)} times"
-    return f", {over} too {'low' if level.is_rate else 'long'}" if ratio > 1 else ""
+    how = "low" if level.metric.larger else "long" if level.metric.unit.name == "s" else "high"
+    return f", {over} too {how}" if ratio > 1 else ""
 
 
 def _unreached(found: Reach, levels: str) -> str:
@@ -166,7 +168,7 @@ def _row(one: Trial, found: Reach) -> Iterator[Entry]:
         if result is None:
             yield from ("", "")
             continue
-        value, interval = ranged(result, level.metric, level.shown).removesuffix("]").split(" [")
-        yield Datum(value, result.metrics()[level.metric], "1/s" if level.is_rate else "s")
+        value, _, interval = ranged(result, level.metric.name, short=True).removesuffix("]").partition(" [")
+        yield Datum(value, level.of(result), level.metric.unit.name)
         yield interval
     yield largest(result.step) if result is not None and result.step is not None else ""

@@ -16,10 +16,10 @@ from simoffload.report.document import (
     ReportSection,
     ReportTable,
 )
-from simoffload.report.formatting import percent, uncapitalized
-from simoffload.report.presentation import MEASURES
+from simoffload.report.formatting import uncapitalized
 from simoffload.report.sweep_charts import Row, best_first, called, measure_of, ranged, varied
-from simoffload.units import format_number, plural
+from simoffload.results import Metric, declared_metrics
+from simoffload.units import format_number, percent, plural
 
 if TYPE_CHECKING:
     from simoffload.planning.sweep import SweepResult
@@ -28,7 +28,6 @@ _MOST_ROWS = 200
 """Number of points in the table of a page; all are in the tables that a sweep writes."""
 _EQUAL = 1e-3
 """Relative difference below which points are as good: three digits are shown."""
-_TABLED = ("tokens_per_s", "tpot_s", "ttft_s", "step_s", "save_s")
 
 
 def sweep_document(found: SweepResult, *, command: str = "") -> ReportDocument:
@@ -55,12 +54,12 @@ def _answer(found: SweepResult) -> str:
         return f"None of {plural(len(found.rows), 'point')} has a result."
     best, last = known[0], known[-1]
     text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}"
-    equal = [row for row in known[1:] if abs(row[measure.metric] / best[measure.metric] - 1) < _EQUAL]
+    equal = [row for row in known[1:] if abs(row[measure.name] / best[measure.name] - 1) < _EQUAL]
     if equal:
         text += (
             f", {called(found, equal[0])} as good" if len(equal) == 1 else f", {len(equal)} others as good"
         )
-    ratio = best[measure.metric] / last[measure.metric]
+    ratio = best[measure.name] / last[measure.name]
     ratio = ratio if measure.larger else 1 / ratio
     if len(known) > 1:
         text += f", {format_number(ratio)} times as good as the worst of {len(known):,}"
@@ -94,10 +93,10 @@ def _charts(found: SweepResult) -> Iterator[ReportSection]:
     yield ReportSection(title, charts=tuple(charts), notes=notes if len(charts) > 1 else ())
     best = sweep_charts.front(found)
     if best is not None:
-        text = f"no point has both a higher throughput and a shorter {uncapitalized(best.time.name)}"
+        text = f"no point has both a higher throughput and a shorter {uncapitalized(best.time.title)}"
         if len(best.points) == 1:
             text = (
-                f"one point has both the highest throughput and the shortest {uncapitalized(best.time.name)}"
+                f"one point has both the highest throughput and the shortest {uncapitalized(best.time.title)}"
             )
         yield ReportSection(
             "Throughput against time",
@@ -119,19 +118,19 @@ def _points(found: SweepResult) -> ReportSection:
 
 def _table(found: SweepResult, rows: tuple[Row, ...], *, caption: str = "", folded: str = "") -> ReportTable:
     axes = varied(found)
-    metrics = [name for name in _TABLED if any(row.get(name) for row in rows)]
-    head = (*axes, *metrics, "bottleneck")
+    known = declared_metrics().values()
+    metrics = [one for one in known if one.column and any(row.get(one.name) for row in rows)]
+    head = (*axes, *(one.name for one in metrics), "bottleneck")
     cells = tuple((*(str(row[axis]) for axis in axes), *_values(row, metrics), _last(row)) for row in rows)
     numbers = tuple(range(len(axes), len(head) - 1))
     refused = tuple(at for at, row in enumerate(rows) if not row.get("fits"))
     return ReportTable(caption, head, cells, numbers, len(axes), refused=refused, folded=folded)
 
 
-def _values(row: Row, metrics: list[str]) -> Iterator[Entry]:
-    for name in metrics:
-        value = row.get(name)
-        unit = "1/s" if MEASURES[name].larger else "s"
-        yield Datum(ranged(row, MEASURES[name]), value, unit) if value else ""
+def _values(row: Row, metrics: list[Metric]) -> Iterator[Entry]:
+    for one in metrics:
+        value = row.get(one.name)
+        yield Datum(ranged(row, one), value, one.unit.name) if value else ""
 
 
 def _last(row: Row) -> str:

@@ -11,10 +11,10 @@ from textwrap import shorten
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report.comparison import ComparisonRow, Group, apart
-from simoffload.report.formatting import counted, percent
-from simoffload.report.presentation import MEASURES, Measure, presentation
-from simoffload.results import ADDED, SimulationResult
-from simoffload.units import format_number
+from simoffload.report.formatting import counted
+from simoffload.report.presentation import presentation
+from simoffload.results import ADDED, Metric, SimulationResult
+from simoffload.units import format_number, percent
 
 LONGEST = 200
 """Length of a sentence [characters] that is read at a glance: our choice."""
@@ -39,7 +39,7 @@ def result_summary(result: SimulationResult) -> str:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
         return _joined(f"{name} fits {where} with {wording.placed}: {free}")
-    value = _value(result, MEASURES[result.step_by])
+    value = _value(result, result.step_metric)
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )
@@ -102,14 +102,14 @@ def _joined(first: str, *more: str) -> str:
     return f"{shorten(text, LONGEST - 1, placeholder='…')}."
 
 
-def _value(result: SimulationResult, measure: Measure) -> str:
+def _value(result: SimulationResult, measure: Metric) -> str:
     """Return a value with its interval: "9.81 s per step (±10 %)", "9.81 s per step (within a factor of
     2)"."""
-    value = result.metrics()[measure.metric] or 0.0
-    factor = confidence(result).interval(measure.metric)[1] / value
+    value = result.metrics()[measure.name] or 0.0
+    factor = confidence(result).interval(measure.name)[1] / value
     wide = f"within a factor of {format_number(factor, digits=2)}"
     interval = f"±{percent(factor - 1)}" if factor < _FACTOR else wide
-    return f"{measure.shown(value)}{measure.each} ({interval})"
+    return f"{measure.text(value)}{measure.each} ({interval})"
 
 
 def _per_million(result: SimulationResult) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.errors import printable
 from simoffload.report import plotting as draw
 from simoffload.report.formatting import span
-from simoffload.report.presentation import MEASURES, Measure
+from simoffload.results import Metric, declared_metrics
 from simoffload.units import format_number
 
 if TYPE_CHECKING:
@@ -25,18 +25,18 @@ _MOST_CELLS = 400
 """Number of cells of the largest heat map that can be read."""
 
 
-def measure_of(found: SweepResult) -> Measure:
+def measure_of(found: SweepResult) -> Metric:
     """Return the metric by which points are compared: throughput, or else the time of a step or a
     checkpoint."""
     names = [name for name in ("tokens_per_s", "save_s", "step_s", "ttft_s") if name in found.rows[0]]
-    return MEASURES[names[0]] if names else MEASURES["tokens_per_s"]
+    return declared_metrics()[names[0] if names else "tokens_per_s"]
 
 
 def best_first(found: SweepResult) -> list[Row]:
     """Return the points that have a value, the best one first."""
     measure = measure_of(found)
-    known = [row for row in found.rows if row.get(measure.metric)]
-    return sorted(known, key=lambda row: row[measure.metric], reverse=measure.larger)
+    known = [row for row in found.rows if row.get(measure.name)]
+    return sorted(known, key=lambda row: row[measure.name], reverse=measure.larger)
 
 
 def called(found: SweepResult, row: Row) -> str:
@@ -63,13 +63,13 @@ def _values(found: SweepResult, axis: str) -> list[str]:
     return list(dict.fromkeys(_text(row[axis]) for row in found.rows))
 
 
-def ranged(row: Row, measure: Measure) -> str:
+def ranged(row: Row, measure: Metric) -> str:
     """Return a value with its interval, as far as it is known."""
-    value = measure.shown(row[measure.metric])
-    low, high = row.get(f"{measure.metric}_p10"), row.get(f"{measure.metric}_p90")
+    value = measure.text(row[measure.name])
+    low, high = row.get(f"{measure.name}_p10"), row.get(f"{measure.name}_p90")
     if not low or not high:
         return value
-    return f"{value} [{span(measure.shown(low), measure.shown(high), value=value)}]"
+    return f"{value} [{span(measure.text(low), measure.text(high), value=value)}]"
 
 
 def overview(found: SweepResult) -> Figure:
@@ -96,7 +96,7 @@ def heat_map(found: SweepResult) -> Figure:
             Heatmap(
                 x=[draw.plain(one) for one in columns],
                 y=[draw.plain(one) for one in rows],
-                z=[[cell.get(measure.metric) if cell else None for cell in line] for line in cells],
+                z=[[cell.get(measure.name) if cell else None for cell in line] for line in cells],
                 text=[[_cell(cell, measure) for cell in line] for line in cells],
                 texttemplate="%{text}",
                 hovertext=[[called(found, cell) if cell else "" for cell in line] for line in cells],
@@ -111,11 +111,11 @@ def heat_map(found: SweepResult) -> Figure:
     )
 
 
-def _cell(row: Row | None, measure: Measure) -> str:
+def _cell(row: Row | None, measure: Metric) -> str:
     if row is None:
         return ""
-    if row.get(measure.metric):
-        return format_number(row[measure.metric])
+    if row.get(measure.name):
+        return format_number(row[measure.name])
     return "does not fit" if row.get("fits") is False else "refused"
 
 
@@ -129,9 +129,9 @@ def along(found: SweepResult, axis: str) -> Figure:
     for row in best_first(found):
         best.setdefault(_text(row[axis]), row)
     places = [(number, best[name]) for number, name in enumerate(names) if name in best]
-    values = [row[measure.metric] for _, row in places]
+    values = [row[measure.name] for _, row in places]
     hover = [f"{draw.plain(called(found, row))}: {ranged(row, measure)}" for _, row in places]
-    title = "throughput [tokens/s]" if measure.larger else f"{measure.name} [s]"
+    title = "throughput [tokens/s]" if measure.larger else f"{measure.title} [s]"
     error = _error([row for _, row in places], measure)
     if all(isinstance(row[axis], int | float) for row in found.rows):
         return draw.figure(
@@ -150,8 +150,10 @@ def along(found: SweepResult, axis: str) -> Figure:
             xaxis=draw.axis(draw.plain(axis), tickvals=list(range(len(names))), ticktext=names),
             yaxis=draw.axis(title, rangemode="tozero"),
         )
-    most = max([*values, *(row.get(f"{measure.metric}_p90") or 0.0 for _, row in places)], default=1.0)
-    across = draw.axis(title, rangemode="tozero") if measure.larger else draw.seconds_axis(measure.name, most)
+    most = max([*values, *(row.get(f"{measure.name}_p90") or 0.0 for _, row in places)], default=1.0)
+    across = (
+        draw.axis(title, rangemode="tozero") if measure.larger else draw.seconds_axis(measure.title, most)
+    )
     bar = draw.bars(
         "best", y=[number for number, _ in places], x=values, hover=hover, color=draw.BLUE, error_x=error
     )
@@ -167,9 +169,9 @@ def along(found: SweepResult, axis: str) -> Figure:
     )
 
 
-def _error(rows: Sequence[Row], measure: Measure) -> draw.Properties | None:
+def _error(rows: Sequence[Row], measure: Metric) -> draw.Properties | None:
     """Return the intervals of points as error bars; None if a point has none."""
-    name = measure.metric
+    name = measure.name
     if not all(row.get(f"{name}_p10") for row in rows):
         return None
     return {
@@ -186,7 +188,7 @@ class Front(NamedTuple):
     Times that differ by less than a hundredth count as equal.
     """
 
-    time: Measure
+    time: Metric
     points: tuple[Row, ...]
     """Rows of the sweep, the shortest time first."""
 
@@ -196,12 +198,12 @@ def front(found: SweepResult) -> Front | None:
     names = [name for name in ("tpot_s", "step_s", "ttft_s") if any(row.get(name) for row in found.rows)]
     if not names or not measure_of(found).larger:
         return None
-    time, points = MEASURES[names[0]], list[Row]()
-    known = [row for row in best_first(found) if row.get(time.metric)]
-    for row in sorted(known, key=lambda row: row[time.metric]):
+    time, points = declared_metrics()[names[0]], list[Row]()
+    known = [row for row in best_first(found) if row.get(time.name)]
+    for row in sorted(known, key=lambda row: row[time.name]):
         if points and row["tokens_per_s"] <= points[-1]["tokens_per_s"]:
             continue
-        if points and row[time.metric] < _LIKE * points[-1][time.metric]:
+        if points and row[time.name] < _LIKE * points[-1][time.name]:
             points.pop()
         points.append(row)
     return Front(time, tuple(points))
@@ -210,12 +212,12 @@ def front(found: SweepResult) -> Front | None:
 def pareto(found: SweepResult, best: Front) -> Figure:
     """Draw throughput over time of all points, the front as a line with its best throughput named."""
     on_front = {id(row) for row in best.points}
-    others = [row for row in best_first(found) if id(row) not in on_front and row.get(best.time.metric)]
+    others = [row for row in best_first(found) if id(row) not in on_front and row.get(best.time.name)]
 
     def marks(name: str, rows: Sequence[Row], color: str, **more: Any) -> Any:
         return draw.points(
             name,
-            x=[row[best.time.metric] for row in rows],
+            x=[row[best.time.name] for row in rows],
             y=[row["tokens_per_s"] for row in rows],
             hover=[draw.plain(called(found, row)) for row in rows],
             marker={"color": color, "size": 8},
@@ -224,7 +226,7 @@ def pareto(found: SweepResult, best: Front) -> Figure:
 
     named = ["", draw.plain(called(found, best.points[-1]))]
     texts = [named[row is best.points[-1]] for row in best.points]
-    most = max(row[best.time.metric] for row in (*best.points, *others))
+    most = max(row[best.time.name] for row in (*best.points, *others))
     return draw.figure(
         [
             marks("other points", others[:_MOST_MARKS], draw.GREY),
@@ -240,6 +242,6 @@ def pareto(found: SweepResult, best: Front) -> Figure:
         ],
         370,
         showlegend=True,
-        xaxis=draw.seconds_axis(best.time.name, most),
+        xaxis=draw.seconds_axis(best.time.title, most),
         yaxis=draw.axis("throughput [tokens/s]", rangemode="tozero"),
     )

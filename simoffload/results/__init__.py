@@ -36,6 +36,8 @@ from simoffload.results.endurance import (
 )
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
+from simoffload.results.kinds import KINDS, declared_metrics
+from simoffload.results.metrics import Metric, metric
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.quality import (
@@ -47,10 +49,10 @@ from simoffload.results.quality import (
     quality_of_cache,
     quality_of_weights,
 )
-from simoffload.results.result import SimulationResult
+from simoffload.results.result import SimulationResult, registered
 from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import TimeName, by_name, definitions, interval_columns, with_intervals
+from simoffload.results.values import TimeName, by_name, interval_columns, with_intervals
 
 __all__ = [
     "ADAPTERS",
@@ -58,6 +60,7 @@ __all__ = [
     "FLEXGEN_4BIT",
     "FROZEN_NF4",
     "HALVED",
+    "KINDS",
     "STATES_8BIT",
     "CacheBlocks",
     "CachedWrites",
@@ -77,6 +80,7 @@ __all__ = [
     "LinkUse",
     "MemoryStage",
     "MemoryTerm",
+    "Metric",
     "Order",
     "Outlook",
     "PassResult",
@@ -102,16 +106,18 @@ __all__ = [
     "cache_warnings",
     "cause_text",
     "data_loading_sentences",
-    "definitions",
+    "declared_metrics",
     "differ_beyond_kernels",
     "duration",
     "interval_columns",
     "lifetime_warnings",
     "makespan_for_longer_context",
+    "metric",
     "outlook",
     "peak_uses",
     "quality_of_cache",
     "quality_of_weights",
+    "registered",
     "run_mtbf",
     "summarize_pass",
     "tier_lifetime",

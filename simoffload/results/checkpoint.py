@@ -14,7 +14,6 @@ Both assume that failures are a Poisson process, that checkpoints are intact, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -22,27 +21,10 @@ from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.values import by_name
-
-_FORMULAS = {
-    "checkpoint_bytes": "bytes of all files of one checkpoint",
-    "save_s": "from the call of save until everything is on storage",
-    "blocking_s": "from the call of save until it returns",
-    "stall_s": "blocking_s + what is still being written when training has to wait for it",
-    "restore_s": "from the call of load until training can go on; starting the job is not in it",
-    "bytes_per_s": "checkpoint_bytes / save_s, of all ranks together",
-    "restore_bytes_per_s": "checkpoint_bytes / restore_s, of all ranks together",
-    "interval_s": "training between two checkpoints",
-    "stall_share": "stall_s / (interval_s + stall_s): of the time that passes without failures",
-    "mtbf_s": "node_mtbf / number of hosts: between two failures of the run",
-    "young_s": "sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young 1974)",
-    "daly_s": "the best interval to higher order (Daly 2006, eq. 37), no less than what runs behind it",
-    "efficiency": "training done / time that passes, failures and restarts included, at interval_s (eq. 20)",
-    "best_efficiency": "the same at daly_s",
-    "lost_work_s": "training that a failure throws away on average, at interval_s or else at daly_s",
-}
 
 
 class Outlook(NamedTuple):
@@ -150,26 +132,6 @@ class Checkpoints:
             return None
         return aggregate("save", [(phase.result, Fraction(1)) for phase in self.saving])
 
-    def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name, as ``CheckpointResult.formulas`` explains them [B], [s], [B/s],
-        fractions."""
-        found: dict[str, float | None] = dict.fromkeys(_FORMULAS)
-        found["checkpoint_bytes"] = float(self.size)
-        outlook = self.outlook
-        if outlook is None:
-            return found
-        outlook_fields = outlook._asdict()
-        return (
-            found
-            | {name: outlook_fields[name] for name in found.keys() & outlook_fields.keys()}
-            | {
-                "save_s": outlook.commit_s,
-                "bytes_per_s": self.size / outlook.commit_s,
-                "restore_bytes_per_s": self.size / outlook.restore_s if self.restoring else None,
-                "stall_share": outlook.share,
-            }
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
@@ -179,17 +141,116 @@ class Checkpoints:
         }
 
 
+def _restoring(result: CheckpointResult) -> Passes:
+    return tuple((one, one.time_s) for one in result.checkpoint.restoring)
+
+
+def _two_decimals(fraction: float) -> str:
+    return f"{fraction * 100:.2f} %"
+
+
+def _blocking(result: CheckpointResult) -> Passes:
+    phases = (one.result for one in result.checkpoint.saving if not one.background)
+    return tuple((one, one.time_s) for one in phases)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointResult(SimulationResult):
     """A CheckpointResult has the times of saving and restoring a checkpoint, and their effect on a run."""
 
-    formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "checkpoint"
     unit: ClassVar[str] = "checkpoint"
+    unit_by: ClassVar[str] = "save_s"
 
     checkpoint: Checkpoints
     drive_lifetime: tuple[TierLifetime, ...] = ()
     """Lifetime of the drives that store checkpoints, if the interval is known."""
+
+    @metric()
+    def checkpoint_bytes(self) -> float:
+        """Size [B]: bytes of all files of one checkpoint."""
+        return float(self.checkpoint.size)
+
+    @metric(of=all_passes, title="Time per checkpoint", each=" per checkpoint", column="saved")
+    def save_s(self) -> float | None:
+        """Time to save [s]: from the call of save until everything is on storage."""
+        return self._effect("commit_s")
+
+    @metric(of=all_passes, column="rate")
+    def bytes_per_s(self) -> float | None:
+        """Save rate [B/s]: checkpoint_bytes / save_s, of all ranks together."""
+        return None if self.save_s is None else self.checkpoint.size / self.save_s
+
+    @metric(of=_blocking)
+    def blocking_s(self) -> float | None:
+        """Time until the call returns [s]: from the call of save until it returns."""
+        return self._effect("blocking_s")
+
+    @metric(column="stall")
+    def stall_s(self) -> float | None:
+        """Training stall [s]: blocking_s + what is still being written when training has to wait for it."""
+        return self._effect("stall_s")
+
+    @metric(of=_restoring, column="restored")
+    def restore_s(self) -> float | None:
+        """Time to restore [s]: from the call of load until training can go on; starting the job is not in
+        it."""
+        return self._effect("restore_s")
+
+    @metric(of=_restoring)
+    def restore_bytes_per_s(self) -> float | None:
+        """Restore rate [B/s]: checkpoint_bytes / restore_s, of all ranks together."""
+        return self.checkpoint.size / self.restore_s if self.checkpoint.restoring and self.restore_s else None
+
+    @metric(better="")
+    def interval_s(self) -> float | None:
+        """Checkpoint interval [s]: training between two checkpoints."""
+        return self._effect("interval_s")
+
+    @metric(better="lower")
+    def stall_share(self) -> float | None:
+        """Share of time stalled: stall_s / (interval_s + stall_s): of the time that passes without
+        failures."""
+        return self._effect("share")
+
+    @metric(better="")
+    def mtbf_s(self) -> float | None:
+        """Time between failures [s]: node_mtbf / number of hosts: between two failures of the run."""
+        return self._effect("mtbf_s")
+
+    @metric(better="")
+    def young_s(self) -> float | None:
+        """Best interval, Young [s]: sqrt(2 x stall_s x mtbf_s): the best interval to first order (Young
+        1974)."""
+        return self._effect("young_s")
+
+    @metric(better="")
+    def daly_s(self) -> float | None:
+        """Best interval, Daly [s]: the best interval to higher order (Daly 2006, eq. 37), no less than what
+        runs behind it."""
+        return self._effect("daly_s")
+
+    @metric(better="higher", text=_two_decimals)
+    def efficiency(self) -> float | None:
+        """Efficiency: training done / time that passes, failures and restarts included, at interval_s (eq.
+        20)."""
+        return self._effect("efficiency")
+
+    @metric(better="higher", text=_two_decimals)
+    def best_efficiency(self) -> float | None:
+        """Efficiency at the best interval: the same at daly_s."""
+        return self._effect("best_efficiency")
+
+    @metric()
+    def lost_work_s(self) -> float | None:
+        """Work lost per failure [s]: training that a failure throws away on average, at interval_s or else
+        at daly_s."""
+        return self._effect("lost_work_s")
+
+    def _effect(self, name: str) -> float | None:
+        """Return a field of the outlook; None without times."""
+        found: float | None = getattr(self.checkpoint.outlook, name, None)
+        return found
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -197,52 +258,20 @@ class CheckpointResult(SimulationResult):
         one = self.checkpoint
         return {"kind": "checkpoint", "contents": one.contents, "writer": one.writer, "mode": one.mode}
 
-    def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name: see ``formulas``."""
-        return self.checkpoint.metrics()
-
     @property
     def step(self) -> PassResult | None:
         """All phases of saving combined, from the call until everything is on storage."""
         return self.checkpoint.saved
 
     @property
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Each phase of saving with its time [s]."""
         return tuple((phase.result, phase.result.time_s) for phase in self.checkpoint.saving)
-
-    @property
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Phases of which saving, its blocking part and restoring consist; the stall and what follows from it
-        depend on the interval, too, and have none."""
-        blocking = tuple(
-            (one.result, one.result.time_s) for one in self.checkpoint.saving if not one.background
-        )
-        restoring = tuple((one, one.time_s) for one in self.checkpoint.restoring)
-        found = {"save_s": self.spent, "bytes_per_s": self.spent, "blocking_s": blocking}
-        found |= dict.fromkeys(("restore_s", "restore_bytes_per_s"), restoring)
-        return {name: passes for name, passes in found.items() if passes}
 
     @property
     def passes(self) -> tuple[PassResult, ...]:
         """The phases of saving, then those of restoring."""
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
-
-    @property
-    def per_token_s(self) -> None:
-        """Always None: a checkpoint makes no tokens."""
-        return
-
-    @property
-    def unit_s(self) -> float | None:
-        """[s] until a checkpoint is on storage."""
-        return self.step_time_s
-
-    @property
-    def unit_by(self) -> str:
-        """Name of the metric whose error is that of ``unit_s``: the time until a checkpoint is on
-        storage."""
-        return "save_s"
 
     @property
     def compared_by(self) -> str:

@@ -2,55 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simoffload.results.capacity import CacheBlocks
 from simoffload.results.endurance import TierLifetime
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic
 from simoffload.results.values import by_name
 
-_FORMULAS = {
-    "ttft_s": "time to first token: time of the prefill pass, after a warm-up pass",
-    "tpot_s": "sum of the decode steps / number of decode steps (time per output token of a sequence)",
-    "tokens_per_s": "output_length x batch_size x replicas / e2e_s, of all sequences together",
-    "decode_tokens_per_s": "batch_size x replicas / tpot_s",
-    "spread_bound_tokens_per_s": (
-        "batch_size x ranks x HBM rate / (fewest weights that a step reads / ranks + mean key-value cache of "
-        "a GPU): a bound, not a prediction, of decode with weights spread over the GPUs and not gathered"
-        "{result.as_it_gathers}"
-    ),
-    "kv_load_s": "time of the loads of all blocks of the prefixes alone; ttft_s contains them",
-    "kv_allocation_s": (
-        "time for which all decode steps together wait for new pinned memory of an offloaded cache, in the "
-        "second generation of a process; tpot_s and e2e_s contain it, the times of single steps do not"
-    ),
-    "kv_store_s": "time of the stores of the new blocks of a generation, with nothing else on the links",
-    "kv_backlog_s": (
-        "time for which the stores of a generation continue after its decode steps (without any: after its "
-        "prefill)"
-    ),
-    "e2e_s": "ttft_s + sum of the decode steps",
-    "first_pass_s": "time of the warm-up pass{result.first_pass_reason}",
-    "per_token_s": (
-        "e2e_s / (output_length x batch_size x replicas), time over the tokens of all sequences, as "
-        "transformers-bloom-inference and DDN's white paper count it"
-    ),
-}
+
+def _prefill(result: InferenceResult) -> Passes:
+    return result.spent[:1]
+
+
+def _decode(result: InferenceResult) -> Passes:
+    return result.spent[1:]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceResult(SimulationResult):
     """An InferenceResult has the times of prefill and decode steps."""
 
-    formulas: ClassVar[Mapping[str, str]] = _FORMULAS
     kind: ClassVar[str] = "inference"
-    optional: ClassVar[frozenset[str]] = frozenset(
-        {"spread_bound_tokens_per_s", "kv_load_s", "kv_store_s", "kv_backlog_s", "kv_allocation_s"}
-    )
 
     batch_size: int
     prompt_length: int
@@ -76,8 +52,8 @@ class InferenceResult(SimulationResult):
     """Lifetime of the drives that are written to."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
-    spread_bound_tokens_per_s: float | None = None
-    """[1/s] defined in ``formulas``; None unless weights are gathered from the HBM of several GPUs."""
+    spread_bound: float | None = None
+    """``spread_bound_tokens_per_s`` [1/s]; None unless weights are gathered from the HBM of several GPUs."""
     gathers: str = ""
     """Name of the method that gathers them, such as "ZeRO-3"; "" for none."""
     first_pass_why: str = ""
@@ -105,7 +81,7 @@ class InferenceResult(SimulationResult):
         return by_name(self, "batch_size prompt_length output_length")
 
     @property
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Time [s] of the prefill, of all decode steps, represented by the first one, and of their waits for
         new pinned memory."""
         if self.prefill is None:
@@ -114,19 +90,6 @@ class InferenceResult(SimulationResult):
         decode = ((self.decode[0], self.decode_total_s - waits),) if self.decode else ()
         waiting = ((self.allocation, waits),) if self.allocation else ()
         return ((self.prefill, self.prefill.time_s), *decode, *waiting)
-
-    @property
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Passes of which each time or rate consists: prefill, decode steps, or a whole generation.
-
-        The first pass is not among them: no real run shows its error (docs/limits.md).
-        """
-        if self.prefill is None:
-            return {}
-        decode = self.spent[1:]
-        found = {"ttft_s": self.spent[:1], "tpot_s": decode, "decode_tokens_per_s": decode}
-        found |= dict.fromkeys(("tokens_per_s", "e2e_s", "per_token_s"), self.spent)
-        return {name: passes for name, passes in found.items() if passes}
 
     @property
     def tokens(self) -> int:
@@ -138,35 +101,67 @@ class InferenceResult(SimulationResult):
         """[tokens] of prompt and output."""
         return self.prompt_length, self.output_length
 
-    @property
+    @metric(
+        of=lambda result: result.spent[:1],
+        each=" to the first token",
+        column="TTFT",
+        title="Time to first token (TTFT)",
+    )
     def ttft_s(self) -> float | None:
-        """Time to first token [s]: see ``formulas``."""
+        """Time to first token [s]: time of the prefill pass, after a warm-up pass."""
         return self.prefill.time_s if self.prefill else None
 
-    @property
-    def first_pass_s(self) -> float | None:
-        """Time of the first pass after loading [s]: see ``formulas``."""
-        return self.first_pass.time_s if self.first_pass else None
+    @metric(of=_decode, each=" per output token", column="TPOT", title="Time per output token (TPOT)")
+    def tpot_s(self) -> float | None:
+        """Time per output token [s]: sum of the decode steps / number of decode steps (time per output token
+        of a sequence)."""
+        return self.decode_total_s / (self.output_length - 1) if self.decode else None
 
-    @property
+    @metric(of=all_passes, column="tokens/s")
+    def tokens_per_s(self) -> float | None:
+        """Throughput [1/s]: output_length x batch_size x replicas / e2e_s, of all sequences together."""
+        return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
+
+    @metric(of=_decode)
+    def decode_tokens_per_s(self) -> float | None:
+        """Decode throughput [1/s]: batch_size x replicas / tpot_s."""
+        return self.batch_size * self.replicas / self.tpot_s if self.tpot_s else None
+
+    @metric(better="", optional=True)
+    def spread_bound_tokens_per_s(self) -> float | None:
+        """Upper bound of decode throughput without gathering [1/s]: batch_size x ranks x HBM rate / (fewest
+        weights that a step reads / ranks + mean key-value cache of a GPU): a bound, not a prediction, of
+        decode with weights spread over the GPUs and not gathered{result.as_it_gathers}."""
+        return self.spread_bound
+
+    @metric(of=all_passes)
+    def e2e_s(self) -> float | None:
+        """End-to-end time [s]: ttft_s + sum of the decode steps."""
+        return self.prefill.time_s + self.decode_total_s if self.prefill else None
+
+    @metric(optional=True)
     def kv_load_s(self) -> float | None:
-        """Time of the loads of blocks alone [s]: see ``formulas``."""
+        """Loads of cached blocks [s]: time of the loads of all blocks of the prefixes alone; ttft_s contains
+        them."""
         return self.load.time_s if self.load else None
 
-    @property
+    @metric(optional=True)
     def kv_store_s(self) -> float | None:
-        """Time of the stores of blocks alone [s]: see ``formulas``."""
+        """Stores of new blocks [s]: time of the stores of the new blocks of a generation, with nothing else
+        on the links."""
         return self.store.time_s if self.store else None
 
-    @property
+    @metric(optional=True)
     def kv_allocation_s(self) -> float | None:
-        """Time for which decode steps wait for new pinned memory [s]: see ``formulas``."""
+        """Waits for new pinned memory [s]: time for which all decode steps together wait for new pinned
+        memory of an offloaded cache, in the second generation of a process; tpot_s and e2e_s contain it, the
+        times of single steps do not."""
         return self.allocation.time_s if self.allocation else None
 
-    @property
+    @metric(optional=True)
     def kv_backlog_s(self) -> float | None:
-        """Time for which stores of blocks outlast the passes beside which they run [s]; None without any: see
-        ``formulas``."""
+        """Stores after the last pass [s]: time for which the stores of a generation continue after its decode
+        steps (without any: after its prefill)."""
         step = self.step
         if self.store is None or step is None:
             return None
@@ -175,29 +170,15 @@ class InferenceResult(SimulationResult):
         steps, passes_s = (self.output_length - 1, self.decode_total_s) if self.decode else (1, step.time_s)
         return max(0.0, steps * (step.time_s + step.unfinished_s) - passes_s)
 
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token [s], None when only one token is generated: see ``formulas``."""
-        return self.decode_total_s / (self.output_length - 1) if self.decode else None
+    @metric()  # no real run shows its error (docs/limits.md)
+    def first_pass_s(self) -> float | None:
+        """First pass after loading [s]: time of the warm-up pass{result.first_pass_reason}."""
+        return self.first_pass.time_s if self.first_pass else None
 
-    @property
-    def e2e_s(self) -> float | None:
-        """Time of one whole generation [s]."""
-        return self.prefill.time_s + self.decode_total_s if self.prefill else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Generated tokens per second over all ranks: see ``formulas``."""
-        return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second of the decode steps over all ranks: see ``formulas``."""
-        return self.batch_size * self.replicas / self.tpot_s if self.tpot_s else None
-
-    @property
+    @metric(of=all_passes)
     def per_token_s(self) -> float | None:
-        """Time over the tokens of all sequences [s]: see ``formulas``."""
+        """Time per token of all sequences [s]: e2e_s / (output_length x batch_size x replicas), time over the
+        tokens of all sequences, as transformers-bloom-inference and DDN's white paper count it."""
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
     @property

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
+from simoffload.results.metrics import Metric, MetricAttribute, Passes
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.timeline import PassWork, Timeline
-from simoffload.results.values import by_name, definitions
+from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from simoffload.planning.explanation import Explanation
 
 SCHEMA = "simoffload/result/1"
+registered: dict[tuple[type[SimulationResult], str], MetricAttribute] = {}
+"""Metrics from outside the package, by the kind of result and their names."""
 
 
 class Planner(Protocol):
@@ -64,14 +67,14 @@ class SimulationResult(ABC):
     """A SimulationResult has the capacity, speed, causes and provenance of one scenario; without speed if it
     does not fit."""
 
-    formulas: ClassVar[Mapping[str, str]]
-    """Metric names and how each is computed."""
-    optional: ClassVar[frozenset[str]] = frozenset()
-    """Metrics that are omitted if they have no value."""
+    declared: ClassVar[dict[str, Metric]] = {}
+    """Metrics of this kind of result by name, in the order of reading."""
     kind: ClassVar[str]
     """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
     """Unit of work in comparisons, such as "token"."""
+    unit_by: ClassVar[str] = "per_token_s"
+    """Name of the metric that is ``unit_s``."""
 
     name: str
     model: str
@@ -109,9 +112,33 @@ class SimulationResult(ABC):
     planner: Planner | None = field(default=None, repr=False, compare=False)
     """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
 
+    def __init_subclass__(cls) -> None:
+        own = [one.metric for one in vars(cls).values() if isinstance(one, MetricAttribute)]
+        cls.declared = cls.declared | {one.name: one for one in own}
+
+    @classmethod
+    def register(cls, attribute: MetricAttribute) -> MetricAttribute:
+        """Give results of this kind a further metric, which all commands then know; also a decorator.
+
+        Registering a metric again, for example by running a cell of a notebook twice, replaces the earlier
+        one. Raises ValueError if results have something else of that name.
+        """
+        name, others = attribute.metric.name, {*dir(cls), *(one.name for one in fields(cls))}
+        known = registered.get((cls, name))
+        if name in others and (known is None or known.__module__ != attribute.__module__):
+            raise ValueError(f"{cls.__name__} has {name} already; give the metric another name")
+        same = [one.name for one in cls.declared.values() if one.column == attribute.metric.column != ""]
+        if same not in ([], [name]):
+            raise ValueError(f"{name}: {same[0]} has the column {attribute.metric.column}; name another one")
+        attribute.__set_name__(cls, name)
+        setattr(cls, name, attribute)
+        cls.declared[name] = attribute.metric
+        registered[cls, name] = attribute
+        return attribute
+
     @property
     @abstractmethod
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Passes that represent the work, with the time [s] of each in a generation, a step or a checkpoint.
 
         All decode steps are represented by the first one that was simulated. Empty if the scenario does not
@@ -123,13 +150,11 @@ class SimulationResult(ABC):
         """Tiers of the weights (or checkpoints) and of the optimizer."""
         return (self.target,)
 
-    @property
-    @abstractmethod
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Passes of which each predicted time or rate consists, by metric, with the time [s] of each.
-
-        Empty if the scenario does not fit.
-        """
+    @cached_property
+    def composed(self) -> Mapping[str, Passes]:
+        """Passes of which each predicted time or rate consists, by metric; empty if it does not fit."""
+        found = {name: one.of(self) for name, one in self.declared.items() if one.of is not None}
+        return {name: passes for name, passes in found.items() if passes}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return P10 and P90 of every predicted time and rate, by metric; empty without times."""
@@ -166,30 +191,25 @@ class SimulationResult(ABC):
         return self.compared_by
 
     @property
+    def step_metric(self) -> Metric:
+        """Metric whose value is ``step_time_s``."""
+        return self.declared[self.step_by]
+
+    @property
     def step_time_s(self) -> float | None:
         """[s] of a step: the pass for one token of each sequence, one update of the weights, or a
         checkpoint."""
         return self.metrics()[self.step_by]
 
     @property
-    @abstractmethod
-    def per_token_s(self) -> float | None:
-        """Time over the tokens of all sequences [s], 1 / throughput; None if there are no tokens."""
-
-    @property
     def unit_s(self) -> float | None:
         """Time [s] per ``unit`` of all work that is done in parallel, 1 / throughput, by which changes are
         compared."""
-        return self.per_token_s
-
-    @property
-    def unit_by(self) -> str:
-        """Name of the metric whose error is that of ``unit_s``."""
-        return "per_token_s"
+        return self.metrics()[self.unit_by]
 
     @property
     def compared_by(self) -> str:
-        """Name of the time by which results are compared, one of ``formulas``."""
+        """Name of the time by which results are compared, one of ``declared``."""
         return "per_token_s"
 
     @property
@@ -269,12 +289,19 @@ class SimulationResult(ABC):
         return self.step.bound_s / self.step.time_s if self.step else None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name [s], [1/s], as ``formulas`` defines them; None for those without a
+        """Return all metrics by name [s], [1/s], as ``formulas`` explains them; None for those without a
         value."""
-        found = {name: getattr(self, name) for name in self.formulas}
-        return {
-            name: value for name, value in found.items() if value is not None or name not in self.optional
-        }
+        found = ((one, getattr(self, name)) for name, one in self.declared.items())
+        return {one.name: value for one, value in found if value is not None or not one.optional}
+
+    def valued(self) -> Iterator[tuple[Metric, float]]:
+        """Yield the metrics for people that have a value, each with it."""
+        found = ((self.declared[name], value) for name, value in self.metrics().items())
+        yield from ((one, value) for one, value in found if value is not None and one.is_listed)
+
+    def formulas(self) -> dict[str, str]:
+        """Return how each metric is computed, with the words of the strategy."""
+        return {name: one.formula.format(result=self) for name, one in self.declared.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: everything but the planner, which has machines and price lists."""
@@ -316,7 +343,7 @@ class SimulationResult(ABC):
             "changes": None,
             "changes_tried": [],
             "metrics": self.metrics(),
-            "formulas": definitions(self),
+            "formulas": self.formulas(),
             "step": self._step(),
             "passes": [_pass(one) for one in self.passes],
             **self.particulars(),

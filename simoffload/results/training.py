@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.data_loading import DataLoading
 from simoffload.results.endurance import CachedWrites, TierLifetime
+from simoffload.results.metrics import Passes, all_passes, metric
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
 from simoffload.results.values import by_name
+from simoffload.units import per_second
 from simoffload.workload import Dataset
 
 if TYPE_CHECKING:
@@ -74,21 +76,14 @@ class StorageRequests(NamedTuple):
     written: int
 
 
+def _phase(name: str) -> Callable[[TrainingResult], Passes]:
+    """Return the function that gives the phases of a name."""
+    return lambda result: tuple((phase.result, phase.time_s) for phase in result.phases if phase.name == name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(SimulationResult):
     """A TrainingResult has the times and the memory of one step of a long run."""
-
-    formulas: ClassVar[Mapping[str, str]] = {
-        "step_s": "forward_s + backward_s + optimizer_s: one optimizer step",
-        "forward_s": "forward passes of all micro-steps of a step",
-        "backward_s": "backward passes of all micro-steps, with recomputation and reduction of gradients",
-        "optimizer_s": "from the end of the last backward pass to the end of the step",
-        "tokens_per_s": "batch_size x sequence_length x gradient_accumulation_steps x replicas / step_s",
-        "samples_per_s": "batch_size x gradient_accumulation_steps x replicas / step_s",
-        "per_token_s": "1 / tokens_per_s",
-        "tflops_per_gpu": "FLOP of forward and backward / step_s / 1e12 (recomputation is not counted)",
-        "hardware_tflops_per_gpu": "FLOP carried out, recomputation included / step_s / 1e12",
-    }
 
     kind: ClassVar[str] = "training"
 
@@ -128,19 +123,9 @@ class TrainingResult(SimulationResult):
         return {"kind": "training", **by_name(self, "batch_size sequence_length gradient_accumulation_steps")}
 
     @property
-    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+    def spent(self) -> Passes:
         """Each phase with its time [s] in one step."""
         return tuple((phase.result, phase.time_s) for phase in self.phases)
-
-    @property
-    def composed(self) -> Mapping[str, tuple[tuple[PassResult, float], ...]]:
-        """Phases of which each time or rate consists: those of one name, or a whole step."""
-        parts = {
-            f"{name}_s": tuple((phase.result, phase.time_s) for phase in self.phases if phase.name == name)
-            for name in ("forward", "backward", "optimizer")
-        }
-        others = dict.fromkeys(self.formulas.keys() - parts.keys(), self.spent)
-        return {name: passes for name, passes in (parts | others).items() if passes}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -170,62 +155,67 @@ class TrainingResult(SimulationResult):
             return None
         return aggregate("step", [(phase.result, phase.times) for phase in self.phases])
 
-    def phase_s(self, name: str) -> float | None:
-        """Return the time [s] of all phases of that name in one step."""
-        return _sum(phase for phase in self.phases if phase.name == name) if self.phases else None
-
-    @property
-    def forward_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("forward")
-
-    @property
-    def backward_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("backward")
-
-    @property
-    def optimizer_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return self.phase_s("optimizer")
-
-    @cached_property
+    @metric(of=all_passes, each=" per step", column="step")
     def step_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return _sum(self.phases) if self.phases else None
+        """Time per step [s]: forward_s + backward_s + optimizer_s: one optimizer step."""
+        return self._time_of("")
 
-    @property
+    @metric(of=_phase("forward"), column="forward", is_part=True)
+    def forward_s(self) -> float | None:
+        """Forward passes [s]: forward passes of all micro-steps of a step."""
+        return self._time_of("forward")
+
+    @metric(of=_phase("backward"), column="backward", is_part=True)
+    def backward_s(self) -> float | None:
+        """Backward passes [s]: backward passes of all micro-steps, with recomputation and reduction of
+        gradients."""
+        return self._time_of("backward")
+
+    @metric(of=_phase("optimizer"), column="opt. step", is_part=True)
+    def optimizer_s(self) -> float | None:
+        """Optimizer step [s]: from the end of the last backward pass to the end of the step."""
+        return self._time_of("optimizer")
+
+    def _time_of(self, name: str) -> float | None:
+        """Return the time [s] of the phases of a name in one step, or of all; None without any."""
+        times = [phase.time_ps for phase in self.phases if name in ("", phase.name)]
+        return seconds(sum(times)) if self.phases else None
+
+    @metric(of=all_passes, column="tokens/s")
+    def tokens_per_s(self) -> float | None:
+        """Throughput [1/s]: batch_size x sequence_length x gradient_accumulation_steps x replicas /
+        step_s."""
+        return self.samples_per_s * self.sequence_length if self.samples_per_s else None
+
+    @metric(of=all_passes, text=partial(per_second, unit=" samples/s"))
     def samples_per_s(self) -> float | None:
-        """[1/s] see ``formulas``."""
+        """Throughput in sequences [1/s]: batch_size x gradient_accumulation_steps x replicas / step_s."""
         samples = self.batch_size * self.gradient_accumulation_steps * self.replicas
         return samples / self.step_s if self.step_s else None
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """[1/s] see ``formulas``."""
-        return self.samples_per_s * self.sequence_length if self.samples_per_s else None
+    @metric(of=all_passes, is_listed=False)
+    def per_token_s(self) -> float | None:
+        """Time per token of all sequences [s]: 1 / tokens_per_s."""
+        return 1 / self.tokens_per_s if self.tokens_per_s else None
+
+    @metric(of=all_passes)
+    def tflops_per_gpu(self) -> float | None:
+        """Model FLOP/s per GPU [TFLOP/s]: FLOP of forward and backward / step_s / 1e12 (recomputation is not
+        counted)."""
+        done = self.forward_flops + self.backward_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
+
+    @metric(of=all_passes)
+    def hardware_tflops_per_gpu(self) -> float | None:
+        """FLOP/s per GPU, with recomputation [TFLOP/s]: FLOP carried out, recomputation included / step_s /
+        1e12."""
+        done = self.forward_flops + self.backward_flops + self.recomputed_flops
+        return done / self.step_s * 1e-12 if self.step_s else None
 
     @property
     def step_by(self) -> str:
         """Name of the time of one update of the weights."""
         return "step_s"
-
-    @property
-    def per_token_s(self) -> float | None:
-        """[s] see ``formulas``."""
-        return 1 / self.tokens_per_s if self.tokens_per_s else None
-
-    @property
-    def tflops_per_gpu(self) -> float | None:
-        """[TFLOP/s] see ``formulas``."""
-        done = self.forward_flops + self.backward_flops
-        return done / self.step_s * 1e-12 if self.step_s else None
-
-    @property
-    def hardware_tflops_per_gpu(self) -> float | None:
-        """[TFLOP/s] see ``formulas``."""
-        done = self.forward_flops + self.backward_flops + self.recomputed_flops
-        return done / self.step_s * 1e-12 if self.step_s else None
 
     def particulars(self) -> dict[str, Any]:
         """Return phases, storage traffic, memory stages, checkpoints, data loading and drive wear."""
@@ -251,8 +241,3 @@ def _held(use: TierUse) -> dict[str, Any]:
     """Return the content of a tier at one stage of the run, as plain values."""
     terms = [by_name(term, "name bytes=size") for term in use.terms]
     return by_name(use, "tier needed_bytes=needed fits") | {"terms": terms}
-
-
-def _sum(phases: Iterable[TimedPhase]) -> float:
-    """Return the sum of the times [s] of phases."""
-    return seconds(sum(phase.time_ps for phase in phases))

@@ -44,11 +44,6 @@ def by_name(one: object, names: str) -> dict[str, Any]:
     return {key: plain(getattr(one, attribute or key)) for key, _, attribute in pairs}
 
 
-def definitions(result: Any) -> dict[str, str]:
-    """Return what each metric of a result is, with the words of its strategy where ``formulas`` has {…}."""
-    return {name: text.format(result=result) for name, text in result.formulas.items()}
-
-
 def interval_columns(metric: str) -> tuple[str, str, str]:
     """Return the names of the columns of a metric and of both ends of its interval."""
     return metric, f"{metric}_p10", f"{metric}_p90"

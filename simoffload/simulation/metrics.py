@@ -121,7 +121,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         if bound is None or not result.fits:
             return result
         warnings = (*result.warnings, _gathered(result.ranks, bound, result.gathers or "the strategy"))
-        return replace(result, spread_bound_tokens_per_s=bound, warnings=warnings)
+        return replace(result, spread_bound=bound, warnings=warnings)
 
     def timed(self, plan: Plan, result: InferenceResult, runner: Runner) -> InferenceResult:
         self.scenario.check_passes()

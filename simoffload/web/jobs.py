@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, Problem, SimulationError
 from simoffload.progress import Progress, watched_by
+from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.questions import QUESTIONS, START
 
@@ -172,7 +173,7 @@ class Jobs:
 
     def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._folder.name, kind.nice, registered_outside())
+        arguments = (theirs, self._folder.name, kind.nice, registered_outside(), registered)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -214,7 +215,9 @@ class _PageWorker:
 # ---- in the worker -----------------------------------------------------------------------------
 
 
-def work(connection: Connection, folder: str, nice: int, outside: Sequence[Any]) -> None:
+def work(
+    connection: Connection, folder: str, nice: int, outside: Sequence[Any], metrics: Mapping[Any, Any]
+) -> None:
     """Answer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     own = Path(folder) / str(os.getpid())
@@ -225,6 +228,8 @@ def work(connection: Connection, folder: str, nice: int, outside: Sequence[Any])
     gc.set_threshold(100_000)
     for one in outside:
         register(one)
+    for (result, _), metric in metrics.items():
+        result.register(metric)
     _answered(connection, "answer", (START,))  # what it needs is then in memory of its own
     while True:
         try:

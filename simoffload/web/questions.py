@@ -27,7 +27,7 @@ from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
 from simoffload.report.html import with_numbers, write_html
-from simoffload.report.presentation import MEASURES, headline, presentation, ranged
+from simoffload.report.presentation import headline, ranged
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.changes import described, gain_text
 from simoffload.report.sections.costs import costs as cost_sections
@@ -200,10 +200,9 @@ def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> st
 
 def _metrics(result: SimulationResult) -> Iterator[tuple[str, str, str]]:
     known = result.intervals()
-    for metric in presentation(result).metrics:
-        shown = map(metric.shown, known.get(metric.key, ()))
-        ends = span(*shown, value=metric.value) if metric.key in known else ""
-        yield metric.description, metric.value, ends
+    for metric, amount in result.valued():
+        value, ends = metric.text(amount), known.get(metric.name)
+        yield metric.label, value, span(*map(metric.text, ends), value=value) if ends else ""
     if (priced := result.costs) is not None:
         found, currency = priced.at_least(), priced.costs.currency
         for key, text in (("cost_per_million_tokens", "per million tokens"), ("purchase", "purchase")):
@@ -290,19 +289,19 @@ def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
     group = max(groups(tuple(results.values())), key=lambda one: len(one.rows))
     measure, in_group = group.measure, [row.result for row in group.rows]
     if " workload." in name and all(one.metrics().get("tokens_per_s") for one in in_group):
-        measure = MEASURES["tokens_per_s"]
+        measure = in_group[0].declared["tokens_per_s"]
     points = [
         CurvePoint(
             at,
             result.name,
-            result.metrics()[measure.metric] or 0.0,
-            ranged(result, measure.metric, measure.shown),
-            confidence(result).interval(measure.metric),
+            result.metrics()[measure.name] or 0.0,
+            ranged(result, measure.name),
+            confidence(result).interval(measure.name),
         )
         for at, result in results.items()
         if any(result is one for one in in_group)
     ]
-    return points, uncapitalized(measure.name), not measure.larger
+    return points, uncapitalized(measure.title), not measure.larger
 
 
 def _costs_over(results: Mapping[int, SimulationResult]) -> _Points:

@@ -241,7 +241,7 @@ def test_phases_of_training_are_less_certain_than_steps() -> None:
     assert isinstance(result, TrainingResult)
     found = confidence(result)
     assert found.of_model("forward_s") == pytest.approx(1.2 * found.of_model("step_s"))
-    assert found.intervals().keys() == result.formulas.keys()
+    assert found.intervals().keys() == result.declared.keys()
 
 
 def test_a_checkpoint_has_intervals_of_saving_and_restoring() -> None:

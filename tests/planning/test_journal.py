@@ -22,7 +22,7 @@ from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
 SWEEP = SweepId("ab" * 32, 9)
-METRICS = dict.fromkeys(InferenceResult.formulas.keys() - InferenceResult.optional, 0.625)
+METRICS = dict.fromkeys({name for name, one in InferenceResult.declared.items() if not one.optional}, 0.625)
 SIMULATED = {
     "metrics": METRICS,
     "intervals": {"ttft_s": (0.5, 0.75)},
@@ -39,7 +39,7 @@ TOO_LARGE = {**dict.fromkeys(SIMULATED), "fits": False, "extrapolates": False}
 ROWS = [
     JournalRow(point=0, **SIMULATED),
     JournalRow(point=4, error="a \u00e9 \U0001f600"),
-    JournalRow(point=7, **{**TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.formulas)}),
+    JournalRow(point=7, **{**TOO_LARGE, "metrics": dict.fromkeys(TrainingResult.declared)}),
 ]
 DAMAGED = "the journal is damaged: "
 

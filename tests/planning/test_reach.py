@@ -187,8 +187,8 @@ def test_counts_are_those_of_a_fine_sweep(name: str, path: str, slo: str, low: i
     (level,) = found.service
     kept = []
     for count in range(low, high + 1):
-        value = metric(scenario, path, count, level.metric)
-        ratio = level.limit / value if value and level.is_rate else (value or 1e9) / level.limit
+        value = metric(scenario, path, count, level.metric.name)
+        ratio = level.limit / value if value and level.metric.larger else (value or 1e9) / level.limit
         kept += [count] if value and ratio <= 1 else []
     assert kept, "the sweep reaches it"
     assert len(kept) < high - low + 1, "and not with every value"

@@ -17,11 +17,8 @@ from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
 from simoffload.report.markdown import markdown
-from simoffload.report.sections.performance import unit_of
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.inference import InferenceResult
+from simoffload.results import declared_metrics
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
 from tests.report.conftest import compare_text, result_text
 
 Make = Callable[..., SimulationResult]
@@ -136,13 +133,11 @@ def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Pat
     assert sum(float(row[4]) for row in caused) == pytest.approx(2.0, rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [InferenceResult, TrainingResult, CheckpointResult])
-def test_units_are_in_the_names_of_metrics(kind: type[SimulationResult]) -> None:
-    fractions = {"stall_share", "efficiency", "best_efficiency"}
-    assert {name for name in kind.formulas if not unit_of(name)} == fractions & kind.formulas.keys()
-    assert unit_of("restore_bytes_per_s") == "B/s"
-    assert unit_of("checkpoint_bytes") == "B"
-    assert unit_of("per_token_s") == "s"
+def test_units_are_in_the_names_of_metrics() -> None:
+    ends = {"_bytes": "B", "bytes_per_s": "B/s", "_per_s": "1/s", "_s": "s", "tflops_per_gpu": "TFLOP/s"}
+    for name, metric in declared_metrics().items():
+        unit = next((ends[end] for end in sorted(ends, key=len, reverse=True) if name.endswith(end)), "")
+        assert metric.unit.name == unit, name
 
 
 def test_as_json_it_has_every_section_and_number(make_result: Make) -> None:

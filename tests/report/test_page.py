@@ -86,7 +86,7 @@ def test_the_page_reads_without_scripts(single: Page) -> None:
     for description in (
         "with its weights on raid: 9.81 s per output token (±18 %); raid read takes 98 %",
         "gathered parameters, peak",
-        "ttft_s = time to first token: time of the prefill pass",
+        "ttft_s = time of the prefill pass",
         "Bottleneck: raid read, 98 % of decode 1, limited by raid.",
         "98 %: decode 1 takes 9.81 s; it would take 9.6 s if the busiest link (raid) never waited",
         "Steady state: repetition 7 of 12 of “layer” (decode 1, rank 0)",

@@ -12,7 +12,6 @@ import pytest
 
 from simoffload.report.comparison import groups
 from simoffload.report.html import write_comparison, write_report
-from simoffload.report.presentation import presentation
 from simoffload.report.sections.training_overheads import training_overheads
 from simoffload.report.summary import group_summary
 from simoffload.results.capacity import MemoryTerm, TierUse
@@ -226,6 +225,5 @@ def test_results_side_by_side(tmp_path: Path) -> None:
 
 
 def test_metrics_shown_have_formulas() -> None:
-    rendered = presentation(checkpoint())
-    assert [metric.key for metric in rendered.metrics] == list(CheckpointResult.formulas)
-    assert set(rendered.formulas) <= set(CheckpointResult.formulas)
+    result = checkpoint()
+    assert [metric.name for metric, _ in result.valued()] == list(result.formulas())

@@ -38,9 +38,8 @@ Capacity
 Speed
                                                           80 %
   metric                                   value      interval  formula
-  time to first token                      2.5 s  2.08 to 3.01  ttft_s = time to first token: time
-                                                                of the prefill pass, after a warm-up
-                                                                pass
+  time to first token                      2.5 s  2.08 to 3.01  ttft_s = time of the prefill pass,
+                                                                after a warm-up pass
   time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps /
                                                                 number of decode steps (time per
                                                                 output token of a sequence)
@@ -115,7 +114,7 @@ Comparison
   dram     1.15 to 1.36 s  917 ms to 1.11 s   7.04 to 8.45
   raid     1.87 to 2.71 s    1.53 to 2.15 s   3.61 to 5.09
   nfs      21.9 to 25.8 s      17.4 to 21 s  0.37 to 0.445
-  ttft_s = time to first token: time of the prefill pass, after a warm-up pass
+  ttft_s = time of the prefill pass, after a warm-up pass
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
   ratio: TPOT (time per output token of a sequence) over that of the baseline; share of the bound:

@@ -12,7 +12,6 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.answers import simulate
-from simoffload.report.presentation import presentation
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.strategies import strategies
 from simoffload.web import form
@@ -43,7 +42,7 @@ def test_numbers_are_those_of_run() -> None:
     assert found.command == "simoffload run ddn/bloom-7b1 --set workload.batch_size=8"
     result = simulate(load_scenario("ddn/bloom-7b1", overrides=["workload.batch_size=8"]))
     shown = {name: value for name, value, _ in found.metrics}
-    assert {one.description: one.value for one in presentation(result).metrics}.items() <= shown.items()
+    assert {one.label: one.text(value) for one, value in result.valued()}.items() <= shown.items()
     costs = result.costs
     assert costs is not None
     assert shown["per million tokens"] == f"{costs.metrics()['cost_per_million_tokens']:.3g} USD"

@@ -335,7 +335,7 @@ class _Bound(NamedTuple):
 
     def missed(self, service: Sequence[ServiceLevel], *, times: int) -> float:
         """Return by how many times members with a larger batch miss the service level at least."""
-        found = (one.missed(self.result) / (times if one.is_rate else 1) for one in service)
+        found = (one.missed(self.result) / (times if one.metric.larger else 1) for one in service)
         return max(found, default=0.0)
 
 

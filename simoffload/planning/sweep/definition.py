@@ -27,9 +27,9 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem, WorkLimitError, shortened
 from simoffload.planning.sweep.axes import Axis, SweepSection, axes_of, parse_axis, same_names
 from simoffload.planning.sweep.constraints import Choice, ConstraintError, Term, compile_constraint, operand
-from simoffload.planning.sweep.journal import AFTER, METRICS
+from simoffload.planning.sweep.journal import AFTER
 from simoffload.progress import steps
-from simoffload.results import interval_columns
+from simoffload.results import declared_metrics, interval_columns
 from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
 from simoffload.scenario.cache import canonical
 
@@ -39,9 +39,12 @@ _CHECKED = 1000
 """Number of values of an axis that are checked before anything runs; of more, as many at equal distances."""
 _REPORTED = 10
 """Number of different problems of an axis after which no more are looked for."""
-RESERVED = frozenset({"index", *AFTER, *(name for metric in METRICS for name in interval_columns(metric))})
-"""Column names that no axis may have."""
 MOST_POINTS = 1_000_000
+
+
+def reserved() -> frozenset[str]:
+    """Return the names of columns that no axis may have."""
+    return frozenset({"index", *AFTER, *(col for one in declared_metrics() for col in interval_columns(one))})
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ def _refuse_twice(axes: Sequence[Axis]) -> None:
 
 def _check_names(grid: Grid, most: int) -> None:
     for axis in grid.axes:
-        if axis.name in RESERVED:
+        if axis.name in reserved():
             raise InputError(
                 (axis.written._replace(message=f"{quoted(axis.name)} is the name of another column"),)
             )

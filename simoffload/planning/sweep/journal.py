@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simoffload import __version__
 from simoffload.errors import InputError, shortened
-from simoffload.results import CheckpointResult, InferenceResult, TrainingResult
+from simoffload.results import KINDS
 
 SCHEMA = "simoffload/sweep-journal/4"
 _TABLES = (
@@ -37,11 +37,6 @@ class SweepId(NamedTuple):
 
     sweep_hash: str
     points: int
-
-
-_RESULTS = (InferenceResult, TrainingResult, CheckpointResult)
-METRICS = frozenset(name for kind in _RESULTS for name in kind.formulas)
-"""Names of the metrics of all kinds of results."""
 
 
 class JournalRow(BaseModel):
@@ -77,7 +72,7 @@ class JournalRow(BaseModel):
         if found != type(self).model_fields.keys() - {"point", "error"} or self.metrics is None:
             raise ValueError("not all that a result says")
         names = self.metrics.keys()
-        if self.fits is None or self.extrapolates is None or not any(map(_has(names), _RESULTS)):
+        if self.fits is None or self.extrapolates is None or not any(map(_has(names), KINDS)):
             raise ValueError("metrics that no result has")
         return self
 
@@ -88,7 +83,9 @@ class JournalRow(BaseModel):
 
 def _has(names: Any) -> Any:
     """Return whether these are the metrics of a kind of result, none missing and none more."""
-    return lambda kind: kind.formulas.keys() - kind.optional <= names <= kind.formulas.keys()
+    return lambda kind: (
+        {name for name, one in kind.declared.items() if not one.optional} <= names <= kind.declared.keys()
+    )
 
 
 def _kind(hint: Any) -> type:

@@ -22,7 +22,7 @@ from simoffload.models import families
 from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep.definition import Grid, Points, Sweep
 from simoffload.planning.sweep.journal import JournalRow
-from simoffload.results import SimulationResult
+from simoffload.results import SimulationResult, registered
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
@@ -59,10 +59,11 @@ _local = threading.local()
 
 
 def check_workers_can_import() -> None:
-    """Raise InputError for strategies and families that are defined in the main program, which workers cannot
-    import."""
+    """Raise InputError for strategies, families and metrics that are defined in the main program, which
+    workers cannot import."""
     outside = (*families.registered_outside(), *registry.registered_outside())
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
+    here += [name for (_, name), one in registered.items() if one.__module__ == "__main__"]
     if here:
         names = ", ".join(here)
         text = f"workers cannot import {names}; define it in a module of its own, or give --workers 1"
@@ -73,7 +74,7 @@ def job_of(sweep: Sweep) -> SweepJob:
     """Pack a sweep with the content of all files that its points were found to need."""
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
-    outside = families.registered_outside(), registry.registered_outside(), formats_from_outside()
+    outside = families.registered_outside(), registry.registered_outside(), formats_from_outside(), registered
     packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
     return SweepJob(content, hashlib.sha256(content).hexdigest())
@@ -93,6 +94,8 @@ def _setting(job: SweepJob) -> _Setting:
             registry.register(strategy)
         for name, size in outside[2].items():
             register_cache_format(name, size)
+        for (kind, _), metric in outside[3].items():
+            kind.register(metric)
         grid = Grid(Document(path, data, root), axes)
         setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
     return setting

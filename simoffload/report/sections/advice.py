@@ -13,7 +13,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable
-from simoffload.report.formatting import NameFirst, largest, limited_by, per_second, span
+from simoffload.report.formatting import NameFirst, largest, limited_by, span
 from simoffload.report.presentation import BRACKETS, presentation, ranged
 from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.changes import (
@@ -30,7 +30,7 @@ from simoffload.report.sections.changes import (
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.explanations import bandwidth
 from simoffload.results import SimulationResult
-from simoffload.units import format_number, format_seconds, plural
+from simoffload.units import format_number, format_seconds, per_second, plural
 
 GAINS = "Changes that help"
 PURCHASES = "Verdict on purchases"

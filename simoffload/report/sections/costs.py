@@ -8,9 +8,9 @@ from simoffload.hardware import DeviceKind
 from simoffload.planning.costs import FORMULAS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
-from simoffload.report.formatting import NameFirst, per_second, percent
+from simoffload.report.formatting import NameFirst
 from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration
-from simoffload.units import format_number, format_watts, plural
+from simoffload.units import format_number, format_watts, per_second, percent, plural
 
 COSTS = "Cost and energy"
 _MOST_BREAK_EVENS = 3

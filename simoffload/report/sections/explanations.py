@@ -8,9 +8,8 @@ from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.report import charts
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable, byte_rate
-from simoffload.report.formatting import minus, percent, uncapitalized
-from simoffload.report.presentation import presentation
-from simoffload.units import format_number, plural
+from simoffload.report.formatting import minus, uncapitalized
+from simoffload.units import format_number, percent, plural
 
 SENSITIVITY = "Sensitivity to inputs"
 STORAGE = "Storage bandwidth and throughput"
@@ -55,7 +54,7 @@ def bandwidth(curve: StorageCurve | None) -> ReportSection:
 
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
-    compared = uncapitalized(presentation(found.result).compared)
+    compared = uncapitalized(found.result.step_metric.title)
     effect = len(found.rows)
     shown = f" ({TOP} shown)" if effect > TOP else ""
     text = (

@@ -30,18 +30,18 @@ from simoffload.report.formatting import (
     phase_names,
     span,
     times,
+    uncapitalized,
 )
 from simoffload.report.presentation import presentation
-from simoffload.results import PassResult, SimulationResult, TrainingResult, definitions
+from simoffload.results import PassResult, SimulationResult, TrainingResult
 from simoffload.schedule import Cause
-from simoffload.units import format_seconds
+from simoffload.units import format_seconds, percent
 
 PHASES = "Phases of a step"
 INTERVAL = "80 % interval"
 """Heading of P10 to P90."""
 CAUSES = "Where the time goes"
 BOUND = "Share of the bound"
-_UNITS = {"bytes_per_s": "B/s", "_per_s": "1/s", "_s": "s", "_bytes": "B", "tflops_per_gpu": "TFLOP/s"}
 _EXPOSED = (
     "Exposed time is on the critical path; the exposed times add up to the total. Busy time beyond that is "
     "hidden (hatched in the chart): it overlaps with other work."
@@ -56,27 +56,20 @@ _MOST_LINKS = 8
 """Number of links that a terminal shows."""
 
 
-def unit_of(metric: str) -> str:
-    """Return the unit of a metric, with which its name ends; "" for a fraction."""
-    return next((unit for end, unit in _UNITS.items() if metric.endswith(end)), "")
-
-
 def speed(result: SimulationResult) -> ReportSection:
     """List all metrics that have a value, each with its formula."""
-    wording, formulas = presentation(result), definitions(result)
-    values, intervals = result.metrics(), confidence(result).intervals()
-    shares = any(metric.share for metric in wording.metrics)
+    wording, formulas, intervals = presentation(result), result.formulas(), confidence(result).intervals()
+    shares = any(metric.is_part for metric in result.declared.values())
     rows: list[tuple[Entry, ...]] = []
-    for metric in wording.metrics:
-        key, unit = metric.key, unit_of(metric.key)
-        ends = intervals.get(key)
+    for metric, amount in result.valued():
+        name, unit = metric.name, metric.unit.name
+        value, ends = Datum(metric.text(amount), amount, unit), intervals.get(name)
         interval: Entry = ""
         if ends:
-            interval = Datum(span(*map(metric.shown, ends), value=metric.value), unit=unit, ends=ends)
-        of_step = [metric.share] if shares else []
-        value = Datum(metric.value, values[key], unit)
-        formula = f"{key} = {formulas[key]}"
-        rows.append((Datum(metric.description, name=key), value, interval, *of_step, formula))
+            interval = Datum(span(*map(metric.text, ends), value=value.text), unit=unit, ends=ends)
+        share = percent(amount / (result.step_time_s or 1.0)) if metric.is_part else ""
+        of_step = [share] if shares else []
+        rows.append((Datum(metric.label, name=name), value, interval, *of_step, f"{name} = {formulas[name]}"))
     head = ("metric", "value", INTERVAL, *(["share"] if shares else []), "formula")
     table = ReportTable("", head, tuple(rows), tuple(range(1, len(head) - 1)))
     how = (wording.how,) if wording.how else ()
@@ -216,6 +209,6 @@ def how_sure(result: SimulationResult) -> ReportSection:
     """Return the 80 % interval of the time of a step of a result with times, and the expected error."""
     sure = confidence(result)
     ends = span(*map(format_seconds, sure.interval(result.step_by)))
-    interval = f"{INTERVAL} of the {presentation(result).timed}: {ends} ({sure.origin})"
+    interval = f"{INTERVAL} of the {uncapitalized(result.step_metric.title)}: {ends} ({sure.origin})"
     caution = (NameFirst(sure.caution),) if sure.caution else ()
     return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))

@@ -16,7 +16,7 @@ from simoffload.report.document import (
     fraction,
     seconds,
 )
-from simoffload.report.formatting import NameFirst, largest, percent
+from simoffload.report.formatting import NameFirst, largest
 from simoffload.results import (
     CheckpointResult,
     Checkpoints,
@@ -31,7 +31,7 @@ from simoffload.results import (
     data_loading_sentences,
     duration,
 )
-from simoffload.units import format_bytes, format_number, format_rate, format_seconds, plural
+from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent, plural
 from simoffload.workload import Dataset
 
 _FROM: Mapping[StateDevice, str] = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}

@@ -1,0 +1,115 @@
+"""Metrics: each is declared once, and results, tables, JSON, sweeps, limits, pages and docs use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from simoffload import units
+from simoffload.results.passes import PassResult
+
+Better = Literal["lower", "higher", ""]
+"""Direction in which a number is the better one; "" for neither."""
+Passes = tuple[tuple[PassResult, float], ...]
+"""Passes with the time [s] of each."""
+
+
+class MetricUnit(NamedTuple):
+    """A MetricUnit says how numbers in a unit are written and read, and which of them are usually better."""
+
+    name: str
+    text: Callable[[float], str]
+    better: Better = ""
+    parse: Callable[[str], float] = float
+
+
+_UNITS = (
+    MetricUnit("s", units.format_seconds, "lower", units.parse_seconds),
+    MetricUnit("1/s", units.per_second, "higher"),
+    MetricUnit("B", lambda size: units.format_bytes(round(size)), parse=units.parse_bytes),
+    MetricUnit("B/s", lambda rate: units.format_rate(round(rate)), "higher", units.parse_rate),
+    MetricUnit("TFLOP/s", lambda rate: f"{units.format_number(rate)} TFLOP/s", "higher"),
+    MetricUnit("", units.percent),
+)
+_DOCSTRING = re.compile(r"(?P<label>[^:\[]+?)( \[(?P<unit>[^]]*)\])?: (?P<formula>.*?)\.?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A Metric is a number of a kind of result, with all that is said of it anywhere."""
+
+    name: str
+    """Name in results, JSON and tables of numbers."""
+    label: str
+    """Name for people: "time per step"."""
+    unit: MetricUnit
+    formula: str
+    """How it is computed; ``{result.…}`` stands for words of the result."""
+    text: Callable[[float], str]
+    """Function that writes a value with its unit."""
+    better: Better
+    """Which numbers are better; a metric of which some are can be a limit."""
+    title: str
+    """Name for the beginning of a sentence."""
+    of: Callable[[Any], Passes] | None = None
+    """Passes of which it consists, whose errors are its error; without, it has no interval."""
+    each: str = ""
+    """Words after a value: "1.2 s per step"."""
+    column: str = ""
+    """Heading of its column in comparisons; "" for none."""
+    is_part: bool = False
+    """Whether it is a part of a step, of which it has a share."""
+    optional: bool = False
+    """Whether it is omitted where it has no value."""
+    is_listed: bool = True
+    """Whether people read it in reports, and not only programs."""
+
+    @property
+    def larger(self) -> bool:
+        """Whether the larger value is the better one."""
+        return self.better == "higher"
+
+    def short(self, value: float) -> str:
+        """Return a value below or beside a name that says what a rate counts."""
+        return units.per_second(value, "") if self.unit.name == "1/s" else self.text(value)
+
+
+class MetricAttribute(cached_property[float | None]):
+    """A MetricAttribute is the attribute of results that is a metric; a result computes it once."""
+
+    def __init__(self, value: Callable[[Any], float | None], **fields: Any) -> None:
+        """Read name, label, unit and formula from the docstring "Label [unit]: formula." of a function.
+
+        Raises ValueError for a docstring of another form, and for an unknown unit.
+        """
+        super().__init__(value)
+        self.__module__, name = value.__module__, value.__name__
+        stated = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
+        unit = next((one for one in _UNITS if stated and one.name == (stated["unit"] or "")), None)
+        if stated is None or unit is None:
+            known = ", ".join(one.name for one in _UNITS if one.name)
+            raise ValueError(f'{name}: write its docstring as "Label [unit]: formula."; units: {known}')
+        title = stated["label"]
+        label = title if title[1:2].isupper() else title[:1].lower() + title[1:]
+        usual: dict[str, Any] = {"text": unit.text, "better": unit.better, "title": title}
+        self.metric = Metric(name=name, label=label, unit=unit, formula=stated["formula"], **usual | fields)
+
+    def __reduce__(self) -> str:
+        return self.func.__qualname__  # its name in the module, which whoever unpacks it imports
+
+
+def metric(**fields: Any) -> Callable[[Callable[[Any], float | None]], MetricAttribute]:
+    """Return the decorator that makes a function of a result a metric of its name.
+
+    The docstring of the function is "Label [unit]: formula.", and ``fields`` are those of ``Metric``; the
+    unit says how values are written and which are better, unless ``text`` and ``better`` do.
+    """
+    return partial(MetricAttribute, **fields)
+
+
+all_passes = attrgetter("spent")
+"""All passes of a result, of which what they make together consists."""
