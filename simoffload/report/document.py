@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report.formatting import counted, group_name, per_second, percent
+from simoffload.report.plotting import Properties
 from simoffload.results import TierUse
 from simoffload.units import format_bytes, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _SCHEMA = "simoffload/report/1"
 COLUMNS = ("section", "table", "row", "column", "value", "unit")
@@ -110,7 +108,7 @@ class Chart(NamedTuple):
 
     label: str
     """Description of the figure for readers who cannot see it."""
-    draw: Callable[[], Figure]
+    draw: Callable[[], Properties]
     caption: str = ""
 
 

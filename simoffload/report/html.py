@@ -100,7 +100,7 @@ def _digest(text: str) -> str:
 
 
 def _figure(chart: Chart) -> Markup:
-    return drawn(chart.draw().to_plotly_json(), chart.label)
+    return drawn(chart.draw(), chart.label)
 
 
 def _printed(value: object) -> object:

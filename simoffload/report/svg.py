@@ -1,4 +1,4 @@
-"""Charts as SVG that needs no script: a plotly figure, drawn as wide as the page lets it.
+"""Charts as SVG that needs no script: a figure of ``plotting``, drawn as wide as the page lets it.
 
 Horizontal positions are per cent and vertical ones are pixels, so that text keeps its size at any width. The
 name and the number of a bar are above it, where there is room at any width. A text that needs more room than
@@ -34,7 +34,7 @@ _PLOT = 260
 
 
 def drawn(figure: Mapping[str, Any], label: str) -> Markup:
-    """Return a figure (``to_plotly_json``) as a ``div``; ``label`` describes it for screen readers."""
+    """Return a figure as a ``div``; ``label`` describes it for screen readers."""
     traces: list[Trace] = [dict(trace) for trace in figure["data"]]
     layout = figure["layout"]
     kinds = {trace["type"] for trace in traces}

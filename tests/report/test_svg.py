@@ -18,7 +18,7 @@ Attributes = dict[str, str]
 
 
 def chart(data: Sequence[Any], **layout: Any) -> ElementTree.Element:
-    figure = draw.figure(data, 100, **layout).to_plotly_json()
+    figure = draw.figure(data, 100, **layout)
     return ElementTree.fromstring(str(drawn(figure, "a chart")))
 
 
@@ -79,7 +79,7 @@ def test_hover_texts_are_titles_and_names_stay_text() -> None:
 
 
 def test_what_exceeds_a_tier_is_hatched(make_refusal: Callable[..., SimulationResult]) -> None:
-    figure = capacity(make_refusal().capacity).to_plotly_json()
+    figure = capacity(make_refusal().capacity)
     root = ElementTree.fromstring(str(drawn(figure, "memory")))
     assert any(one.get("class") == "hollow s-black" for one in shapes(root, "rect"))
     assert "beyond capacity" in ["".join(one.itertext()) for one in root.iter("li")]
