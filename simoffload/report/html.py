@@ -105,7 +105,7 @@ def _figure(chart: Chart) -> Markup:
 
 def _printed(value: object) -> object:
     """Escape what a template prints, unless it is markup."""
-    return printable(value) if type(value) is str else value
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _lines(text: str) -> Markup:

@@ -61,9 +61,9 @@ def test_intervals_are_lines_with_ends() -> None:
 
 def test_a_name_without_room_goes_to_the_legend() -> None:
     wide, narrow = (
-        bar([x], text=[name], textposition="inside") for x, name in ((9, "wide"), (1, "a long name"))
+        {**bar([x], text=[name], textposition="inside"), "name": name}
+        for x, name in ((9, "wide"), (1, "a long name"))
     )
-    narrow.name, wide.name = "a long name", "wide"
     root = chart([wide, narrow], barmode="stack", showlegend=True, **rows(["one"]))
     inside = {one.text: one.get("class") for one in root.iter("text") if "in " in one.get("class", "")}
     assert inside == {"wide": "in on-blue", "a long name": "in on-blue from-960"}
