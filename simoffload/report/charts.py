@@ -52,9 +52,11 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Prop
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
     sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
-    by_size = sorted(
-        sizes, key=lambda name: (-sizes[name], name)
-    )  # colours that are easy to distinguish are used first
+    colours: dict[str, str] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):  # those easy to distinguish come first
+        rows = [[term.name for term in use.terms] for use in uses]
+        taken = {colours.get(other) for row in rows if name in row for other in row}
+        colours[name] = next((one for one in draw.CYCLE if one not in taken), draw.GREY)
     data = []
     for name, pinned in terms:
         parts = [
@@ -69,7 +71,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Prop
                 y=[y for y, _, _ in parts],
                 x=[term.size / use.capacity for _, use, term in parts],
                 hover=[f"{draw.plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
-                color=draw.CYCLE[by_size.index(name) % len(draw.CYCLE)],
+                color=colours[name],
                 marker={"pattern": {"shape": "." if pinned else "", "solidity": 0.15}},
                 **draw.labelled(name, len(parts)),
             )
@@ -102,6 +104,7 @@ def _excess(uses: Sequence[TierUse]) -> list[draw.Properties]:
         hover=[f"lacks {counted(-use.headroom, use)}" for _, use in rows],
         color=draw.BLACK,
         base=[1.0] * len(rows),
+        **draw.labelled("beyond capacity", len(rows)),
         marker={"pattern": {"shape": "x", "fillmode": "replace", "fgcolor": draw.BLACK}},
     )
     return [excess]
