@@ -222,6 +222,11 @@ def _bar(trace: Trace, at: int, x: str, width: str, *, y: float, height: float =
     return Markup("").join(parts)
 
 
+def _pattern(trace: Trace) -> str:
+    """Return the shape of a hatch, on which no text can be read; "" for none."""
+    return str(((trace.get("marker") or {}).get("pattern") or {}).get("shape") or "")
+
+
 class _Rows:
     """_Rows are horizontal bars in rows, from the top, on a common axis at the bottom."""
 
@@ -288,7 +293,8 @@ class _Rows:
         for trace in self._traces:
             for at, row, start, end in self._bars(trace):
                 text, low, high = _of(trace.get("text"), at, ""), self._axis.at(start), self._axis.at(end)
-                if not text or high - low < _SEEN or self._inside(row, text, low, high) is not None:
+                inside = not _pattern(trace) and self._inside(row, text, low, high) is not None
+                if not text or high - low < _SEEN or inside:
                     continue
                 part, lines = (colour(_of(trace["marker"]["color"], at)), text), found[row]
                 if not lines or sum(len(name) + 3 for _, name in (*lines[-1], part)) > longest:
@@ -330,7 +336,7 @@ class _Rows:
                 continue
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
             text = _of(trace.get("text"), at, "")
-            middle = self._inside(row, text, low, high) if text else None
+            middle = self._inside(row, text, low, high) if text and not _pattern(trace) else None
             if middle is not None:
                 on = f"in on-{colour(_of(trace['marker']['color'], at))}"
                 yield _text(text, _percent(middle), y + 12.5, class_=on, text_anchor="middle")
