@@ -251,7 +251,7 @@ def command(variant: Variant) -> str:
     alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
     given = [word for one in edits for word in ("--set", one)]
-    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
+    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if price_list(variant) else [])])
 
 
 # ---- the curve ---------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def file(state: State, kind: str) -> tuple[str, str]:
     variant = state.current
     if kind == "scenario":
         return FILE, yaml_text(load(variant).document.data)
-    if kind == "prices" and not variant.prices:
+    if kind == "prices" and not price_list(variant):
         raise InputError.at("", "no price was changed; the shipped ones are those of reference")
     if kind == "prices":
         return PRICES, price_list(variant)
