@@ -9,8 +9,8 @@ LONGEST = 200
 """Length of a sentence [characters] that is read at a glance: our choice."""
 
 
-class Part(NamedTuple):
-    """A Part of a sentence has its own separator before it."""
+class VerdictPart(NamedTuple):
+    """A VerdictPart of a sentence has its own separator before it."""
 
     text: str
     rank: int = 1
@@ -19,15 +19,15 @@ class Part(NamedTuple):
     """Whether tables of a terminal tell it, too."""
 
 
-class Answer(str):
-    """An Answer is a sentence as long as is read at a glance, which knows its parts."""
+class Verdict(str):
+    """A Verdict is a sentence as long as is read at a glance, which knows its parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[VerdictPart, ...]
 
     @classmethod
-    def of(cls, first: str | Part, *more: Part) -> Self:
+    def of(cls, first: str | VerdictPart, *more: VerdictPart) -> Self:
         """Return the sentence of parts, with a full stop, in the order of reading."""
-        parts = (first if isinstance(first, Part) else Part(first, 0), *more)
+        parts = (first if isinstance(first, VerdictPart) else VerdictPart(first, 0), *more)
         found = cls(_shortened(parts, lambda text: len(text) <= LONGEST))
         found.parts = parts
         return found
@@ -46,11 +46,11 @@ class Answer(str):
         return _shortened(tuple(part for part in self.parts if not part.tabled), fits)
 
 
-def _sentence(parts: Sequence[Part]) -> str:
+def _sentence(parts: Sequence[VerdictPart]) -> str:
     return f"{''.join(part.text for part in parts)}."
 
 
-def _shortened(parts: tuple[Part, ...], fits: Callable[[str], bool]) -> str:
+def _shortened(parts: tuple[VerdictPart, ...], fits: Callable[[str], bool]) -> str:
     while not fits(_sentence(parts)) and any(part.rank for part in parts):
         _, last = max((part.rank, at) for at, part in enumerate(parts))
         parts = (*parts[:last], *parts[last + 1 :])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload.errors import printable
-from simoffload.report.answer import Answer
+from simoffload.report.answer import Verdict
 from simoffload.report.formatting import counted, group_name, per_second, percent
 from simoffload.report.plotting import Properties
 from simoffload.results import TierUse
@@ -151,7 +151,7 @@ class ReportDocument(NamedTuple):
     """Model, workload and platform, in a few words each."""
     fits: bool | None
     """Whether the result fits; None if the document is about several results."""
-    verdicts: tuple[Answer, ...]
+    verdicts: tuple[Verdict, ...]
     """The main result, in a sentence for each model and kind of work."""
     warnings: tuple[str, ...]
     sections: tuple[ReportSection, ...]
@@ -162,7 +162,7 @@ class ReportDocument(NamedTuple):
     """The documents of several results, each under its name."""
     name: str = ""
     """Name of the scenario or of what is compared, with which the report is headed; "" = the title."""
-    summary: tuple[Answer, ...] = ()
+    summary: tuple[Verdict, ...] = ()
     """The answer in a sentence to repeat, for each model and kind of work."""
     facts: tuple[str, ...] = ()
     """What the sentence assumes, in a few words each."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
-from simoffload.report.answer import Answer
+from simoffload.report.answer import Verdict
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest, per_second
 from simoffload.report.presentation import presentation, ranged
@@ -40,7 +40,7 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     warnings = (*_warnings(found), *stopped)
-    answers = tuple(Answer.of(f"{one.model} ({one.work}) {_fewest(one)}") for one in found)
+    answers = tuple(Verdict.of(f"{one.model} ({one.work}) {_fewest(one)}") for one in found)
     return ReportDocument(
         ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_MOST_SENTENCES]
     )
@@ -114,7 +114,7 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     warnings = (*_warnings(found), *made_for, *stopped)
     answers = tuple(
-        Answer.of(
+        Verdict.of(
             f"{one.model} on {one.target}: batch {_limit(one.batch)} per GPU, context {_limit(one.context)}"
         )
         for one in found
@@ -143,7 +143,7 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
         "Current → highest throughput", (*keeps, *missing), (table,), _BEST, notes_on_terminal=True
     )
     answers = tuple(
-        Answer.of(
+        Verdict.of(
             f"{one.model} on {one.target}: batch {one.best.value} gives "
             f"{ranged(one.best.result, 'tokens_per_s', per_second)}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
-from simoffload.report.answer import Answer
+from simoffload.report.answer import Verdict
 from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import simulated_work
 from simoffload.report.presentation import headline
@@ -67,10 +67,10 @@ def advice_document(
         searched,
     )
 
-    bought: tuple[Answer, ...] = ()
+    bought: tuple[Verdict, ...] = ()
     if search is not None:
         answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
-        bought = (Answer.of(f"{PURCHASES}: ", *answer.parts),)
+        bought = (Verdict.of(f"{PURCHASES}: ", *answer.parts),)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
     found = (*findings(advice.result), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.answer import Answer, Part
+from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.formatting import counted, percent
 from simoffload.report.presentation import MEASURES, Measure, presentation
@@ -24,31 +24,31 @@ _SIMILAR_COST = 0.05
 """Relative difference of costs up to which they are called the same."""
 
 
-def result_summary(result: SimulationResult) -> Answer:
+def result_summary(result: SimulationResult) -> Verdict:
     """Return the answer of one result: how fast it is and how sure that is, what takes the time, the cost."""
     wording, name = presentation(result), printable(result.model.partition(" (")[0])
     where = f"on {printable(result.platform)}"
     if result.refused:
-        return Answer.of(f"{name} is refused {where}: {printable(result.refused[0])}")
+        return Verdict.of(f"{name} is refused {where}: {printable(result.refused[0])}")
     if not result.fits:
-        return Answer.of(f"{name} does not fit {where}: {_lacking(result)}", *_fits_with(result))
+        return Verdict.of(f"{name} does not fit {where}: {_lacking(result)}", *_fits_with(result))
     step = result.step
     if step is None:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
-        return Answer.of(f"{name} fits {where} with {wording.placed}: {free}")
+        return Verdict.of(f"{name} fits {where} with {wording.placed}: {free}")
     value = _value(result, MEASURES[result.step_by])
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )
-    return Answer.of(
+    return Verdict.of(
         f"{name} {wording.verb} with {wording.placed}: {value}",
-        Part(f"; {share}"),
+        VerdictPart(f"; {share}"),
         *_cost(result, "; ", rank=2),
     )
 
 
-def group_summary(group: Group, *, titled: bool = False) -> Answer:
+def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     """Return the answer of a comparison: the fastest, how sure that is, what is as fast, the cost.
 
     The model is named if the group is ``titled``.
@@ -56,25 +56,25 @@ def group_summary(group: Group, *, titled: bool = False) -> Answer:
     title = f"{group.title}: " if titled else ""
     timed = [row for row in group.ordered if group.value(row) is not None]
     if not timed:
-        return Answer.of(f"{title}{_untimed(group)}")
+        return Verdict.of(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
-    others = [Part(f"; {_listed(out)} {_not(out)}", 2)] if out else []
+    others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
     cost = _cost(best.result, " for ", rank=0)
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
-        return Answer.of(first, *cost, Part(f"; {_tied(best, ties)}"), *others)
+        return Verdict.of(first, *cost, VerdictPart(f"; {_tied(best, ties)}"), *others)
     if len(timed) > 1:
         slower = timed[1]
-        behind = Part(f", {slower.label} takes {group.behind(slower)}")
-        return Answer.of(f"{title}{name} is fastest: {value}", *cost, behind, *others)
+        behind = VerdictPart(f", {slower.label} takes {group.behind(slower)}")
+        return Verdict.of(f"{title}{name} is fastest: {value}", *cost, behind, *others)
     only = f"only {name} fits" if out else name
-    return Answer.of(f"{title}{only}: {value}", *cost)
+    return Verdict.of(f"{title}{only}: {value}", *cost)
 
 
-def summaries(found: Sequence[Group]) -> tuple[Answer, ...]:
+def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     """Return the answers of a comparison: one for all models of which each has one row, else one for each
     model and kind of work."""
     rows = [(group, row) for group in found for row in group.rows]
@@ -91,8 +91,8 @@ def summaries(found: Sequence[Group]) -> tuple[Answer, ...]:
     ]
     text += f"; {', '.join(times[1:])} as long"
     out = [group.title for group, row in rows if group.value(row) is None]
-    lacking = [Part(f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit")] if out else []
-    return (Answer.of(text, *lacking),)
+    lacking = [VerdictPart(f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit")] if out else []
+    return (Verdict.of(text, *lacking),)
 
 
 def _value(result: SimulationResult, measure: Measure) -> str:
@@ -110,14 +110,14 @@ def _per_million(result: SimulationResult) -> float | None:
     return None if costs is None else costs.at_least()["cost_per_million_tokens"]
 
 
-def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Part]:
+def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[VerdictPart]:
     """Yield the cost of a million tokens, if it is known."""
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
         text = f"{before}{least}{amount} {costs.costs.currency}".rstrip()
-        yield Part(f"{text} per million tokens", rank, tabled=True)
+        yield VerdictPart(f"{text} per million tokens", rank, tabled=True)
 
 
 def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
@@ -185,11 +185,11 @@ def _lacking(result: SimulationResult) -> str:
     return f"{printable(use.tier)} lacks {counted(-use.headroom, use).removeprefix('−')} {use.scope}"
 
 
-def _fits_with(result: SimulationResult) -> Iterator[Part]:
+def _fits_with(result: SimulationResult) -> Iterator[VerdictPart]:
     """Yield the smallest change with which it fits, if one is known."""
     found = result.remedies
     if found is not None and found.changes:
-        yield Part(f"; it fits with this change: {found.changes[0].description}")
+        yield VerdictPart(f"; it fits with this change: {found.changes[0].description}")
 
 
 def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:

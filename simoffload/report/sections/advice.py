@@ -12,7 +12,7 @@ from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
-from simoffload.report.answer import Answer, Part
+from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest, limited_by, per_second, span
 from simoffload.report.presentation import BRACKETS, presentation, ranged
@@ -54,14 +54,14 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 # -- advice --------------------------------------------------------------------------------------
 
 
-def advice_verdict(advice: Advice) -> Answer:
+def advice_verdict(advice: Advice) -> Verdict:
     """Return the verdict of advice: the bottleneck, and the changes with the largest gains, those that keep
     the answers first."""
     result = advice.result
-    end = [Part(f". Not complete: {advice.extent}", 2)] if advice.stopped else []
+    end = [VerdictPart(f". Not complete: {advice.extent}", 2)] if advice.stopped else []
     if not result.fits:
-        lacking = Part(f"Without changes, {'; '.join(result.advice)}. ", 3)
-        return Answer.of(lacking, *_what_fits(advice), *end)
+        lacking = VerdictPart(f"Without changes, {'; '.join(result.advice)}. ", 3)
+        return Verdict.of(lacking, *_what_fits(advice), *end)
     limit = limited_by(result.step) if result.step is not None else ""
     same, other = by_answers(advice.helping)
     of = " of throughput" if advice.objective != "latency" else ""
@@ -81,13 +81,13 @@ def advice_verdict(advice: Advice) -> Answer:
             seen.append(found[0])
             gains.append(f"{title}: {with_gain(found[0], advice)}")
     gains += [f"more throughput: {with_throughput(one, advice)}" for one in advice.larger_batches[:1]]
-    return Answer.of(
+    return Verdict.of(
         took(result),
-        Part(took_first(result), 5),
-        Part(f"; bottleneck: {result.bottleneck}", 1),
-        Part(limit, 4),
-        *(Part(f"; {text}", 3 if at else 0) for at, text in enumerate(gains)),
-        Part(f"; {BRACKETS}", 6),
+        VerdictPart(took_first(result), 5),
+        VerdictPart(f"; bottleneck: {result.bottleneck}", 1),
+        VerdictPart(limit, 4),
+        *(VerdictPart(f"; {text}", 3 if at else 0) for at, text in enumerate(gains)),
+        VerdictPart(f"; {BRACKETS}", 6),
         *end,
     )
 
@@ -108,13 +108,13 @@ def _as_asked(advice: Advice, same: Sequence[Tried]) -> list[tuple[str, list[Tri
     return [(f"on {plural(asked, 'GPU')}", found)]
 
 
-def _what_fits(advice: Advice) -> Iterator[Part]:
+def _what_fits(advice: Advice) -> Iterator[VerdictPart]:
     """Yield the first change that makes the scenario fit, and the cheapest of those with a known price; then
     those with other answers."""
     if not advice.helping:
         tried = _first([one.description for one in advice.impossible]) or "none"
-        yield Part("No change that was tried makes it fit", 0)
-        yield Part(f". Tried: {tried}")
+        yield VerdictPart("No change that was tried makes it fit", 0)
+        yield VerdictPart(f". Tried: {tried}")
         return
     same, other = by_answers(advice.helping)
     first = "Fastest change" if advice.objective == "latency" else "Change with the highest throughput"
@@ -127,7 +127,7 @@ def _what_fits(advice: Advice) -> Iterator[Part]:
         what = "with other answers" if same else f"{first} that makes it fit, with other answers"
         texts.append(f"{what}: {with_times(other[0])}")
     for at, text in enumerate(texts):
-        yield Part(f"; {text}" if at else text, at)
+        yield VerdictPart(f"; {text}" if at else text, at)
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -402,7 +402,7 @@ def purchase_verdict(
     budget: float | None,
     service: Sequence[ServiceLevel],
     owned: float | None = None,
-) -> Answer:
+) -> Verdict:
     """Return a sentence about the best purchase, or about the one that is closest to the limits; ``owned`` is
     the price of the present machine."""
     best, limit = search.best, _money(search, budget)
@@ -412,21 +412,21 @@ def purchase_verdict(
         levels = " and ".join(level.text for level in service)
         within = f" within {limit}" if limit else ""
         none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
-        return Answer.of(none, Part(f"; nearest: {what}, {took(near.result)}"))
+        return Verdict.of(none, VerdictPart(f"; nearest: {what}, {took(near.result)}"))
     if best is None:
         if search.points:
-            return Answer.of("no price per unit of work is known: give a price list of your own (--costs)")
+            return Verdict.of("no price per unit of work is known: give a price list of your own (--costs)")
         none = f"no combination is possible{' within the budget' if limit else ''}"
         if budget is None or owned is None or owned <= budget:
-            return Answer.of(none)
+            return Verdict.of(none)
         costs = f"the present machine alone costs {owned:,.0f} {search.currency}"
-        beyond = Part(f"; --budget +{budget:.0f} is beyond it")
-        return Answer.of(f"{none}, which is for the whole machine: {costs}", beyond)
+        beyond = VerdictPart(f"; --budget +{budget:.0f} is beyond it")
+        return Verdict.of(f"{none}, which is for the whole machine: {costs}", beyond)
     other = search.other
-    return Answer.of(
+    return Verdict.of(
         f"{_BEST[search.objective]}: {_bought(best, search)}",
-        *([] if other is None else [Part(f"; with other answers: {_bought(other, search)}")]),
-        Part(f"; {BRACKETS}", 2),
+        *([] if other is None else [VerdictPart(f"; with other answers: {_bought(other, search)}")]),
+        VerdictPart(f"; {BRACKETS}", 2),
     )
 
 
