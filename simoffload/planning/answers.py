@@ -77,11 +77,12 @@ class ScenarioPlanner:
 
     def figure(self, result: SimulationResult) -> Figure:
         """Draw where the time goes, or what each tier must hold."""
-        from simoffload.report import charts
+        from simoffload.report import charts, plotting
 
-        return charts.capacity(result.capacity) if result.step is None else charts.causes(result.step)
+        drawn = charts.capacity(result.capacity) if result.step is None else charts.causes(result.step)
+        return plotting.of_plotly(drawn)
 
-    def remedies(self, result: SimulationResult) -> Remedies:  # noqa: ARG002
+    def remedies(self, result: SimulationResult) -> Remedies | None:  # noqa: ARG002
         """Search for the smallest changes, within the limits of the scenario."""
         from simoffload.planning.remedies import search_changes
 

@@ -151,10 +151,11 @@ class Comparison:
         """
         from simoffload.report.comparison import groups
         from simoffload.report.comparison_charts import capacity_compared, times_compared
+        from simoffload.report.plotting import of_plotly
 
         found = groups(tuple(self.results.values()))
         timed = any(result.step is not None for result in self.results.values())
-        return times_compared(found, log=log) if timed else capacity_compared(found)
+        return of_plotly(times_compared(found, log=log) if timed else capacity_compared(found))
 
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90

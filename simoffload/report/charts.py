@@ -12,8 +12,6 @@ from simoffload.results import PassResult, TierUse, TrainingResult
 from simoffload.units import format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Bar, Figure, Scatter
-
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
@@ -37,7 +35,7 @@ _CHANGES = {
 """Colour and pattern of each kind of change."""
 
 
-def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
+def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Properties:
     """Draw the memory of each tier as a fraction of its capacity, stacked by term; what exceeds it is
     hatched.
 
@@ -45,9 +43,11 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
     sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
-    by_size = sorted(
-        sizes, key=lambda name: (-sizes[name], name)
-    )  # colours that are easy to distinguish are used first
+    colours: dict[str, str] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):  # those easy to distinguish come first
+        rows = [[term.name for term in use.terms] for use in uses]
+        taken = {colours.get(other) for row in rows if name in row for other in row}
+        colours[name] = next((one for one in draw.CYCLE if one not in taken), draw.GREY)
     data = []
     for name, pinned in terms:
         parts = [
@@ -62,7 +62,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
                 y=[y for y, _, _ in parts],
                 x=[term.size / use.capacity for _, use, term in parts],
                 hover=[f"{draw.plain(term.name)}: {counted(term.size, use)}" for _, use, term in parts],
-                color=draw.CYCLE[by_size.index(name) % len(draw.CYCLE)],
+                color=colours[name],
                 marker={"pattern": {"shape": "." if pinned else "", "solidity": 0.15}},
                 **draw.labelled(name, len(parts)),
             )
@@ -83,7 +83,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> Figure:
     )
 
 
-def _excess(uses: Sequence[TierUse]) -> list[Bar]:
+def _excess(uses: Sequence[TierUse]) -> list[draw.Properties]:
     """Return the bars of what tiers hold beyond their capacity, if there are any."""
     rows = [(y, use) for y, use in enumerate(uses) if not use.fits]
     if not rows:
@@ -95,6 +95,7 @@ def _excess(uses: Sequence[TierUse]) -> list[Bar]:
         hover=[f"lacks {counted(-use.headroom, use)}" for _, use in rows],
         color=draw.BLACK,
         base=[1.0] * len(rows),
+        **draw.labelled("beyond capacity", len(rows)),
         marker={"pattern": {"shape": "x", "fillmode": "replace", "fgcolor": draw.BLACK}},
     )
     return [excess]
@@ -112,7 +113,7 @@ _SMALL = 0.005
 """Share of a step below which a bar would not be seen; tables have all causes."""
 
 
-def causes(step: PassResult) -> Figure:
+def causes(step: PassResult) -> draw.Properties:
     """Draw the exposed and the hidden time of each cause that is long enough to be seen."""
     shares = [share for share in step.shares if max(share.exposed_s, share.busy_s) > _SMALL * step.time_s]
     rows = range(len(shares))
@@ -147,7 +148,7 @@ def _exposed(exposed: float, total: float) -> str:
     return f"{format_seconds(exposed)}, {percent(exposed / total)}" if exposed else "hidden"
 
 
-def bounds(step: PassResult, *, most: int) -> Figure:
+def bounds(step: PassResult, *, most: int) -> draw.Properties:
     """Draw the largest bounds, and the time of the step as a line."""
     largest = group_bounds(step)[:most]
     hover = [f"{format_seconds(time)}, {percent(time / step.time_s)}" for _, time in largest]
@@ -177,7 +178,7 @@ def bounds(step: PassResult, *, most: int) -> Figure:
 # ---- training ----
 
 
-def memory(result: TrainingResult) -> Figure:
+def memory(result: TrainingResult) -> draw.Properties:
     """Draw the memory of every tier at each stage that needs another amount than the one before, with the
     stages of a tier below each other."""
     found = stage_needs(result)
@@ -194,7 +195,7 @@ def memory(result: TrainingResult) -> Figure:
     return capacity([use for _, use in rows], names=[name for name, _ in rows])
 
 
-def phases(result: TrainingResult) -> Figure:
+def phases(result: TrainingResult) -> draw.Properties:
     """Draw the time of each phase in one step, stacked by cause."""
     parts = []
     for y, phase in enumerate(result.phases):
@@ -233,7 +234,7 @@ def phases(result: TrainingResult) -> Figure:
 # ---- explanations ----
 
 
-def tornado(found: Sensitivity, *, most: int) -> Figure:
+def tornado(found: Sensitivity, *, most: int) -> draw.Properties:
     """Draw the change of the time with each input lower (hatched) and higher, the largest change on top."""
     rows, time = found.rows[:most], found.result.compared_s or 1.0
     compared = uncapitalized(found.result.step_metric.title)
@@ -263,7 +264,7 @@ def tornado(found: Sensitivity, *, most: int) -> Figure:
     )
 
 
-def bandwidth(curve: StorageCurve) -> Figure:
+def bandwidth(curve: StorageCurve) -> draw.Properties:
     """Draw throughput over the rate of the storage, with its upper bound and this platform."""
     rates = [point.rate / _GIGA for point in curve.points]
     own = curve.own
@@ -292,7 +293,7 @@ def bandwidth(curve: StorageCurve) -> Figure:
     )
 
 
-def reached(found: Reach) -> Figure:
+def reached(found: Reach) -> draw.Properties:
     """Draw the metric of each service level over the values that were tried, relative to its limit: at most 1
     where a time is kept, and at least 1 for a rate."""
     timed = [(at, one.result) for at, one in enumerate(found.trials) if one.result is not None]
@@ -324,7 +325,7 @@ def reached(found: Reach) -> Figure:
     )
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash: str) -> Scatter:
+def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash: str) -> draw.Properties:
     values = zip(x, y, strict=True)
     hover = [f"{name}, {format_rate(rate * _GIGA)}: {format_number(value)}" for rate, value in values]
     return draw.points(name, x=x, y=y, hover=hover, mode="lines+markers", line={"color": color, "dash": dash})
@@ -333,7 +334,7 @@ def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash
 # ---- advice ----
 
 
-def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> Figure:
+def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Properties:
     """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario."""
     data = []
     for kind, (color, shape) in _CHANGES.items():
@@ -363,7 +364,7 @@ def speed_axis(search: Search) -> str:
     )
 
 
-def front(search: Search) -> Figure:
+def front(search: Search) -> draw.Properties:
     """Draw all simulated purchases, and the Pareto front as a line."""
     rest = [point for point in search.points if isfinite(point.price)]
     best = [search.best] if search.best in rest else []
@@ -393,7 +394,7 @@ def _marks(
     *,
     size: int = 8,
     mode: str = "markers",
-) -> Scatter:
+) -> draw.Properties:
     return draw.points(
         name,
         x=[point.price for point in found],

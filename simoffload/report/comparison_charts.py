@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
@@ -14,14 +14,11 @@ from simoffload.report.presentation import presentation, ranged
 from simoffload.results import Share, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Bar, Figure, Scatter
-
 _ONE_LINE = 8
 """Number of causes up to which one line of legend is enough; beyond, a line has three."""
 
 
-def times_compared(groups: Sequence[Group], *, log: bool = False) -> Figure:
+def times_compared(groups: Sequence[Group], *, log: bool = False) -> draw.Properties:
     """Draw the time by which results are compared, the fastest of each model on top, with 80 % intervals.
 
     What may be the fastest has one tint, published ratios are diamonds, and what has no time has a row
@@ -34,7 +31,7 @@ def times_compared(groups: Sequence[Group], *, log: bool = False) -> Figure:
         for leads, name, color in ((True, "fastest or a tie", draw.BLUE), (False, "slower", draw.GREY))
     ]
     marks = _published(groups, rows)
-    ends = [end for _, one in timed for end in one.ends] + [x for trace in marks for x in trace.x]
+    ends = [end for _, one in timed for end in one.ends] + [x for trace in marks for x in trace["x"]]
     measure = groups[0].measure
     title = uncapitalized(measure.title)
     if log:
@@ -88,7 +85,7 @@ class _TimeRow(NamedTuple):
         return ", ".join(filter(None, (ranged(result, measure.name), relation)))
 
 
-def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> Bar:
+def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> draw.Properties:
     values = [one.value or 0.0 for _, one in rows]
     pairs = list(zip(values, (one.ends for _, one in rows), strict=True))
     return draw.bars(
@@ -106,7 +103,7 @@ def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> Bar:
     )
 
 
-def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[Scatter]:
+def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[draw.Properties]:
     """Draw published ratios times the simulated baseline, if there are any."""
     bases = {
         group.title: next((group.value(row) for row in group.rows if row.label == group.baseline), None)
@@ -140,7 +137,9 @@ class CurvePoint(NamedTuple):
     """P10 and P90 of ``y``; None if it has no interval."""
 
 
-def curve_of(points: Sequence[CurvePoint], now: int, *, across: str, up: str, seconds: bool) -> Figure:
+def curve_of(
+    points: Sequence[CurvePoint], now: int, *, across: str, up: str, seconds: bool
+) -> draw.Properties:
     """Draw results over the values of an input (``across``), each value at its own place; ``now`` is the
     present one. ``up`` is what is drawn, in seconds if so said."""
     ends = [one.ends or (one.y, one.y) for one in points]
@@ -169,12 +168,12 @@ def curve_of(points: Sequence[CurvePoint], now: int, *, across: str, up: str, se
     )
 
 
-def _curve(name: str, points: Sequence[CurvePoint], **more: Any) -> Scatter:
+def _curve(name: str, points: Sequence[CurvePoint], **more: Any) -> draw.Properties:
     hover = [f"{draw.plain(one.name)}: {one.text}" for one in points]
     return draw.points(name, x=[one.at for one in points], y=[one.y for one in points], hover=hover, **more)
 
 
-def capacity_compared(groups: Sequence[Group]) -> Figure:
+def capacity_compared(groups: Sequence[Group]) -> draw.Properties:
     """Draw the fullest tier of each result."""
     rows = [(group, row) for group in groups for row in group.rows if row.result.capacity]
     fullest = [max(row.result.capacity, key=lambda use: use.needed / use.capacity) for _, row in rows]
@@ -184,7 +183,7 @@ def capacity_compared(groups: Sequence[Group]) -> Figure:
     return capacity(fullest, names=names)
 
 
-def causes_compared(groups: Sequence[Group]) -> Figure:
+def causes_compared(groups: Sequence[Group]) -> draw.Properties:
     """Draw the share of each cause in the step; reading from any target counts as one cause."""
     rows = [(group, row, row.result.step) for group in groups for row in group.rows if row.result.step]
     data = draw.by_cause(
@@ -212,7 +211,7 @@ def causes_compared(groups: Sequence[Group]) -> Figure:
     )
 
 
-def phases_compared(groups: Sequence[Group]) -> Figure:
+def phases_compared(groups: Sequence[Group]) -> draw.Properties:
     """Draw the times of the phases of a training step, one row for each result."""
     rows = [
         (group, row, row.result)

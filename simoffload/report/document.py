@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.errors import printable
+from simoffload.report.answer import Verdict
 from simoffload.report.formatting import counted, group_name
+from simoffload.report.plotting import Properties
 from simoffload.results import Metric, TierUse
 from simoffload.units import format_bytes, format_rate, format_seconds, percent
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _SCHEMA = "simoffload/report/1"
 COLUMNS = ("section", "table", "row", "column", "value", "unit")
@@ -110,7 +109,7 @@ class Chart(NamedTuple):
 
     label: str
     """Description of the figure for readers who cannot see it."""
-    draw: Callable[[], Figure]
+    draw: Callable[[], Properties]
     caption: str = ""
 
 
@@ -152,7 +151,7 @@ class ReportDocument(NamedTuple):
     """Model, workload and platform, in a few words each."""
     fits: bool | None
     """Whether the result fits; None if the document is about several results."""
-    verdicts: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
     """The main result, in a sentence for each model and kind of work."""
     warnings: tuple[str, ...]
     sections: tuple[ReportSection, ...]
@@ -163,7 +162,7 @@ class ReportDocument(NamedTuple):
     """The documents of several results, each under its name."""
     name: str = ""
     """Name of the scenario or of what is compared, with which the report is headed; "" = the title."""
-    summary: tuple[str, ...] = ()
+    summary: tuple[Verdict, ...] = ()
     """The answer in a sentence to repeat, for each model and kind of work."""
     facts: tuple[str, ...] = ()
     """What the sentence assumes, in a few words each."""

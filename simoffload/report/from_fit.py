@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
+from simoffload.report.answer import Verdict
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import cells, ranged
@@ -39,7 +40,7 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     warnings = (*_warnings(found), *stopped)
-    answers = tuple(f"{one.model} ({one.work}) {_fewest(one)}." for one in found)
+    answers = tuple(Verdict.of(f"{one.model} ({one.work}) {_fewest(one)}") for one in found)
     return ReportDocument(
         ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_MOST_SENTENCES]
     )
@@ -113,7 +114,9 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     section = ReportSection("Current → largest", tables=(table,), notes=_LIMITS, notes_on_terminal=True)
     warnings = (*_warnings(found), *made_for, *stopped)
     answers = tuple(
-        f"{one.model} on {one.target}: batch {_limit(one.batch)} per GPU, context {_limit(one.context)}."
+        Verdict.of(
+            f"{one.model} on {one.target}: batch {_limit(one.batch)} per GPU, context {_limit(one.context)}"
+        )
         for one in found
     )
     title = ("Largest batch, context and model that fit",)
@@ -140,8 +143,10 @@ def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = 
         "Current → highest throughput", (*keeps, *missing), (table,), _BEST, notes_on_terminal=True
     )
     answers = tuple(
-        f"{one.model} on {one.target}: batch {one.best.value} gives "
-        f"{ranged(one.best.result, 'tokens_per_s')}."
+        Verdict.of(
+            f"{one.model} on {one.target}: batch {one.best.value} gives "
+            f"{ranged(one.best.result, 'tokens_per_s')}"
+        )
         for one in found
         if one.best is not None and one.best.result is not None
     )

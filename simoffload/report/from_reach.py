@@ -9,6 +9,7 @@ from simoffload.documents import parse_path
 from simoffload.planning.reach import Reach, Trial
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
+from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import (
     Chart,
     Datum,
@@ -62,22 +63,23 @@ def _background(result: SimulationResult, command: str) -> tuple[ReportSection, 
     )
 
 
-def _verdict(found: Reach) -> str:
+def _verdict(found: Reach) -> Verdict:
     """Return the verdict: the value, what it gives and what binds there, and what the next value gives."""
     levels = " and ".join(one.text for one in found.service)
     if found.value is None:
-        return f"{_unreached(found, levels)}; {BRACKETS}."
+        return Verdict.of(_unreached(found, levels), VerdictPart(f"; {BRACKETS}", 3))
     now = f"; now {found.now.value}" if found.now.value else ""
     now += ", which keeps it" if now and found.now.kept else ""
     others = "keeps it" if len(found.others) == 1 else "and other values keep it"
-    parts = [
-        f"{levels} with {found.path} {_range(found)}{now}",
-        f"with {found.value.value}: {_given(found.value, found.service)}",
-        *([f"with {found.beyond.value}: {_given(found.beyond, found.service)}"] if found.beyond else []),
-        *(f"{one.value} {others}, too" for one in found.others[:1]),
-        BRACKETS,
-    ]
-    return f"{'; '.join(parts)}."
+    beyond = found.beyond
+    return Verdict.of(
+        f"{levels} with {found.path} {_range(found)}",
+        VerdictPart(now),
+        VerdictPart(f"; with {found.value.value}: {_given(found.value, found.service)}"),
+        *([VerdictPart(f"; with {beyond.value}: {_given(beyond, found.service)}", 2)] if beyond else []),
+        *(VerdictPart(f"; {one.value} {others}, too", 2) for one in found.others[:1]),
+        VerdictPart(f"; {BRACKETS}", 3),
+    )
 
 
 def _range(found: Reach) -> str:

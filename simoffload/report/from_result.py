@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
+from simoffload.report.answer import Verdict
 from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.formatting import simulated_work
 from simoffload.report.presentation import headline
@@ -66,15 +67,17 @@ def advice_document(
         searched,
     )
 
-    bought: tuple[str, ...] = ()
+    bought: tuple[Verdict, ...] = ()
     if search is not None:
         answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
-        bought = (f"{PURCHASES}: {answer}.",)
+        bought = (Verdict.of(f"{PURCHASES}: ", *answer.parts),)
     looked = searched(search, budget=budget, service=service) if search is not None else ()
     found = (*findings(advice.result), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
+    verdicts = (*bought, advice_verdict(advice))
     return result_document(advice.result, command=command)._replace(
-        verdicts=(*bought, advice_verdict(advice)),
+        verdicts=verdicts,
+        summary=verdicts,
         sections=(*looked, *advised(advice, curve), *unchanged),
     )
 

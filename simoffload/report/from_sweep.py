@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simoffload.report import sweep_charts
+from simoffload.report.answer import Verdict
 from simoffload.report.document import (
     Chart,
     Datum,
@@ -47,11 +48,11 @@ def sweep_document(found: SweepResult, *, command: str = "") -> ReportDocument:
     )
 
 
-def _answer(found: SweepResult) -> str:
+def _answer(found: SweepResult) -> Verdict:
     """Return the best point, its value, and by how much it is better than the worst that fits."""
     known, measure = best_first(found), measure_of(found)
     if not known:
-        return f"None of {plural(len(found.rows), 'point')} has a result."
+        return Verdict.of(f"None of {plural(len(found.rows), 'point')} has a result")
     best, last = known[0], known[-1]
     text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}"
     equal = [row for row in known[1:] if abs(row[measure.name] / best[measure.name] - 1) < _EQUAL]
@@ -63,7 +64,7 @@ def _answer(found: SweepResult) -> str:
     ratio = ratio if measure.larger else 1 / ratio
     if len(known) > 1:
         text += f", {format_number(ratio)} times as good as the worst of {len(known):,}"
-    return f"{text}."
+    return Verdict.of(text)
 
 
 def _warnings(found: SweepResult) -> Iterator[str]:

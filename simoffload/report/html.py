@@ -100,12 +100,12 @@ def _digest(text: str) -> str:
 
 
 def _figure(chart: Chart) -> Markup:
-    return drawn(chart.draw().to_plotly_json(), chart.label)
+    return drawn(chart.draw(), chart.label)
 
 
 def _printed(value: object) -> object:
     """Escape what a template prints, unless it is markup."""
-    return printable(value) if type(value) is str else value
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _lines(text: str) -> Markup:

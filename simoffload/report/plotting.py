@@ -1,6 +1,7 @@
 """Colours, axes and traces that all charts share.
 
-Plotly is imported only when a chart is drawn, because most reports are read in a terminal. The colours are
+A chart is plain data in plotly's schema, which ``svg`` draws; plotly is imported only where somebody asks for
+its figure. The colours are
 those of Okabe and Ito, "Color Universal Design" (2008), which people with red-green blindness can
 distinguish, and darker shades of them for backward and optimizer. Labels or tables repeat the information of
 colours.
@@ -17,10 +18,10 @@ from simoffload.schedule import Cause, CauseKind
 from simoffload.units import format_number
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Bar, Figure, Scatter
+    from plotly.graph_objects import Figure
 
 Properties = Mapping[str, Any]
-"""A part of a plotly figure: an axis, a line, a text."""
+"""A part of a plotly figure: a trace, an axis, a line, a text; or the figure itself."""
 
 BLACK, GREY = "#000000", "#999999"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -209,21 +210,28 @@ def height(rows: int, *, legends: int = 0, row: float = _ROW) -> float:
     return _FRAME + _LEGEND * legends + row * max(2, rows)
 
 
-def figure(data: Sequence[Bar | Scatter], height: float, **more: Any) -> Figure:
+def figure(data: Sequence[Properties], height: float, **more: Any) -> Properties:
     """Return a figure ``height`` [px] high; ``more`` are keys of its layout."""
-    from plotly.graph_objects import Figure, Layout
+    layout = {
+        "template": "none",
+        "height": height,
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222222"},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "margin": {"l": 10, "r": 20, "t": 24, "b": 44},
+        "bargap": 0.3,
+        **more,
+    }
+    return {"data": list(data), "layout": layout}
 
-    layout = Layout(
-        template="none",
-        height=height,
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222222"},
-        paper_bgcolor="#ffffff",
-        plot_bgcolor="#ffffff",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        hoverlabel={"align": "left", "namelength": -1},
-        **{"margin": {"l": 10, "r": 20, "t": 24, "b": 44}, "bargap": 0.3, **more},
-    )
-    return Figure(data, layout)
+
+def of_plotly(chart: Properties) -> Figure:
+    """Return a chart as a figure of plotly."""
+    from plotly.graph_objects import Figure
+
+    return Figure(chart)
 
 
 def axis(title: str = "", **more: Any) -> Properties:
@@ -263,21 +271,18 @@ def names_axis(names: Sequence[str]) -> Properties:
 
 def bars(
     name: str, *, y: Sequence[int], x: Sequence[float], hover: Sequence[str], color: Any, **more: Any
-) -> Bar:
+) -> Properties:
     """Return horizontal bars, each with the text that hovering shows."""
-    from plotly.graph_objects import Bar
-
     marker = {"color": color, **more.pop("marker", {})}
-    return Bar(
-        orientation="h",
-        name=plain(name),
-        y=list(y),
-        x=list(x),
-        hovertext=list(hover),
-        hoverinfo="text",
-        marker=marker,
-        **more,
-    )
+    trace = _trace("bar", name, x=x, y=y, hover=hover)
+    return {**trace, "orientation": "h", "marker": marker, **more}
+
+
+def _trace(
+    kind: str, name: str, *, x: Sequence[float], y: Sequence[float], hover: Sequence[str]
+) -> Properties:
+    texts = {"hovertext": list(hover), "hoverinfo": "text"}
+    return {"type": kind, "name": plain(name), "x": list(x), "y": list(y), **texts}
 
 
 def points(
@@ -288,22 +293,12 @@ def points(
     hover: Sequence[str],
     mode: str = "markers",
     **more: Any,
-) -> Scatter:
+) -> Properties:
     """Return markers or lines, each point with the text that hovering shows."""
-    from plotly.graph_objects import Scatter
-
-    return Scatter(
-        name=plain(name),
-        x=list(x),
-        y=list(y),
-        hovertext=list(hover),
-        hoverinfo="text",
-        mode=mode,
-        **more,
-    )
+    return {**_trace("scatter", name, x=x, y=y, hover=hover), "mode": mode, **more}
 
 
-def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Bar:
+def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Properties:
     """Return bars (row, length, text of hovering) of one colour and pattern; "" is a plain one."""
     return bars(
         name,
@@ -341,7 +336,7 @@ def labelled(name: str, count: int) -> Properties:
     }
 
 
-def by_cause(parts: Sequence[CauseBar]) -> list[Bar]:
+def by_cause(parts: Sequence[CauseBar]) -> list[Properties]:
     """Return stacked bars, a trace for each cause; the one with the largest total comes first."""
     totals: dict[str, float] = {}
     for part in parts:

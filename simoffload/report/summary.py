@@ -6,18 +6,16 @@ It has at most four numbers: the value, its 80 % interval, the advantage over th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import shorten
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
+from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.formatting import counted
 from simoffload.report.presentation import presentation
 from simoffload.results import ADDED, Metric, SimulationResult
 from simoffload.units import format_number, percent
 
-LONGEST = 200
-"""Length of a sentence [characters] that is read at a glance: our choice."""
 _FACTOR = 1.3
 """Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
@@ -26,27 +24,31 @@ _SIMILAR_COST = 0.05
 """Relative difference of costs up to which they are called the same."""
 
 
-def result_summary(result: SimulationResult) -> str:
+def result_summary(result: SimulationResult) -> Verdict:
     """Return the answer of one result: how fast it is and how sure that is, what takes the time, the cost."""
     wording, name = presentation(result), printable(result.model.partition(" (")[0])
     where = f"on {printable(result.platform)}"
     if result.refused:
-        return _joined(f"{name} is refused {where}: {printable(result.refused[0])}")
+        return Verdict.of(f"{name} is refused {where}: {printable(result.refused[0])}")
     if not result.fits:
-        return _joined(f"{name} does not fit {where}: {_lacking(result)}", *_fits_with(result))
+        return Verdict.of(f"{name} does not fit {where}: {_lacking(result)}", *_fits_with(result))
     step = result.step
     if step is None:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
-        return _joined(f"{name} fits {where} with {wording.placed}: {free}")
+        return Verdict.of(f"{name} fits {where} with {wording.placed}: {free}")
     value = _value(result, result.step_metric)
     share = (
         f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
     )
-    return _joined(f"{name} {wording.verb} with {wording.placed}: {value}", f"; {share}", *_cost(result))
+    return Verdict.of(
+        f"{name} {wording.verb} with {wording.placed}: {value}",
+        VerdictPart(f"; {share}"),
+        *_cost(result, "; ", rank=2),
+    )
 
 
-def group_summary(group: Group, *, titled: bool = False) -> str:
+def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     """Return the answer of a comparison: the fastest, how sure that is, what is as fast, the cost.
 
     The model is named if the group is ``titled``.
@@ -54,25 +56,25 @@ def group_summary(group: Group, *, titled: bool = False) -> str:
     title = f"{group.title}: " if titled else ""
     timed = [row for row in group.ordered if group.value(row) is not None]
     if not timed:
-        return _joined(f"{title}{_untimed(group)}")
+        return Verdict.of(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
-    others = f"; {_listed(out)} {_not(out)}" if out else ""
-    value += "".join(_cost(best.result, " for "))
+    others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
+    cost = _cost(best.result, " for ", rank=0)
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
-        return _joined(first, f"; {_tied(best, ties)}", others)
+        return Verdict.of(first, *cost, VerdictPart(f"; {_tied(best, ties)}"), *others)
     if len(timed) > 1:
         slower = timed[1]
-        behind = f", {slower.label} takes {group.behind(slower)}"
-        return _joined(f"{title}{name} is fastest: {value}", behind, others)
+        behind = VerdictPart(f", {slower.label} takes {group.behind(slower)}")
+        return Verdict.of(f"{title}{name} is fastest: {value}", *cost, behind, *others)
     only = f"only {name} fits" if out else name
-    return _joined(f"{title}{only}: {value}")
+    return Verdict.of(f"{title}{only}: {value}", *cost)
 
 
-def summaries(found: Sequence[Group]) -> tuple[str, ...]:
+def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     """Return the answers of a comparison: one for all models of which each has one row, else one for each
     model and kind of work."""
     rows = [(group, row) for group in found for row in group.rows]
@@ -89,17 +91,8 @@ def summaries(found: Sequence[Group]) -> tuple[str, ...]:
     ]
     text += f"; {', '.join(times[1:])} as long"
     out = [group.title for group, row in rows if group.value(row) is None]
-    return (_joined(text, f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit" if out else ""),)
-
-
-def _joined(first: str, *more: str) -> str:
-    """Return a sentence with as many of the further parts, the least important ones last, as it has room
-    for."""
-    text = first
-    for part in more:
-        if len(text) + len(part) < LONGEST:
-            text += part
-    return f"{shorten(text, LONGEST - 1, placeholder='…')}."
+    lacking = [VerdictPart(f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit")] if out else []
+    return (Verdict.of(text, *lacking),)
 
 
 def _value(result: SimulationResult, measure: Metric) -> str:
@@ -117,13 +110,14 @@ def _per_million(result: SimulationResult) -> float | None:
     return None if costs is None else costs.at_least()["cost_per_million_tokens"]
 
 
-def _cost(result: SimulationResult, before: str = "; ") -> Iterator[str]:
+def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[VerdictPart]:
     """Yield the cost of a million tokens, if it is known."""
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
-        yield f"{before}{least}{amount} {costs.costs.currency}".rstrip() + " per million tokens"
+        text = f"{before}{least}{amount} {costs.costs.currency}".rstrip()
+        yield VerdictPart(f"{text} per million tokens", rank, tabled=True)
 
 
 def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
@@ -191,11 +185,11 @@ def _lacking(result: SimulationResult) -> str:
     return f"{printable(use.tier)} lacks {counted(-use.headroom, use).removeprefix('−')} {use.scope}"
 
 
-def _fits_with(result: SimulationResult) -> Iterator[str]:
+def _fits_with(result: SimulationResult) -> Iterator[VerdictPart]:
     """Yield the smallest change with which it fits, if one is known."""
     found = result.remedies
     if found is not None and found.changes:
-        yield f"; it fits with this change: {found.changes[0].description}"
+        yield VerdictPart(f"; it fits with this change: {found.changes[0].description}")
 
 
 def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Charts as SVG that needs no script: a plotly figure, drawn as wide as the page lets it.
+"""Charts as SVG that needs no script: a figure of ``plotting``, drawn as wide as the page lets it.
 
 Horizontal positions are per cent and vertical ones are pixels, so that text keeps its size at any width. The
 name and the number of a bar are above it, where there is room at any width. A text that needs more room than
-a narrow page has is hidden there by a container query, and a legend shows it instead. Colours are classes,
-which follow the colour scheme of the reader.
+the part of a bar has is below the bar, with a square of its colour. Colours are classes, which follow the
+colour scheme of the reader.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ _TEXT, _SMALL, _BAR, _GAP = 19, 16, 16, 12
 """[px] of a line of text above a bar and of one at an axis; of a bar; between bars."""
 _LETTER = 6.9
 """[px] of a letter of the charts' font: at most what it takes on average."""
+_BOLD = 1.15
+"""Width of a bold letter, relative to others."""
 _NARROW = 376
 """[px] of the narrowest chart for which the layout is made, on a page of 420 px."""
 _WIDTHS = (440, 560, 680, 800, 960)
 """[px] of charts from which a text is shown that needs so much room."""
 _BESIDE = 18
 """Longest name [characters] that has a place at the left of its bar."""
+_SEEN = 0.006
+"""Smallest part of a chart's width that is named: our choice; tables have all."""
 _PLOT = 260
 """[px] of the height of a chart of points."""
 
 
 def drawn(figure: Mapping[str, Any], label: str) -> Markup:
-    """Return a figure (``to_plotly_json``) as a ``div``; ``label`` describes it for screen readers."""
+    """Return a figure as a ``div``; ``label`` describes it for screen readers."""
     traces: list[Trace] = [dict(trace) for trace in figure["data"]]
     layout = figure["layout"]
     kinds = {trace["type"] for trace in traces}
@@ -46,7 +50,7 @@ def drawn(figure: Mapping[str, Any], label: str) -> Markup:
     else:
         body = _points(traces, layout)
     style = f' class="chart beside-{body.left}"' if body.left else ' class="chart"'
-    legend = _legend(traces, body.named) if layout.get("showlegend") else Markup("")
+    legend = _legend(traces) if layout.get("showlegend") else Markup("")
     content = Markup("").join(body.parts)
     image = element(
         "svg", content, role="img", aria_label=printable(label), width="100%", height=_number(body.height)
@@ -60,8 +64,6 @@ class _Body(NamedTuple):
     """[px]"""
     left: int = 0
     """[px] of the names at the left, in steps of ten."""
-    named: Mapping[str, int] = {}
-    """Traces whose names are in the chart from a width [px] on."""
 
 
 # -- elements ------------------------------------------------------------------------------------
@@ -142,9 +144,7 @@ def stylesheet() -> Markup:
         for name in names
     )
     widths = "".join(
-        f"@container (max-width:{width - 1}px){{.from-{width}{{display:none}}}}"
-        f"@container (min-width:{width}px){{.until-{width}{{display:none}}}}"
-        for width in _WIDTHS
+        f"@container (max-width:{width - 1}px){{.from-{width}{{display:none}}}}" for width in _WIDTHS
     )
     beside = "".join(f".beside-{size}>.plot{{margin-left:{size}px}}" for size in range(20, 160, 10))
     schemes = f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -174,15 +174,14 @@ def _hatch(shape: str) -> str:
     return f"hatch-{list(_HATCHES).index(shape)}"
 
 
-def _legend(traces: Sequence[Trace], named: Mapping[str, int]) -> Markup:
-    """Return the traces with their colours; those that are named in the chart only where it is narrower."""
+def _legend(traces: Sequence[Trace]) -> Markup:
+    """Return the traces with their colours, but for those whose names are at their parts."""
     items = []
     for trace in traces:
-        name, until = trace.get("name", ""), named.get(trace.get("name", ""), None)
-        if until == 0 or trace.get("showlegend") is False or not len(trace["x"]):
+        if "text" in trace or trace.get("showlegend") is False or not len(trace["x"]):
             continue
         sample = element("svg", _sample(trace), width=18, height=12, aria_hidden="true")
-        items.append(element("li", sample + escape(_plain(name)), class_=f"until-{until}" if until else ""))
+        items.append(element("li", sample + escape(_plain(trace.get("name", "")))))
     return element("ul", Markup("").join(items), class_="legend") if items else Markup("")
 
 
@@ -223,6 +222,11 @@ def _bar(trace: Trace, at: int, x: str, width: str, *, y: float, height: float =
     return Markup("").join(parts)
 
 
+def _pattern(trace: Trace) -> str:
+    """Return the shape of a hatch, on which no text can be read; "" for none."""
+    return str(((trace.get("marker") or {}).get("pattern") or {}).get("shape") or "")
+
+
 class _Rows:
     """_Rows are horizontal bars in rows, from the top, on a common axis at the bottom."""
 
@@ -249,6 +253,7 @@ class _Rows:
         longest = max(map(len, self._names), default=0)
         self._beside = not notes and longest <= _BESIDE
         self._left = _room(self._names) if self._beside else 0
+        self._below = self._named_below()
         self._tops, self._bottom = self._placed()
 
     def _ends(self) -> list[float]:
@@ -274,10 +279,33 @@ class _Rows:
             start = _of(trace["base"], at) if "base" in trace else starts[row]
             yield (at, row, length, length) if trace["type"] != "bar" else (at, row, start, start + length)
 
+    def _inside(self, row: int, text: str, low: float, high: float) -> float | None:
+        """Return the middle of a text in a bar between two places; None where a narrow page has no room."""
+        high = max(low, min(high, self._axis.at(self._limits.get(row, self._axis.high))))
+        is_shown = high > low and _shown_from((len(text) + 1) * _LETTER / (high - low), self._left) == 0
+        return (low + high) / 2 if is_shown else None
+
+    def _named_below(self) -> list[list[list[tuple[str, str]]]]:
+        """Return the lines below each bar: colours and names of the parts in which their names have no
+        room, if they can be seen."""
+        found: list[list[list[tuple[str, str]]]] = [[] for _ in self._names]
+        longest = (_NARROW - self._left) / _LETTER
+        for trace in self._traces:
+            for at, row, start, end in self._bars(trace):
+                text, low, high = _of(trace.get("text"), at, ""), self._axis.at(start), self._axis.at(end)
+                inside = not _pattern(trace) and self._inside(row, text, low, high) is not None
+                if not text or high - low < _SEEN or inside:
+                    continue
+                part, lines = (colour(_of(trace["marker"]["color"], at)), text), found[row]
+                if not lines or sum(len(name) + 3 for _, name in (*lines[-1], part)) > longest:
+                    lines.append([])
+                lines[-1].append(part)
+        return found
+
     def _lines(self, row: int) -> list[str]:
         """Return the name of a row and its number: on one line if there is room on a narrow page."""
         name, note = self._names[row], self._notes.get(row, "")
-        if (len(name) + len(note)) * _LETTER <= _NARROW:
+        if (_BOLD * len(name) + 1 + len(note)) * _LETTER <= _NARROW:
             return [f"{name}\n{note}"]
         lines = wrap(name, int(_NARROW / _LETTER), break_on_hyphens=False)
         return [*lines, f"\n{note}"] if note else lines
@@ -288,19 +316,18 @@ class _Rows:
         for row in range(len(self._names)):
             y += 0 if self._beside else _TEXT * len(self._lines(row))
             tops.append(y)
-            y += _BAR + _GAP
+            y += _BAR + _SMALL * len(self._below[row]) + _GAP
         return tops, y
 
     def body(self) -> _Body:
         """Return all elements: the grid first, and the texts last."""
-        named: dict[str, int] = {}
-        bars = [one for trace in self._traces for one in self._drawn(trace, named)]
+        bars = [one for trace in self._traces for one in self._drawn(trace)]
         parts = [*_grid_x(self._axis, self._bottom, self._left), *bars, *self._rules(), *self._texts()]
-        return _Body(parts, self._bottom + 2 * _SMALL + 8, self._left, named)
+        return _Body(parts, self._bottom + 2 * _SMALL + 8, self._left)
 
-    def _drawn(self, trace: Trace, named: dict[str, int]) -> Iterator[Markup]:
+    def _drawn(self, trace: Trace) -> Iterator[Markup]:
         """Yield the bars or marks of a trace, the texts in them and their intervals."""
-        scale, narrowest = self._axis, [] if trace["type"] == "bar" else [0]
+        scale = self._axis
         for at, row, start, end in self._bars(trace):
             low, high = sorted((scale.at(start), scale.at(end)))
             hover, y = _of(trace.get("hovertext"), at, ""), self._tops[row]
@@ -309,21 +336,11 @@ class _Rows:
                 continue
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
             text = _of(trace.get("text"), at, "")
-            high = max(low, min(high, scale.at(self._limits.get(row, scale.high))))
-            width = (
-                _shown_from((len(text) + 1) * _LETTER / (high - low), self._left)
-                if text and high > low
-                else None
-            )
-            if width is not None:
-                narrowest.append(width)
-                name = colour(_of(trace["marker"]["color"], at))
-                middle = _percent((low + high) / 2)
-                classes = f"in on-{name} {_from(width)}".strip()
-                yield _text(text, middle, y + 12.5, class_=classes, text_anchor="middle")
+            middle = self._inside(row, text, low, high) if text and not _pattern(trace) else None
+            if middle is not None:
+                on = f"in on-{colour(_of(trace['marker']['color'], at))}"
+                yield _text(text, _percent(middle), y + 12.5, class_=on, text_anchor="middle")
             yield from self._interval(trace, at, y)
-        if narrowest and trace["type"] == "bar":
-            named[trace.get("name", "")] = min(narrowest)
 
     def _interval(self, trace: Trace, at: int, y: float) -> Iterator[Markup]:
         low, high = _spread(trace, at, "x")
@@ -341,6 +358,13 @@ class _Rows:
 
     def _texts(self) -> Iterator[Markup]:
         for row, top in enumerate(self._tops):
+            for number, parts in enumerate(self._below[row], 1):
+                spans = (
+                    element("tspan", "■", class_=f"f-{shade}") + escape(f" {_plain(name)}  ")
+                    for shade, name in parts
+                )
+                place = {"x": 0, "y": _number(top + _BAR + _SMALL * number - 3), "class_": "tick below"}
+                yield element("text", Markup("").join(spans), **place)
             if self._beside:
                 yield _text(self._names[row], "0", top + 12.5, dx=-8, text_anchor="end")
                 continue

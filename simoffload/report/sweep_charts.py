@@ -12,8 +12,6 @@ from simoffload.results import Metric, declared_metrics
 from simoffload.units import format_number
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from simoffload.planning.sweep import SweepResult
 
 Row = Mapping[str, Any]
@@ -72,7 +70,7 @@ def ranged(row: Row, measure: Metric) -> str:
     return f"{value} [{span(measure.text(low), measure.text(high), value=value)}]"
 
 
-def overview(found: SweepResult) -> Figure:
+def overview(found: SweepResult) -> draw.Properties:
     """Draw a heat map of two axes, or else the first axis."""
     return heat_map(found) if has_heat_map(found) else along(found, varied(found)[0])
 
@@ -83,27 +81,26 @@ def has_heat_map(found: SweepResult) -> bool:
     return len(axes) == 2 and len(_values(found, axes[0])) * len(_values(found, axes[1])) <= _MOST_CELLS
 
 
-def heat_map(found: SweepResult) -> Figure:
+def heat_map(found: SweepResult) -> draw.Properties:
     """Draw the value of each pair of values of the two axes; what has none says why."""
-    from plotly.graph_objects import Heatmap
-
     measure, (across, down) = measure_of(found), sorted(varied(found), key=lambda a: -len(_values(found, a)))
     columns, rows = _values(found, across), _values(found, down)
     by_place = {(_text(row[down]), _text(row[across])): row for row in found.rows}
     cells = [[by_place.get((row, column)) for column in columns] for row in rows]
     return draw.figure(
         [
-            Heatmap(
-                x=[draw.plain(one) for one in columns],
-                y=[draw.plain(one) for one in rows],
-                z=[[cell.get(measure.name) if cell else None for cell in line] for line in cells],
-                text=[[_cell(cell, measure) for cell in line] for line in cells],
-                texttemplate="%{text}",
-                hovertext=[[called(found, cell) if cell else "" for cell in line] for line in cells],
-                hoverinfo="text",
-                colorscale=[[0, "#e3eff7"], [1, draw.BLUE]],
-                showscale=False,
-            )
+            {
+                "type": "heatmap",
+                "x": [draw.plain(one) for one in columns],
+                "y": [draw.plain(one) for one in rows],
+                "z": [[cell.get(measure.name) if cell else None for cell in line] for line in cells],
+                "text": [[_cell(cell, measure) for cell in line] for line in cells],
+                "texttemplate": "%{text}",
+                "hovertext": [[called(found, cell) if cell else "" for cell in line] for line in cells],
+                "hoverinfo": "text",
+                "colorscale": [[0, "#e3eff7"], [1, draw.BLUE]],
+                "showscale": False,
+            }
         ],
         draw.height(len(rows)),
         xaxis=draw.axis(draw.plain(across), type="category", showgrid=False),
@@ -119,7 +116,7 @@ def _cell(row: Row | None, measure: Metric) -> str:
     return "does not fit" if row.get("fits") is False else "refused"
 
 
-def along(found: SweepResult, axis: str) -> Figure:
+def along(found: SweepResult, axis: str) -> draw.Properties:
     """Draw the best value for each value of an axis over all other axes, with its interval.
 
     Numbers are joined by a line, and names are bars.
@@ -209,7 +206,7 @@ def front(found: SweepResult) -> Front | None:
     return Front(time, tuple(points))
 
 
-def pareto(found: SweepResult, best: Front) -> Figure:
+def pareto(found: SweepResult, best: Front) -> draw.Properties:
     """Draw throughput over time of all points, the front as a line with its best throughput named."""
     on_front = {id(row) for row in best.points}
     others = [row for row in best_first(found) if id(row) not in on_front and row.get(best.time.name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import repeat, zip_longest
 from textwrap import wrap
 from typing import NamedTuple
@@ -30,8 +31,6 @@ _NAME = 20
 """[characters] of a name with a number in the first column up to which it is not broken: our choice."""
 _NUMBER = re.compile(r"(?<!\S)[^\w\s]*\d\S*(?: (?:%|[A-Za-z])\S*)?|(?<!\S)[^\w\s] \d\S*")
 """Words that begin with a digit, with the unit after or the sign before them."""
-_COST = re.compile(r" for (?:at least )?[\d,.]+ ?\S* per million tokens")
-"""The cost in a sentence of ``summary``."""
 _GLUE = "\ue000"
 """Character for a space at which lines must not break; ``printable`` removes it from the document's own
 text."""
@@ -43,9 +42,9 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     terminal.paragraph(" · ".join(document.title), style="bold")
     fits = {True: "green", False: "red", None: "bold"}[document.fits]
     for verdict in document.verdicts:
-        text = verdict if verdict.startswith("Verdict on ") else f"Verdict: {verdict}"
-        brief = verdict in document.summary
-        terminal.paragraph(_brief(text, terminal.width) if brief else text, style=fits)
+        head = "" if verdict.startswith("Verdict on ") else "Verdict: "
+        is_brief = partial(_is_brief, head, terminal.width)
+        terminal.paragraph(head + verdict.within(is_brief), style=fits)
     for warning in document.warnings:
         terminal.paragraph(f"Warning: {warning}", style="yellow")
     for section in (*document.sections, *document.background):
@@ -54,17 +53,8 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     return str(terminal)
 
 
-def _brief(text: str, width: int) -> str:
-    """Return a sentence without what two lines have no room for: the cost, which the terminal tells below,
-    its last parts, then its last words."""
-    if len(_filled(text, width)) > _BRIEF:
-        text = _COST.sub("", text)
-    for separator, end in (("; ", "."), (" ", "…")):
-        parts = text.removesuffix(".").split(separator)
-        while len(parts) > 1 and len(_filled(text, width)) > _BRIEF:
-            parts.pop()
-            text = separator.join(parts).rstrip(",;:") + end
-    return text
+def _is_brief(head: str, width: int, text: str) -> bool:
+    return len(_filled(head + text, width)) <= _BRIEF
 
 
 def _filled(text: str, width: int, first: str = "", later: str = " " * _INDENT) -> list[str]:

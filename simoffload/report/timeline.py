@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.report import plotting as draw
@@ -17,9 +17,6 @@ from simoffload.report.presentation import presentation
 from simoffload.results import Interval, SimulationResult, Timeline, cause_text
 from simoffload.schedule import OpKind, Schedule
 from simoffload.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _FIRST = 3
 """Number of parts of the pass in the first chart: the part before the layers, and two layers."""
@@ -224,7 +221,7 @@ def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> DrawnOperatio
     )
 
 
-def schedule(window: TimelineWindow) -> Figure:
+def schedule(window: TimelineWindow) -> draw.Properties:
     """Draw the operations of the shown ranks over time, a row for each stream."""
     length = window.end_s - window.start_s
     unit, scale = ("s", 1.0) if length >= 2 else ("ms", 1e3) if length >= 2e-3 else ("us", 1e6)

@@ -37,8 +37,8 @@ class Planner(Protocol):
         """Return a chart of the result."""
         ...
 
-    def remedies(self, result: SimulationResult) -> Remedies:
-        """Return the smallest changes that make the scenario fit."""
+    def remedies(self, result: SimulationResult) -> Remedies | None:
+        """Return the smallest changes that make the scenario fit; None if they are not looked for."""
         ...
 
     def caches(self, result: SimulationResult) -> tuple[CacheLimits, ...]:

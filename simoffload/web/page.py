@@ -95,7 +95,7 @@ def _start() -> Any:
         [
             html.Label(["Start from ", _typed("base", "", "bases", "scenario or model")]),
             dcc.Upload(
-                html.Button("Drop a scenario or config.json (up to 1 MB)"),
+                html.Button("Drop a scenario, config.json or price list (up to 1 MB)"),
                 id="upload",
                 max_size=LARGEST_FILE,
             ),

@@ -15,7 +15,7 @@ from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.limits import sharing
 from simoffload.models import is_model
 from simoffload.planning.advise import advise
-from simoffload.planning.answers import simulate
+from simoffload.planning.answers import ScenarioPlanner, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import sensitivity
@@ -34,7 +34,7 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
-from simoffload.results import SimulationResult
+from simoffload.results import Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
@@ -101,22 +101,22 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     ``further`` are the names of sliders that the page has beside those of the panels.
     """
     state = changed(state, name, value) if name else state
-    variant, problems = state.current, tuple[Problem, ...]()
+    variant, problems, labels = state.current, tuple[Problem, ...](), _labels(state)
     result: SimulationResult | None = None
     try:
-        result = _result(variant)
+        result = _named(variant, labels[state.at])
     except InputError as error:
         problems = error.problems
     except WorkLimitError as error:
         problems = (Problem("", None, None, "", str(error)),)
     scenario = nearest(variant)
     if scenario is None:
-        return PageAnswer(state, tuple(map(str, problems)), (), _labels(state))
+        return PageAnswer(state, tuple(map(str, problems)), (), labels)
     found = PageAnswer(
         state,
         tuple(map(str, problems)),
         panels(scenario, variant, result, problems),
-        _labels(state),
+        labels,
         scenario=yaml_text(scenario.document.data),
         command=command(variant),
     )
@@ -125,9 +125,23 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     return found if result is None else _shown(found, scenario, result)
 
 
+class _PagePlanner(ScenarioPlanner):
+    """Leaves out the search for changes that make a scenario fit: ``next_changes`` follows with them."""
+
+    def remedies(self, result: SimulationResult) -> Remedies | None:  # noqa: ARG002
+        return None
+
+
 @lru_cache(maxsize=64)
 def _result(variant: Variant) -> SimulationResult:
-    return simulate(bounded(variant), costs=costs(variant))
+    scenario, prices = bounded(variant), costs(variant)
+    return replace(simulate(scenario, costs=prices), planner=_PagePlanner(scenario, prices))
+
+
+@lru_cache(maxsize=64)
+def _named(variant: Variant, name: str) -> SimulationResult:
+    """Return a result under the name of its variant; what it works out on demand is kept, too."""
+    return replace(_result(variant), name=name)
 
 
 def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
@@ -158,7 +172,7 @@ def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
 
 
 def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult) -> PageAnswer:
-    results = tuple(_each(found.state, result))
+    results = tuple(_each(found.state))
     compared = groups(results)
     priced = result.costs
     warnings = (*result.all_warnings, *(priced.warnings if priced else ()))
@@ -171,19 +185,14 @@ def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult
     )
 
 
-def _each(state: State, result: SimulationResult) -> Iterator[SimulationResult]:
+def _each(state: State) -> Iterator[SimulationResult]:
     """Yield the results of all variants that are scenarios, named by their numbers; why one has none is a
     result, too."""
-    names = _labels(state)
-    for number, variant in enumerate(state.variants):
-        if number == state.at:
-            one = result
-        else:
-            try:
-                one = _result(variant)
-            except (InputError, WorkLimitError) as error:
-                one = refused(load(state.current), error)
-        yield replace(one, name=names[number])
+    for name, variant in zip(_labels(state), state.variants, strict=True):
+        try:
+            yield _named(variant, name)
+        except (InputError, WorkLimitError) as error:
+            yield replace(refused(load(state.current), error), name=name)
 
 
 def _sentence(compared: Sequence[Group], current: SimulationResult) -> str:
@@ -241,7 +250,7 @@ def command(variant: Variant) -> str:
     alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
     given = [word for one in edits for word in ("--set", one)]
-    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if variant.prices else [])])
+    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if price_list(variant) else [])])
 
 
 # ---- the curve ---------------------------------------------------------------------------------
@@ -335,10 +344,10 @@ def next_changes(state: State) -> Next:
     with sharing(_NEXT_TIME), stage(2) as parts:
         result = _result(variant)
         evaluator = Evaluator(bounded(variant), result=result)
-        parts.step("what matters")
-        sliders = tuple(_sliders(variant, evaluator)) if result.fits else ()
         parts.step("what to change")
         advice = advise(evaluator, costs=costs(variant))
+        parts.step("what matters")
+        sliders = tuple(_sliders(variant, evaluator)) if result.fits else ()
     found = advice.decisions(advice.helping)[:_MOST_CHANGES]
     currency = advice.economics.costs.currency
     changes = tuple(
@@ -378,7 +387,7 @@ def file(state: State, kind: str) -> tuple[str, str]:
     variant = state.current
     if kind == "scenario":
         return FILE, yaml_text(load(variant).document.data)
-    if kind == "prices" and not variant.prices:
+    if kind == "prices" and not price_list(variant):
         raise InputError.at("", "no price was changed; the shipped ones are those of reference")
     if kind == "prices":
         return PRICES, price_list(variant)
@@ -393,8 +402,16 @@ def file(state: State, kind: str) -> tuple[str, str]:
 
 def _report(state: State) -> ReportDocument:
     if len(state.variants) == 1:
-        return result_document(_result(state.current), command=command(state.current))
-    return comparison_document(tuple(_each(state, _result(state.current))))
+        return result_document(_whole(_result(state.current)), command=command(state.current))
+    return comparison_document(tuple(map(_whole, _each(state))))
+
+
+def _whole(result: SimulationResult) -> SimulationResult:
+    """Return a result that also tells what makes it fit, for a page to hand over."""
+    planner = result.planner
+    if not isinstance(planner, _PagePlanner):
+        return result
+    return replace(result, planner=ScenarioPlanner(planner.scenario, planner.prices))
 
 
 def _page(document: ReportDocument) -> str:

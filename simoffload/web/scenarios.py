@@ -80,11 +80,15 @@ def bounded(variant: Variant) -> LoadedScenario:
 def price_list(variant: Variant) -> str:
     """Return the variant's own prices as the file that ``--costs`` takes; "" if it has none."""
     if not variant.prices:
-        return ""
-    devices = {key: {"price": amount} for key, amount in variant.prices}
+        return variant.price_list
     date = datetime.date.today().isoformat()  # noqa: DTZ011 - the user's day is meant
-    head = {"kind": "costs", "id": "own", "name": "prices of the page", "date": date}
-    return yaml_text({**head, "devices": devices})
+    own: Any = {"kind": "costs", "id": "own", "name": "prices of the page", "date": date}
+    if variant.price_list:
+        own = parse_yaml(variant.price_list, name=PRICES, root=Path()).data
+    devices = dict(own.get("devices") or {})
+    for key, amount in variant.prices:
+        devices[key] = {**devices.get(key, {}), "price": amount}
+    return yaml_text({**own, "devices": devices})
 
 
 @lru_cache(maxsize=16)
@@ -230,12 +234,26 @@ def _file(variant: Variant, name: str, value: Any) -> Variant:
     """Return the variant with the model of a config.json, or with the scenario that a file has."""
     text = str(value)
     if not name.endswith(".json"):
-        return Variant(f"{text}\n")
+        return _prices(variant, text) if _is_price_list(text) else Variant(f"{text}\n")
     data = parse_json(text, name=shortened(name), root=Path()).data
     if "model_type" not in data:
         return Variant(f"{yaml_text(data)}\n")
-    own = Variant(yaml_text(_now(variant).document.data), prices=variant.prices, config=text)
+    own = variant._replace(base=yaml_text(_now(variant).document.data), edits=(), config=text)
     return own.edited(f"model={json.dumps({'config': config_name(text)})}")
+
+
+def _is_price_list(text: str) -> bool:
+    with suppress(InputError):
+        data = parse_yaml(text, name=PRICES, root=Path()).data
+        return isinstance(data, Mapping) and data.get("kind") == "costs"
+    return False  # what is wrong is said where the text is read as a scenario
+
+
+def _prices(variant: Variant, text: str) -> Variant:
+    """Return the variant with the prices of a list in place of its own. Raises InputError for a wrong one."""
+    priced = variant._replace(prices=(), price_list=text)
+    costs(priced)
+    return priced
 
 
 def config_name(text: str) -> str:

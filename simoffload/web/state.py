@@ -33,6 +33,8 @@ class Variant(NamedTuple):
     """Prices by kind/id of the profile, in the currency of the shipped list."""
     config: str = ""
     """Text of a config.json that ``model.config`` names."""
+    price_list: str = ""
+    """Text of a list of prices, which ``prices`` change."""
 
     def edited(self, *assignments: str) -> Variant:
         """Return the variant with further assignments, in place of those that they replace."""
@@ -114,8 +116,9 @@ class State(NamedTuple):
                 tuple(map(_assignment, edits)),
                 tuple((_text(key), float(amount)) for key, amount in prices),
                 _text(config),
+                _text(price_list),
             )
-            for base, edits, prices, config in variants
+            for base, edits, prices, config, price_list in variants
         )
         if not 0 < len(found) <= MOST_VARIANTS or max(len(one.edits) for one in found) > _MOST_EDITS:
             raise ValueError(data)

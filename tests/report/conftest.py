@@ -13,6 +13,7 @@ import pytest
 from simoffload.engine import execute
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
+from simoffload.report.plotting import Properties
 from simoffload.report.terminal import terminal_text
 from simoffload.results.attribution import Group
 from simoffload.results.capacity import MemoryTerm, TierUse
@@ -41,9 +42,9 @@ EVIL = '"><img src=x onerror="document.title=1"></script><script>document.title=
 """A name that no page may take for more than text."""
 
 
-def checked(figure: go.Figure) -> dict[str, Any]:
-    """The figure as plotly.js reads it."""
-    return figure.to_plotly_json()
+def checked(figure: Properties | go.Figure) -> dict[str, Any]:
+    """The figure as plotly.js reads it, with keys that plotly knows."""
+    return go.Figure(figure).to_plotly_json()
 
 
 def result_text(result: SimulationResult, *, color: bool = False, width: int = 100) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from simoffload.planning.answers import simulate
+from simoffload.report.answer import LONGEST
 from simoffload.report.comparison import groups
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import markdown
-from simoffload.report.summary import LONGEST, common_name, group_summary, result_summary
+from simoffload.report.summary import common_name, group_summary, result_summary
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import load_scenario
 

@@ -18,7 +18,7 @@ Attributes = dict[str, str]
 
 
 def chart(data: Sequence[Any], **layout: Any) -> ElementTree.Element:
-    figure = draw.figure(data, 100, **layout).to_plotly_json()
+    figure = draw.figure(data, 100, **layout)
     return ElementTree.fromstring(str(drawn(figure, "a chart")))
 
 
@@ -59,16 +59,17 @@ def test_intervals_are_lines_with_ends() -> None:
     assert found == [("40%", "70%"), ("40%", "40%"), ("70%", "70%")]
 
 
-def test_a_name_without_room_goes_to_the_legend() -> None:
+def test_a_name_without_room_is_below_its_bar() -> None:
     wide, narrow = (
-        bar([x], text=[name], textposition="inside") for x, name in ((9, "wide"), (1, "a long name"))
+        {**bar([x], text=[name], textposition="inside"), "name": name}
+        for x, name in ((9, "wide"), (1, "a long name"))
     )
-    narrow.name, wide.name = "a long name", "wide"
     root = chart([wide, narrow], barmode="stack", showlegend=True, **rows(["one"]))
     inside = {one.text: one.get("class") for one in root.iter("text") if "in " in one.get("class", "")}
-    assert inside == {"wide": "in on-blue", "a long name": "in on-blue from-960"}
-    legend = [("".join(one.itertext()), one.get("class")) for one in root.iter("li")]
-    assert legend == [("a long name", "until-960")], "where it is not in its bar"
+    assert inside == {"wide": "in on-blue"}
+    below = ["".join(one.itertext()).strip() for one in root.iter("text") if "below" in one.get("class", "")]
+    assert below == ["■ a long name"]
+    assert not list(root.iter("li")), "a chart that names its parts needs no legend"
 
 
 def test_hover_texts_are_titles_and_names_stay_text() -> None:
@@ -79,10 +80,11 @@ def test_hover_texts_are_titles_and_names_stay_text() -> None:
 
 
 def test_what_exceeds_a_tier_is_hatched(make_refusal: Callable[..., SimulationResult]) -> None:
-    figure = capacity(make_refusal().capacity).to_plotly_json()
+    figure = capacity(make_refusal().capacity)
     root = ElementTree.fromstring(str(drawn(figure, "memory")))
     assert any(one.get("class") == "hollow s-black" for one in shapes(root, "rect"))
-    assert "beyond capacity" in ["".join(one.itertext()) for one in root.iter("li")]
+    below = ["".join(one.itertext()) for one in root.iter("text") if "below" in one.get("class", "")]
+    assert any("beyond capacity" in one for one in below)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,20 @@ def test_numbers_are_those_of_run() -> None:
     assert shown["per million tokens"] == f"{costs.metrics()['cost_per_million_tokens']:.3g} USD"
 
 
+def test_a_price_list_is_dropped() -> None:
+    text = (
+        "{kind: costs, id: mine, name: mine, date: 2026-01-02, devices: {accelerator/rtx-4090: {price: %s}}}"
+    )
+    found = answer(START, "file prices.yaml", text % 100)
+    assert found.command.endswith("--costs prices.yaml")
+    assert "accelerator/rtx-4090: {price: 100}" in file(found.state, "prices")[1]
+    assert found.metrics[-1] != answer(START).metrics[-1], "the purchase"
+    again = answer(found.state, "price accelerator/rtx-4090", 200)
+    assert "price: 200.0" in file(again.state, "prices")[1]
+    with pytest.raises(InputError, match="accelerator/rtx-4090"):
+        answer(START, "file prices.yaml", text % "many")
+
+
 @pytest.mark.parametrize("name", list_scenarios()[::4])
 def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
     found = answer(State((Variant(name),)))

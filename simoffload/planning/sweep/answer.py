@@ -47,9 +47,10 @@ class SweepResult:
 
     def plot(self) -> Figure:
         """Return a chart: a heat map of two axes, or else the best value of each value of the first axis."""
+        from simoffload.report.plotting import of_plotly
         from simoffload.report.sweep_charts import overview
 
-        return overview(self)
+        return of_plotly(overview(self))
 
 
 def sweep(

@@ -12,6 +12,7 @@ from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
+from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import Chart, Datum, Entry, ReportSection, ReportTable
 from simoffload.report.formatting import NameFirst, largest, limited_by, span
 from simoffload.report.presentation import BRACKETS, presentation, ranged
@@ -23,6 +24,7 @@ from simoffload.report.sections.changes import (
     in_brackets,
     prompt,
     took,
+    took_first,
     with_gain,
     with_throughput,
     with_times,
@@ -52,13 +54,14 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 # -- advice --------------------------------------------------------------------------------------
 
 
-def advice_verdict(advice: Advice) -> str:
+def advice_verdict(advice: Advice) -> Verdict:
     """Return the verdict of advice: the bottleneck, and the changes with the largest gains, those that keep
     the answers first."""
     result = advice.result
-    end = f". Not complete: {advice.extent}." if advice.stopped else "."
+    end = [VerdictPart(f". Not complete: {advice.extent}", 2)] if advice.stopped else []
     if not result.fits:
-        return f"Without changes, {'; '.join(result.advice)}. {_what_fits(advice)[:-1]}{end}"
+        lacking = VerdictPart(f"Without changes, {'; '.join(result.advice)}. ", 3)
+        return Verdict.of(lacking, *_what_fits(advice), *end)
     limit = limited_by(result.step) if result.step is not None else ""
     same, other = by_answers(advice.helping)
     of = " of throughput" if advice.objective != "latency" else ""
@@ -78,7 +81,15 @@ def advice_verdict(advice: Advice) -> str:
             seen.append(found[0])
             gains.append(f"{title}: {with_gain(found[0], advice)}")
     gains += [f"more throughput: {with_throughput(one, advice)}" for one in advice.larger_batches[:1]]
-    return f"{took(result)}; bottleneck: {result.bottleneck}{limit}; {'; '.join(gains)}; {BRACKETS}{end}"
+    return Verdict.of(
+        took(result),
+        VerdictPart(took_first(result), 5),
+        VerdictPart(f"; bottleneck: {result.bottleneck}", 1),
+        VerdictPart(limit, 4),
+        *(VerdictPart(f"; {text}", 3 if at else 0) for at, text in enumerate(gains)),
+        VerdictPart(f"; {BRACKETS}", 6),
+        *end,
+    )
 
 
 def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
@@ -97,12 +108,14 @@ def _as_asked(advice: Advice, same: Sequence[Tried]) -> list[tuple[str, list[Tri
     return [(f"on {plural(asked, 'GPU')}", found)]
 
 
-def _what_fits(advice: Advice) -> str:
-    """Return the first change that makes the scenario fit, and the cheapest of those with a known price; then
+def _what_fits(advice: Advice) -> Iterator[VerdictPart]:
+    """Yield the first change that makes the scenario fit, and the cheapest of those with a known price; then
     those with other answers."""
     if not advice.helping:
         tried = _first([one.description for one in advice.impossible]) or "none"
-        return f"No change that was tried makes it fit. Tried: {tried}."
+        yield VerdictPart("No change that was tried makes it fit", 0)
+        yield VerdictPart(f". Tried: {tried}")
+        return
     same, other = by_answers(advice.helping)
     first = "Fastest change" if advice.objective == "latency" else "Change with the highest throughput"
     texts = []
@@ -113,7 +126,8 @@ def _what_fits(advice: Advice) -> str:
     if other:
         what = "with other answers" if same else f"{first} that makes it fit, with other answers"
         texts.append(f"{what}: {with_times(other[0])}")
-    return f"{'; '.join(texts)}."
+    for at, text in enumerate(texts):
+        yield VerdictPart(f"; {text}" if at else text, at)
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -126,7 +140,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     bandwidth."""
     fits = advice.result.fits
     by_cost = advice.decisions(advice.by_cost)
-    sections = [*_gains(advice)]
+    sections = [*_gains(advice), _whole(advice)]
     if by_cost:
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
@@ -149,6 +163,11 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     if curve is not None or (fits and not _uses_storage(advice)):
         sections.append(bandwidth(curve))
     return tuple(sections)
+
+
+def _whole(advice: Advice) -> ReportSection:
+    """Return the verdict with all its parts."""
+    return ReportSection("The verdict in full", (NameFirst(advice_verdict(advice).whole),))
 
 
 def _gains(advice: Advice) -> Iterator[ReportSection]:
@@ -383,7 +402,7 @@ def purchase_verdict(
     budget: float | None,
     service: Sequence[ServiceLevel],
     owned: float | None = None,
-) -> str:
+) -> Verdict:
     """Return a sentence about the best purchase, or about the one that is closest to the limits; ``owned`` is
     the price of the present machine."""
     best, limit = search.best, _money(search, budget)
@@ -393,19 +412,22 @@ def purchase_verdict(
         levels = " and ".join(level.text for level in service)
         within = f" within {limit}" if limit else ""
         none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
-        return f"{none}; nearest: {what}, {took(near.result)}"
+        return Verdict.of(none, VerdictPart(f"; nearest: {what}, {took(near.result)}"))
     if best is None:
         if search.points:
-            return "no price per unit of work is known: give a price list of your own (--costs)"
+            return Verdict.of("no price per unit of work is known: give a price list of your own (--costs)")
         none = f"no combination is possible{' within the budget' if limit else ''}"
         if budget is None or owned is None or owned <= budget:
-            return none
+            return Verdict.of(none)
         costs = f"the present machine alone costs {owned:,.0f} {search.currency}"
-        return f"{none}, which is for the whole machine: {costs}; --budget +{budget:.0f} is beyond it"
-    texts = [f"{_BEST[search.objective]}: {_bought(best, search)}"]
-    if search.other is not None:
-        texts.append(f"with other answers: {_bought(search.other, search)}")
-    return f"{'; '.join(texts)}; {BRACKETS}"
+        beyond = VerdictPart(f"; --budget +{budget:.0f} is beyond it")
+        return Verdict.of(f"{none}, which is for the whole machine: {costs}", beyond)
+    other = search.other
+    return Verdict.of(
+        f"{_BEST[search.objective]}: {_bought(best, search)}",
+        *([] if other is None else [VerdictPart(f"; with other answers: {_bought(other, search)}")]),
+        VerdictPart(f"; {BRACKETS}", 2),
+    )
 
 
 def _bought(one: SimulatedPurchase, search: Search) -> str:

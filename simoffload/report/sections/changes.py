@@ -57,8 +57,12 @@ def in_brackets(text: str, *facts: str) -> str:
 def took(result: SimulationResult) -> str:
     """Return the time as a sentence: "A step takes 1.2 s [1 to 1.5]", "TPOT is 1.2 s [1 to 1.5]"."""
     what, time = presentation(result).step, ranged(result, result.step_by)
-    first = f", TTFT {ranged(result, 'ttft_s')}" if what == "TPOT" else ""
-    return f"{what} is {time}{first}" if what.isupper() else f"A {what} takes {time}"
+    return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
+
+
+def took_first(result: SimulationResult) -> str:
+    """Return the time to the first token where :func:`took` is about the others, to follow it; else ""."""
+    return f", TTFT {ranged(result, 'ttft_s')}" if presentation(result).step == "TPOT" else ""
 
 
 def with_gain(one: Tried, advice: Advice) -> str:

@@ -20,8 +20,8 @@ const measure = (event) => {
   }
   const large = files.find((one) => one.size > Number(place.dataset.most));
   place.textContent = large
-    ? `${large.name} has ${(large.size / 1e6).toFixed(1)} MB and was not read: drop a scenario or a ` +
-      `config.json, which has at most ${place.dataset.most / 1e6} MB; weights are not needed`
+    ? `${large.name} has ${(large.size / 1e6).toFixed(1)} MB and was not read: drop a scenario, a ` +
+      `config.json or a list of prices, which has at most ${place.dataset.most / 1e6} MB; weights are not needed`
     : "";
 };
 ["change", "drop"].forEach((kind) => document.addEventListener(kind, measure, true));
