@@ -33,7 +33,7 @@ class Verdict(str):
         return found
 
     @property
-    def whole(self) -> str:
+    def in_full(self) -> str:
         """The sentence with all its parts."""
         return _sentence(self.parts)
 

@@ -402,11 +402,11 @@ def file(state: State, kind: str) -> tuple[str, str]:
 
 def _report(state: State) -> ReportDocument:
     if len(state.variants) == 1:
-        return result_document(_whole(_result(state.current)), command=command(state.current))
-    return comparison_document(tuple(map(_whole, _each(state))))
+        return result_document(_with_search(_result(state.current)), command=command(state.current))
+    return comparison_document(tuple(map(_with_search, _each(state))))
 
 
-def _whole(result: SimulationResult) -> SimulationResult:
+def _with_search(result: SimulationResult) -> SimulationResult:
     """Return a result that also tells what makes it fit, for a page to hand over."""
     planner = result.planner
     if not isinstance(planner, _PagePlanner):

@@ -65,6 +65,6 @@ def test_adapters_that_hold_a_filesystem_back_are_named_by_all() -> None:
     assert (result.bottleneck, result.limit) == ("ai400x2 read", "ib0 in")
     assert ", limited by ib0 in decode 1: " in " ".join(result_text(result).split())
     assert "\n  ai400x2 read is limited by ib0 in\n" in compare_text([result])
-    assert "bottleneck: ai400x2 read, limited by ib0 in; " in advice_verdict(advise(loaded)).whole
+    assert "bottleneck: ai400x2 read, limited by ib0 in; " in advice_verdict(advise(loaded)).in_full
     faster = resolve(document("the filesystem"))
     assert simulate(faster).limit != "ib0 in"

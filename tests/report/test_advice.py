@@ -77,7 +77,7 @@ def test_a_terminal_shows_every_number_whole(
 
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
-    assert advice_verdict(advice).whole == (
+    assert advice_verdict(advice).in_full == (
         "TPOT is 1.2 s [892 ms to 1.61 s], TTFT 1.2 s [877 ms to 1.64 s]; bottleneck: raid read; largest "
         "gain of throughput: weights divided among 8 GPUs (tensor_parallel) (206× [206 to 206]); with other "
         "answers: weights divided among 8 GPUs (tensor_parallel), stored as fp8 (answers change) "
@@ -97,7 +97,7 @@ def test_gains_within_their_interval_are_listed_apart(advice: Advice) -> None:
     assert [one.change.key for one in wide.helping] == [
         one.change.key for one in advice.helping if one.gain is None or one.gain >= 1.25
     ]
-    assert "use_gds" not in advice_verdict(wide).whole
+    assert "use_gds" not in advice_verdict(wide).in_full
     assert wide.to_dict()["uncertain"] == [one.change.key for one in wide.uncertain]
     assert not any("use_gds" in name for name in recommended(wide))
 
@@ -123,7 +123,7 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     level = parse_service("ttft=2s", InferenceResult)
     (section,) = searched(search, budget=250_000, service=[level])
     looked, counts, *_ = section.sentences
-    best = purchase_verdict(search, budget=250_000, service=[level]).whole
+    best = purchase_verdict(search, budget=250_000, service=[level]).in_full
     kinds = "storage, drives, memory, program, format and batch"
     assert looked == f"15 combinations of {kinds}; at most 250,000 USD, ttft ≤ 2 s"
     assert best.startswith("highest throughput: weights on hbm, batch 16; ")
@@ -161,7 +161,7 @@ def other_form(advice: Advice) -> Advice:
 
 def test_the_same_answers_come_first_and_fewer_bits_second_with_a_word_on_quality(other_form: Advice) -> None:
     """However much fewer bits gain: in the verdict, in the tables, in files and in plain values."""
-    verdict = advice_verdict(other_form).whole
+    verdict = advice_verdict(other_form).in_full
     same, other = (
         verdict.index("largest gain of throughput: weights divided among 8 GPUs (tensor"),
         (

@@ -140,7 +140,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     bandwidth."""
     fits = advice.result.fits
     by_cost = advice.decisions(advice.by_cost)
-    sections = [*_gains(advice), _whole(advice)]
+    sections = [*_gains(advice), _full_verdict(advice)]
     if by_cost:
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
@@ -165,9 +165,9 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     return tuple(sections)
 
 
-def _whole(advice: Advice) -> ReportSection:
+def _full_verdict(advice: Advice) -> ReportSection:
     """Return the verdict with all its parts."""
-    return ReportSection("The verdict in full", (NameFirst(advice_verdict(advice).whole),))
+    return ReportSection("The verdict in full", (NameFirst(advice_verdict(advice).in_full),))
 
 
 def _gains(advice: Advice) -> Iterator[ReportSection]:

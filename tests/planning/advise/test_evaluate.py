@@ -206,7 +206,9 @@ def test_an_option_beyond_a_limit_is_told_and_the_others_go_on(monkeypatch: pyte
     assert number >= len(found.tried) + len(found.impossible)
     assert (data["number_tried"], data["stopped"]) == (number, why)
     assert [one["key"] for one in data["untried"]] == ["raid-5-drives"]
-    assert f"Not complete: {number} of {number + 1} changes were tried: {why}." in advice_verdict(found).whole
+    assert (
+        f"Not complete: {number} of {number + 1} changes were tried: {why}." in advice_verdict(found).in_full
+    )
     titles = [one.title for one in advised(found, None)]
     assert "Changes that were not tried" in titles
     assert "raid-8-drives" in gains(found)

@@ -69,7 +69,7 @@ def test_nothing_tried_is_not_said_to_be_all_changes(listed: bool, monkeypatch: 
     assert not found.tried
     assert found.stopped == "stopped by a limit"
     assert bool(found.untried) == listed
-    verdict = advice_verdict(found).whole
+    verdict = advice_verdict(found).in_full
     assert "all changes" not in verdict
     part = f"{found.number_tried} of {found.number_tried + len(found.untried)} changes were tried"
     assert verdict.endswith(

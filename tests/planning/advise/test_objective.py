@@ -38,7 +38,7 @@ def test_a_larger_batch_is_throughput_and_no_gain_of_a_single_sequence(single: A
     larger = {one.change.key: one for one in single.larger_batches}
     assert {"batch-2", "batch-4", "batch-8"} <= set(larger)
     assert (larger["batch-8"].throughput or 0) > 7 > 1.05 > (larger["batch-8"].gain or 9)
-    verdict = advice_verdict(single).whole
+    verdict = advice_verdict(single).in_full
     assert verdict.index("largest gain: ") < verdict.index("more throughput: batch 8 per GPU instead of 1 (")
     assert not verdict.partition("largest gain: ")[2].startswith("batch")
     (section,) = (one for one in advised(single, None) if one.title == LARGER)
