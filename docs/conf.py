@@ -28,6 +28,7 @@ include_patterns = ["*.md", "docs/**", "notebooks/*.ipynb", "examples/*"]
 exclude_patterns = ["**/.ipynb_checkpoints"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "notebook"}
 myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # a level that is left out is right on a page that reads well
 html_theme = "furo"
 html_title = f"simoffload {release}"
 html_show_sourcelink = False
