@@ -5,6 +5,8 @@
 # check  lint, formatting, types, layers
 # bench  time the engine, whole scenarios, sweeps, planning and start-up
 # reference  write docs/schema and docs/reference, after a change of keys or options
+# docs   build the documentation as a site in build/site; internal links are checked, notebooks are run
+# docs-links  try the links of the documentation to other sites (needs the network)
 # validation  predict all measured and published figures; write docs/VALIDATION.md and the shipped tables
 # lock   write requirements/*.txt from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
 # clean  remove everything that these targets made
@@ -22,7 +24,7 @@ PYTEST_ARGS ?= -n 2
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference validation lock clean
+.PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference docs docs-links validation lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -68,6 +70,15 @@ check: $(VENV)/.dev
 reference: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 
+SPHINX := $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs .
+
+docs: $(VENV)/.docs
+	$(SPHINX) build/site
+	@echo "The site is build/site/index.html"
+
+docs-links: $(VENV)/.docs
+	$(SPHINX) build/links -b linkcheck -D run_notebooks=0
+
 validation: $(VENV)/.dev
 	$(BIN)/python -m validation
 
@@ -105,6 +116,11 @@ $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	$(PIP) install $(PIP_FLAGS) --require-hashes -r requirements/dev.txt
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.dev requirements/docs.txt
+	@echo "installing Sphinx into $(VENV) …"
+	$(PIP) install $(PIP_FLAGS) --require-hashes -r requirements/docs.txt
+	@touch $@
+
 # ---- the environment with DeepSpeed ----
 
 # Python with the programs of this environment (ninja is one of them). DeepSpeed's libraries are compiled into
@@ -137,6 +153,7 @@ COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy 
 lock:
 	$(COMPILE) --group build -o requirements/runtime.txt
 	$(COMPILE) --group dev -c requirements/runtime.txt -o requirements/dev.txt
+	$(COMPILE) --group docs -c requirements/dev.txt -o requirements/docs.txt
 	printf '%s\n' $(CUDA) | $(COMPILE) --group build --group pytest --extra calibrate --excludes - \
 	  --no-emit-package torch -c requirements/dev.txt -o requirements/calibrate.txt
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
-from simoffload.hardware import Drive, Entry, Profile, RateCurve
+from simoffload.hardware import Drive, Entry, Profile, RateCurve, inherited
 from simoffload.units import format_rate
 
 _HEAD = frozenset({"kind", "id", "name", "notes"})
 _REQUEST = 4096
 """[B] Size of the random requests that profiles count."""
-_LONGEST = 1900
-"""[characters] The longest text of a source; profiles accept 2000."""
 
 _BESIDE = {
     "drive": {"write": "read"},
@@ -53,12 +51,14 @@ def base_profile(
         key: value for key, value in document.items() if key not in {*_HEAD, *measured, "read_by_outstanding"}
     }
     cache = own.pop("write_cache", None)  # without it any new rate of writing is valid
-    data: dict[str, Any] = _of(base.profile.id, own)
+    owner = base.profile.id
+    source = f"not measured here; of {owner}: {{}}"
+    data: dict[str, Any] = inherited(own, owner, source=source)
     lowered = list(_lowered(base, measured, read({**data, **measured})))
     data |= {one.key: one.statement for one in lowered}
     beside = read({**data, **measured})
     if cache is not None:
-        data |= _of(base.profile.id, {"write_cache": cache})
+        data |= inherited({"write_cache": cache}, owner, source=source)
     refused = dict(_refused(base, data, beside))
     data = {key: value for key, value in data.items() if key not in refused}
     warnings = [*(one.warning for one in lowered), *refused.values()]
@@ -126,17 +126,6 @@ def _top(profile: Profile, key: str) -> float:
     """Return a rate [B/s], or that of the fastest point of a curve."""
     value = getattr(profile, key)
     return float(value.top if isinstance(value, RateCurve) else value.value)
-
-
-def _of(identifier: str, node: Any) -> Any:
-    """Return the statements of another device with the source "not measured here"."""
-    if not isinstance(node, dict):
-        return node
-    if "origin" not in node:
-        return {key: _of(identifier, value) for key, value in node.items()}
-    origin = "estimate" if node["origin"] == "measured" else node["origin"]
-    source = f"not measured here; of {identifier}: {node['source']}"
-    return {**node, "origin": origin, "source": source[:_LONGEST]}
 
 
 def _scaled(base: Entry, key: str, beside: str, share: float) -> dict[str, Any]:

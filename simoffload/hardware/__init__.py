@@ -1,5 +1,6 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
+from simoffload.hardware.bases import inherited
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.cpu_products import ProductKernel
@@ -100,6 +101,7 @@ __all__ = [
     "evidence_sentence",
     "fair_rates",
     "id_fault",
+    "inherited",
     "installed_memory",
     "is_path",
     "list_profiles",

@@ -8,6 +8,8 @@ from typing import Any
 from simoffload.documents import Document, Location, candidates, overlaid, suggest
 from simoffload.errors import InputError, Problem
 
+_LONGEST = 2000
+"""[characters] The longest text of a source."""
 BASE = "base"
 """The key that names the profile on which another one is based."""
 
@@ -23,16 +25,22 @@ def restated(node: Mapping[str, Any], change: Any, source: str) -> dict[str, Any
     return {"origin": "estimate", "source": source.format(old), "date": node.get("date"), **change}
 
 
-def inherited(node: Any, owner: str) -> Any:
+def inherited(node: Any, owner: str, *, source: str = "{}") -> Any:
     """Return numbers of the profile ``owner`` as another device has them: what was measured on that one is
-    an estimate for this one, which says where it was measured; data sheets and estimates stay as they are."""
+    an estimate for this one, which says where it was measured; data sheets and estimates stay as they are.
+
+    ``source`` has {} in the place of the source before.
+    """
     if isinstance(node, list):
-        return [inherited(one, owner) for one in node]
+        return [inherited(one, owner, source=source) for one in node]
     if not isinstance(node, dict):
         return node
-    if node.get("origin") == "measured":
-        return {**node, "origin": "estimate", "measured_on": node.get("measured_on", owner)}
-    return {key: inherited(value, owner) for key, value in node.items()}
+    if "origin" not in node:
+        return {key: inherited(value, owner, source=source) for key, value in node.items()}
+    found = {**node, "source": source.format(node["source"])[:_LONGEST]} if "source" in node else node
+    if node["origin"] == "measured":
+        return {**found, "origin": "estimate", "measured_on": node.get("measured_on", owner)}
+    return found
 
 
 def based(base: Document, own: Document, *, owner: str, at: Location = ()) -> Document:

@@ -93,7 +93,7 @@ def tier_paths(section: type[BaseModel]) -> Mapping[str, TierChoice]:
     found: dict[str, TierChoice] = {}
     inner: dict[str, TierChoice] = {}
     for key, field in section.model_fields.items():
-        for part in (*field.metadata, *_parts(field.annotation)):
+        for part in (*field.metadata, *type_parts(field.annotation)):
             if isinstance(part, NamesTier):
                 found[key] = part.choice
             elif isinstance(part, type) and issubclass(part, BaseModel):
@@ -101,11 +101,11 @@ def tier_paths(section: type[BaseModel]) -> Mapping[str, TierChoice]:
     return found | inner
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def type_parts(annotation: Any) -> Iterator[Any]:
     """Yield a type, the types of which it consists, and what is said of them."""
     yield annotation
     for part in get_args(annotation):
-        yield from _parts(part)
+        yield from type_parts(part)
 
 
 class Placement(NamedTuple):

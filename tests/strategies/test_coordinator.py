@@ -81,31 +81,35 @@ def test_first_pass_fetches_each_tensor_on_demand_and_lets_it_go() -> None:
 
 
 def test_a_bucket_of_one_tensor_prefetches_one_ahead() -> None:
-    calls, _ = walk([(), (0,), (1,), (2,)], tensors(3, nvme=False), settings("cpu", prefetch_bucket_size=1))
+    calls, _ = walk(
+        [(), (0,), (1,), (2,)], tensors(3, nvme=False), settings("cpu", stage3_prefetch_bucket_size=1)
+    )
     assert calls == "[0 Pp0 ] [1 w0 Pp1 ] [2 w1 Pp2 ] [3 w2 ]"
 
 
 def test_the_tensor_that_crosses_the_bucket_is_still_taken() -> None:
     calls, _ = walk(
-        [(), (0,), (1,), (2,), (3,)], tensors(4, nvme=False), settings("cpu", prefetch_bucket_size=3_000_000)
+        [(), (0,), (1,), (2,), (3,)],
+        tensors(4, nvme=False),
+        settings("cpu", stage3_prefetch_bucket_size=3_000_000),
     )
     assert calls.startswith("[0 Pp0+p1 ] [1 w0 Pp2+p3 ]")
 
 
 def test_live_parameters_hold_prefetch_back() -> None:
-    knobs = settings("cpu", max_live_parameters=2_000_000)
+    knobs = settings("cpu", stage3_max_live_parameters=2_000_000)
     calls, _ = walk([(), (0,), (1,), (2,)], tensors(3, nvme=False), knobs)
     # The first is prefetched with nothing live; afterwards each module's own tensor fills the limit.
     assert calls == "[0 Pp0 ] [1 w0 ] [2 Fp1 w1 ] [3 Fp2 w2 ]"
 
 
 def test_bucket_zero_means_no_prefetch_at_all() -> None:
-    calls, _ = walk([(), (0,), (1,)], tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0))
+    calls, _ = walk([(), (0,), (1,)], tensors(2, nvme=False), settings("cpu", stage3_prefetch_bucket_size=0))
     assert calls == "[0 ] [1 Fp0 w0 ] [2 Fp1 w1 ]"
 
 
 def test_bucket_zero_switches_off_reading_ahead_too() -> None:
-    calls, _ = walk([(), (0,), (1,)], tensors(2, nvme=True), settings("nvme", prefetch_bucket_size=0))
+    calls, _ = walk([(), (0,), (1,)], tensors(2, nvme=True), settings("nvme", stage3_prefetch_bucket_size=0))
     assert calls == "[0 ] [1 Rp0 W Fp0 w0 ] [2 Rp1 W Fp1 w1 ]"
 
 
@@ -131,33 +135,39 @@ def test_several_ranks_wait_for_the_third_last_fetch_event() -> None:
     calls, _ = walk(
         [(), *((i,) for i in range(5))],
         tensors(5, nvme=False),
-        settings("cpu", prefetch_bucket_size=0),
+        settings("cpu", stage3_prefetch_bucket_size=0),
         ranks=8,
     )
     assert "[4 Fp3 T0 w3 ]" in calls
     assert "[5 Fp4 T1 w4 ]" in calls
     one_rank, _ = walk(
-        [(), *((i,) for i in range(5))], tensors(5, nvme=False), settings("cpu", prefetch_bucket_size=0)
+        [(), *((i,) for i in range(5))],
+        tensors(5, nvme=False),
+        settings("cpu", stage3_prefetch_bucket_size=0),
     )
     assert "T" not in one_rank
 
 
 def test_persistent_tensors_are_never_fetched_again() -> None:
     mixed = [Tensor("norm", 1000, 1000, False, True), Tensor("big", 2_000_000, 2_000_000, False, False)]
-    calls, coordinator = walk([(), (0,), (1,)], mixed, settings("cpu", prefetch_bucket_size=0))
+    calls, coordinator = walk([(), (0,), (1,)], mixed, settings("cpu", stage3_prefetch_bucket_size=0))
     assert calls == "[0 ] [1 ] [2 Fbig w0 ]"
     assert coordinator.peak_on_gpu == 2_001_000
-    cold, _ = walk([(), (0,), (1,)], mixed, settings("cpu", prefetch_bucket_size=0), warm=False)
+    cold, _ = walk([(), (0,), (1,)], mixed, settings("cpu", stage3_prefetch_bucket_size=0), warm=False)
     assert cold == "[0 ] [1 Fnorm w0 ] [2 Fbig w1 ]"
 
 
 def test_a_tied_weight_is_fetched_twice_unless_it_comes_back_within_the_reuse_distance() -> None:
     uses = [(), (0,), (1,), (0,)]
     far, _ = walk(
-        uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_000)
+        uses,
+        tensors(2, nvme=False),
+        settings("cpu", stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=2_000_000),
     )
     near, _ = walk(
-        uses, tensors(2, nvme=False), settings("cpu", prefetch_bucket_size=0, max_reuse_distance=2_000_001)
+        uses,
+        tensors(2, nvme=False),
+        settings("cpu", stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=2_000_001),
     )
     assert far == "[0 ] [1 Fp0 w0 ] [2 Fp1 w1 ] [3 Fp0 w2 ]"
     assert near == "[0 ] [1 Fp0 w0 ] [2 Fp1 w1 ] [3 ]"

@@ -18,9 +18,9 @@ def resolve(tree: dict[str, Any], version: str = "0.19.6") -> tuple[OffloadSetti
 def test_defaults_are_deepspeeds() -> None:
     settings, warnings = resolve({})
     assert warnings == ()
-    assert settings.prefetch_bucket_size == 50_000_000
-    assert settings.max_live_parameters == settings.max_reuse_distance == 1_000_000_000
-    assert settings.param_persistence_threshold == 100_000
+    assert settings.stage3_prefetch_bucket_size == 50_000_000
+    assert settings.stage3_max_live_parameters == settings.stage3_max_reuse_distance == 1_000_000_000
+    assert settings.stage3_param_persistence_threshold == 100_000
     assert (settings.buffer_count, settings.buffer_size) == (5, 100_000_000)
     assert (settings.block_size, settings.queue_depth, settings.threads) == (1 << 20, 8, 1)
     assert settings.outstanding_bytes == 8 << 20
@@ -38,8 +38,8 @@ def test_floats_mean_whole_numbers_and_auto_follows_transformers() -> None:
             }
         }
     )
-    assert settings.prefetch_bucket_size == 900_000
-    assert settings.param_persistence_threshold == 10_000
+    assert settings.stage3_prefetch_bucket_size == 900_000
+    assert settings.stage3_param_persistence_threshold == 10_000
     assert settings.buffer_size == 4_000_000_000
 
 

@@ -28,6 +28,7 @@ from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
 from simoffload.strategies.cache.kv_cache import formats_from_outside, register_cache_format
+from simoffload.strategies.ds_config import extensions
 
 _PATIENCE = 0.5  # [s] after which a task hands over what it has
 
@@ -59,9 +60,9 @@ _local = threading.local()
 
 
 def check_workers_can_import() -> None:
-    """Raise InputError for strategies, families and metrics that are defined in the main program, which
+    """Raise InputError for strategies, families, metrics and keys that are defined in the main program, which
     workers cannot import."""
-    outside = (*families.registered_outside(), *registry.registered_outside())
+    outside = (*families.registered_outside(), *registry.registered_outside(), *extensions)
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
     here += [name for (_, name), one in registered.items() if one.__module__ == "__main__"]
     if here:
@@ -75,7 +76,7 @@ def job_of(sweep: Sweep) -> SweepJob:
     grid = sweep.grid
     base = (grid.base.path, grid.base.data, grid.base.root)
     outside = families.registered_outside(), registry.registered_outside(), formats_from_outside(), registered
-    packed = pickle.dumps((__version__, outside, base, grid.axes, sweep.cache.snapshot()))
+    packed = pickle.dumps((__version__, (*outside, extensions), base, grid.axes, sweep.cache.snapshot()))
     content = zlib.compress(packed)
     return SweepJob(content, hashlib.sha256(content).hexdigest())
 

@@ -8,21 +8,25 @@ deepspeed/runtime/config.py and zero/ (0.19.8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.models import ModelShape
 from simoffload.results import Change
 from simoffload.strategies.base import Plan
-from simoffload.strategies.ds_config.keys import PRECISIONS, DeepSpeedConfig, OffloadParamSection
-from simoffload.strategies.ds_config.settings import (
-    LATEST,
-    OffloadSettings,
-    TrainingSettings,
-    parse_version,
+from simoffload.strategies.ds_config.keys import (
+    ConfigSection,
+    DeepSpeedConfig,
+    Key,
+    OffloadParamSection,
+    Use,
+    keys_of,
+    read_in,
     threads_key,
+    value_in_effect,
 )
+from simoffload.strategies.ds_config.settings import LATEST, TrainingSettings, parse_version
 from simoffload.strategies.held import target as target_of
 from simoffload.strategies.tunables import Tunable, memory_tunables, uses_storage
 
@@ -30,128 +34,30 @@ FILE = "ds_config.json"
 """File name in DeepSpeed's documentation."""
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Keys that repeat the batch and the number of ranks of the scenario."""
-_MAX_GRAD_NORM = 1.0
-"""Norm that "auto" clips gradients to: default of ``max_grad_norm`` (transformers, training_args.py)."""
-_AUTO_STAYS = ("zenflow", "optimizer", "scheduler")
-"""Sections in which "auto" stays: it is a value of DeepSpeed's own, or no simulated time depends on it."""
-_OFFLOADED = {
-    "offload_param": {"cpu": ("pin_memory",), "nvme": ("pin_memory", "buffer_count", "buffer_size")},
-    "offload_optimizer": {
-        "cpu": ("pin_memory",),
-        "nvme": ("pin_memory", "buffer_count", "pipeline_read", "pipeline_write"),
-    },
-}
-"""Keys of the offload sections that have an effect, by device."""
-_STAGE_3 = (
-    "overlap_comm",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-)
 
 Tree = dict[str, Any]
 
 
-class Work(NamedTuple):
-    """Work describes what a run does and where its files are, in addition to its settings."""
-
-    ranks: int
-    batch: int
-    """Number of sequences per GPU."""
-    dtype: str
-    """Data type of the model."""
-    accumulation: int = 1
-    """Number of micro-steps in one step."""
-    weights_path: str | None = None
-    """Folder of weights on storage; None if they are not on storage."""
-    optimizer_path: str | None = None
-    """Folder of the optimizer states on storage; None if they are not on storage."""
+def exported_config(section: ConfigSection, use: Use, *, keeps_auto: bool = False) -> Tree:
+    """Return a section, or the whole configuration, with which DeepSpeed carries out a run: what the user
+    wrote with the values in effect, and the keys that the run needs beside it."""
+    keys, tree = keys_of(type(section)), {}
+    for name in dict.fromkeys((*keys, *section.model_fields_set)):
+        key = keys.get(name, Key())
+        left_out = () if keeps_auto else (None, "auto")
+        written = name in section.model_fields_set and getattr(section, name) not in left_out
+        if written or (read_in(section, name, use) and key.exported(section, use)):
+            tree[name] = _exported(value_in_effect(section, name, use), use, keeps_auto or key.keeps_auto)
+    return {name: value for name, value in tree.items() if value not in (None, {})}
 
 
-def exported_config(
-    written: DeepSpeedConfig, settings: OffloadSettings | TrainingSettings, work: Work
-) -> Tree:
-    """Return the configuration of training, with AdamW if no optimizer is named, or of ZeRO-Inference,
-    without an optimizer, with which DeepSpeed would train."""
-    written_, values = _written(written.model_dump(exclude_unset=True)), settings.config
-    zero = written_.get("zero_optimization", {})
-    if isinstance(settings, OffloadSettings):
-        params, stage, device = settings, 3, None
-        needed: tuple[str, ...] = _STAGE_3
-        more: Tree = {"optimizer": None, "scheduler": None}
-    else:
-        params, stage, device = settings.params, settings.stage, settings.optimizer_device
-        by_stage = (*_STAGE_3, "sub_group_size") if stage == 3 else ("allgather_bucket_size",)
-        needed = ("reduce_bucket_size", *by_stage)
-        clipping = {"gradient_clipping": _MAX_GRAD_NORM} if written.gradient_clipping == "auto" else {}
-        optimizer = {"type": written.optimizer.type if written.optimizer else "AdamW"}
-        more = {"gradient_accumulation_steps": work.accumulation, **clipping, "optimizer": optimizer}
-    sections: Tree = {"stage": stage, **_kept(values["zero_optimization"], zero, needed)}
-    if stage == 3:
-        offloaded = _offloaded("offload_param", params.device, work.weights_path, values, zero)
-        kept = {"max_in_cpu": params.max_in_cpu} if device and params.device == "nvme" else {}
-        sections["offload_param"] = offloaded | kept
-    if device is None:
-        sections["offload_optimizer"] = None
-    elif stage > 0:
-        path = work.optimizer_path
-        sections["offload_optimizer"] = _offloaded("offload_optimizer", device, path, values, zero)
-    aio = _aio(written_, values, stored="nvme" in (params.device, device))
-    batch = _batch_and_type(written_, work)
-    return _overlay({**batch, **more, "zero_optimization": sections, "aio": aio}, written_)
-
-
-def _written(tree: Tree) -> Tree:
-    """Return the user's configuration without the values that are set elsewhere."""
-    kept = {key: value for key, value in tree.items() if value not in (None, "auto")}
-    return {
-        key: _written(value) if isinstance(value, dict) and key not in _AUTO_STAYS else value
-        for key, value in kept.items()
-    }
-
-
-def _overlay(over: Mapping[str, Any], written_: Mapping[str, Any]) -> Tree:
-    """Return the user's configuration overlaid with another tree, in which None removes a key."""
-    rest = {key: value for key, value in written_.items() if key not in over}
-    overlaid = {
-        key: _overlay(value, written_.get(key, {})) if isinstance(value, Mapping) else value
-        for key, value in over.items()
-    }
-    return {key: value for key, value in (overlaid | rest).items() if value not in (None, {})}
-
-
-def _kept(values: Mapping[str, Any], written_: Collection[str], needed: Collection[str]) -> Tree:
-    return {key: value for key, value in values.items() if key in needed or key in written_}
-
-
-def _batch_and_type(written_: Tree, work: Work) -> Tree:
-    """Return batch size and data type, without which DeepSpeed does not start, even for inference."""
-    sizes = (work.batch * work.accumulation * work.ranks, work.batch, work.accumulation)
-    mine = PRECISIONS.get(work.dtype)
-    types = {key: {"enabled": key == mine} for key in PRECISIONS.values()}
-    return {
-        **_kept(dict(zip(BATCH, sizes, strict=True)), written_, (BATCH[1],)),
-        **_kept(types, written_, () if mine is None else (mine,)),
-    }
-
-
-def _offloaded(section: str, device: str | None, path: str | None, values: Tree, zero: Tree) -> Tree:
-    """Return the offload sections: devices, and the settings of buffers in effect."""
-    needed = _OFFLOADED[section].get(device or "none", ())
-    return {
-        "device": device or "none",
-        "nvme_path": path,
-        **_kept(values[section], zero.get(section, ()), needed),
-    }
-
-
-def _aio(written_: Tree, values: Tree, *, stored: bool) -> Tree:
-    """Return the ``aio`` section with the version's name for the number of threads."""
-    known = values["aio"]
-    needed = [key for key in known if key != "use_gds" or known[key]] if stored or "aio" in written_ else []
-    ignored = {"thread_count", "intra_op_parallelism"} - known.keys()
-    return {**_kept(known, written_.get("aio", ()), needed), **dict.fromkeys(ignored)}
+def _exported(value: Any, use: Use, keeps_auto: bool) -> Any:
+    if isinstance(value, ConfigSection):
+        return exported_config(value, use, keeps_auto=keeps_auto)
+    if isinstance(value, dict) and not keeps_auto:  # of a key that is not simulated
+        kept = {name: one for name, one in value.items() if one not in (None, "auto")}
+        return {name: _exported(one, use, keeps_auto) for name, one in kept.items()}
+    return value
 
 
 # -- other values ----------------------------------------------------------------------------------
@@ -239,15 +145,18 @@ def _edit(section: str, key: str, value: Any) -> Edit:
     return Edit(_path(section, key), value)
 
 
-def memory_settings(settings: OffloadSettings | TrainingSettings) -> Iterator[Tunable]:
+def memory_settings(config: DeepSpeedConfig, use: Use) -> Iterator[Tunable]:
     """Yield settings that may reduce the memory on their own."""
-    values = settings.config
     for tuned in (*_FETCHING, *_TRAINING):
-        if tuned.less is not None and tuned.key in values.get(tuned.section, {}):
-            spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
-            name = _NAMES.get((tuned.section, tuned.key), spelled)
-            now = values[tuned.section][tuned.key]
-            yield from memory_tunables(name, tuned.path, now, tuned.less(now))
+        section: Any = config
+        for name in tuned.path[2:-1]:
+            section = section and value_in_effect(section, name, use)
+        if section is None or tuned.less is None or not read_in(section, tuned.key, use):
+            continue
+        spelled = f"{tuned.section}.{tuned.key}" if tuned.section in _WITHIN_ZERO else tuned.key
+        name = _NAMES.get((tuned.section, tuned.key), spelled)
+        now = value_in_effect(section, tuned.key, use)
+        yield from memory_tunables(name, tuned.path, now, tuned.less(now))
 
 
 def stages(settings: TrainingSettings) -> Iterator[Change]:

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
-
-from pydantic import BaseModel
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
 from simoffload.strategies.ds_config.keys import (
+    FIRST_GDS,
     AioSection,
     DeepSpeedConfig,
     LeafModuleSection,
-    OffloadOptimizerSection,
-    OffloadParamSection,
+    OffloadDevice,
+    Use,
     ZenFlowSection,
     key_warnings,
     refuse_keys,
     refuse_selection,
     refuse_values,
+    threads_key,
+    values_in_effect,
 )
 from simoffload.units import plural
 
 LATEST = "0.19.8"
-_FIRST_GDS = (0, 15, 0)
-_FIRST_INTRA_OP = (0, 16, 4)
-"""Version from which ``aio.thread_count`` is called ``intra_op_parallelism`` (DeepSpeed's commit c9da489)."""
-_PIN_BY_DEFAULT = (0, 19, 5)
-"""Version from which ``pin_memory`` is true by default."""
-_STAGE_3 = {
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "model_persistence_threshold": "stage3_model_persistence_threshold",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-}
-"""Keys of ds_config for the settings of stage 3."""
-_BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size")
 _ALIGNED = 1024
 """[B] to which each aio thread's part of a file is padded (``AIO_ALIGNED_BYTES``, swap_tensor/utils.py)."""
 
@@ -61,34 +48,30 @@ _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 class OffloadSettings(NamedTuple):
     """OffloadSettings are the settings of parameter offloading, with the defaults of the version.
 
-    Sizes are in [elements] unless stated.
+    A field with the name of a key of ds_config has its value in effect and its unit.
     """
 
     version: tuple[int, ...]
-    device: Literal["none", "cpu", "nvme"] | None
+    device: OffloadDevice | None
     """Device in the configuration; None if it does not name one."""
-    prefetch_bucket_size: int
-    max_live_parameters: int
-    max_reuse_distance: int
-    param_persistence_threshold: int
-    model_persistence_threshold: int
+    stage3_prefetch_bucket_size: int
+    stage3_max_live_parameters: int
+    stage3_max_reuse_distance: int
+    stage3_param_persistence_threshold: int
+    stage3_model_persistence_threshold: int
     overlap_comm: bool
     """Whether copies and gathers have their own stream; if not, they are on the stream of the kernels."""
     pin_memory: bool
     buffer_count: int
     buffer_size: int
     max_in_cpu: int
-    """Parameters that training keeps in host memory although they are offloaded to storage."""
     block_size: int
-    """[B]"""
     queue_depth: int
     threads: int
-    """Worker threads of one aio handle (``intra_op_parallelism``)."""
+    """``intra_op_parallelism``, whatever the version calls it."""
     use_gds: bool
     quantized_gather: bool = False
-    """Whether partitions are quantized to 8 bits before they are all-gathered."""
     leaf_module: LeafModuleSection | None = None
-    """Modules whose parameters are fetched together, as far as ds_config names them."""
 
     def copies_directly(self, ranks: int) -> bool:
         """Whether copies are asynchronous and nothing is gathered: on one rank since 0.9.0 (#2953)."""
@@ -120,20 +103,6 @@ class OffloadSettings(NamedTuple):
         return self.block_size * self.queue_depth * self.threads
 
     @property
-    def config(self) -> dict[str, dict[str, Any]]:
-        """Return the settings in the form of ds_config, by section."""
-        stage_3 = {key: getattr(self, name) for name, key in _STAGE_3.items()}
-        return {
-            "zero_optimization": {"overlap_comm": self.overlap_comm, **stage_3},
-            "offload_param": _values(self, "pin_memory", "buffer_count", "buffer_size", "max_in_cpu"),
-            "aio": {
-                **_values(self, "block_size", "queue_depth"),
-                threads_key(self.version): self.threads,
-                "use_gds": self.use_gds,
-            },
-        }
-
-    @property
     def alignment(self) -> int:
         """[B] of which every file and swap buffer is a multiple."""
         return _ALIGNED * self.threads
@@ -146,25 +115,21 @@ class OffloadSettings(NamedTuple):
 class TrainingSettings(NamedTuple):
     """TrainingSettings are the settings of ZeRO training, with the defaults of the DeepSpeed version.
 
-    Sizes are in [elements] unless stated.
+    A field with the name of a key of ds_config has its value in effect and its unit.
     """
 
     stage: int
     params: OffloadSettings
     """Settings of fetching parameters; below stage 3 parameters are not fetched."""
     optimizer: OptimizerKind
-    optimizer_device: Literal["none", "cpu", "nvme"]
+    optimizer_device: OffloadDevice
     pin_memory: bool
-    """Whether gradients and optimizer states are in page-locked memory."""
     buffer_count: int
-    """Number of swap buffers of the optimizer, each of the size of the largest sub-group."""
     pipeline_read: bool
     pipeline_write: bool
     ratio: float
-    """Share of the sub-groups whose optimizer runs on the CPU (Twin-Flow)."""
     super_offload: bool
     cpuadam_cores: float
-    """Share of the cores that SuperOffload's process uses."""
     zenflow: ZenFlowSection | None
     reduce_bucket_size: int
     allgather_bucket_size: int
@@ -176,31 +141,11 @@ class TrainingSettings(NamedTuple):
     precision: Literal["fp16", "bf16"] | None
     """Type that ds_config enables; None if it enables none, so that the model's type decides."""
     cpu_checkpointing: bool
-    """Whether checkpointed activations are kept in host memory."""
 
     @property
     def pipelined(self) -> bool:
         """Whether DeepSpeed uses its ``PipelinedOptimizerSwapper``."""
         return self.pipeline_read or self.pipeline_write
-
-    @property
-    def config(self) -> dict[str, dict[str, Any]]:
-        """Return the settings in the form of ds_config, by section."""
-        fetching = self.params.config
-        zero = fetching["zero_optimization"] | _values(self, "overlap_comm", *_BUCKETS)
-        return fetching | {
-            "zero_optimization": zero,
-            "offload_optimizer": _values(
-                self, "pin_memory", "buffer_count", "pipeline_read", "pipeline_write"
-            ),
-            "activation_checkpointing": _values(self, "cpu_checkpointing"),
-            "zenflow": _values(self.zenflow, "overlap_step", "offload") if self.zenflow else {},
-        }
-
-
-def _values(settings: NamedTuple | BaseModel, *names: str) -> dict[str, Any]:
-    """Return the settings that have the same names in ds_config."""
-    return {name: getattr(settings, name) for name in names}
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -211,22 +156,20 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def threads_key(version: tuple[int, ...]) -> str:
-    """Return the key of ``aio`` that a version reads for the number of threads of one read or write."""
-    return "intra_op_parallelism" if version >= _FIRST_INTRA_OP else "thread_count"
-
-
-def _threads(aio: AioSection, version: tuple[int, ...], warnings: list[str]) -> int:
-    """Return the threads of one aio handle; a version ignores the key that it does not know."""
-    key = threads_key(version)
+def _version_warnings(aio: AioSection, threads: int, version: str) -> Iterator[str]:
+    """Yield warnings about keys of ``aio`` that a version ignores, and about the version."""
+    number = parse_version(version)
+    if aio.use_gds and number < FIRST_GDS:
+        yield f"ds_config aio.use_gds is ignored by DeepSpeed {version}; it came with 0.15.0"
+    if number > parse_version(LATEST):
+        yield f"DeepSpeed {version} is newer than {LATEST}, the last that was studied"
+    key = threads_key(number)
     (other,) = {"intra_op_parallelism", "thread_count"} - {key}
-    threads, ignored = getattr(aio, key) or 1, getattr(aio, other)
-    if ignored is not None:
-        warnings.append(
-            f"ds_config aio.{other}: {ignored} is ignored by DeepSpeed {'.'.join(map(str, version))}, "
+    if (ignored := getattr(aio, other)) is not None:
+        yield (
+            f"ds_config aio.{other}: {ignored} is ignored by DeepSpeed {'.'.join(map(str, number))}, "
             f"which reads aio.{key}; it runs {plural(threads, 'thread')}"
         )
-    return int(threads)
 
 
 def resolve_settings(
@@ -246,56 +189,37 @@ def resolve_settings(
     return settings, (*key_warnings(config, training=False), *warnings)
 
 
+def use_of(config: DeepSpeedConfig, *, version: str, hidden_size: int, training: bool) -> Use:
+    """Return the run for which a ds_config is read. Raises ValueError for text that is not a version."""
+    return Use(parse_version(version), hidden_size, config.zero_optimization.stage, training)
+
+
 def fetch_settings(
     config: DeepSpeedConfig, *, version: str, hidden_size: int
 ) -> tuple[OffloadSettings, tuple[str, ...]]:
     """Return the settings of fetching parameters in stage 3, and warnings about the effect of the version.
 
-    "auto" is what transformers' integration sets: prefetch 0.9 h^2, persistence 10 h; for other keys
-    DeepSpeed's default. Raises ValueError for text that is not a version.
+    Raises ValueError for text that is not a version.
     """
-    number = parse_version(version)
-    zero, aio = config.zero_optimization, config.aio
-    offload = zero.offload_param or OffloadParamSection()
-    auto = {
-        "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
-        "stage3_param_persistence_threshold": 10 * hidden_size,
-    }
-
-    warnings: list[str] = []
-    if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
-        warnings.append("ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed")
-    if aio.use_gds and number < _FIRST_GDS:
-        warnings.append(f"ds_config aio.use_gds is ignored by DeepSpeed {version}; it came with 0.15.0")
-    if number > parse_version(LATEST):
-        warnings.append(f"DeepSpeed {version} is newer than {LATEST}, the last that was studied")
-    threads = _threads(aio, number, warnings)
+    use, aio = use_of(config, version=version, hidden_size=hidden_size, training=False), config.aio
+    zero = values_in_effect(config.zero_optimization, use)
+    values = zero | values_in_effect(zero["offload_param"], use) | values_in_effect(aio, use)
     settings = OffloadSettings(
-        version=number,
-        device=offload.device,
-        **{name: _pick(zero, key, auto) for name, key in _STAGE_3.items()},
-        overlap_comm=zero.overlap_comm is not False,
-        pin_memory=_pinned(offload, number),
-        buffer_count=offload.buffer_count,
-        buffer_size=_pick(offload, "buffer_size"),
-        max_in_cpu=_pick(offload, "max_in_cpu"),
-        **_values(aio, "block_size", "queue_depth"),
-        threads=threads,
-        use_gds=aio.use_gds and number >= _FIRST_GDS,
-        quantized_gather=zero.zero_quantized_weights,
-        leaf_module=zero.leaf_module,
+        version=use.version,
+        threads=values[threads_key(use.version)],
+        quantized_gather=zero["zero_quantized_weights"],
+        **_named(OffloadSettings, values),
     )
+    warnings = [*_version_warnings(aio, settings.threads, version)]
+    if "aio" in config.model_fields_set and (aio.single_submit or not aio.overlap_events):
+        text = "ds_config aio.single_submit / overlap_events: not modelled; a full queue is assumed"
+        warnings.insert(0, text)
     return settings, tuple(warnings)
 
 
-def _pick(section: BaseModel, key: str, auto: Mapping[str, int] | None = None) -> int:
-    """Return the value of a key; for "auto" that of Hugging Face, for a missing key DeepSpeed's default."""
-    value = getattr(section, key)
-    return int((auto or {}).get(key, type(section).model_fields[key].default) if value == "auto" else value)
-
-
-def _pinned(section: OffloadParamSection | OffloadOptimizerSection, version: tuple[int, ...]) -> bool:
-    return section.pin_memory if section.pin_memory is not None else version >= _PIN_BY_DEFAULT
+def _named(settings: type[NamedTuple], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the keys that settings have under the same name."""
+    return {name: values[name] for name in settings._fields if name in values}
 
 
 def resolve_training(
@@ -308,7 +232,9 @@ def resolve_training(
     zero = config.zero_optimization
     refuse_keys(config, training=True)
     params, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)
-    offload = zero.offload_optimizer or OffloadOptimizerSection()
+    use = use_of(config, version=version, hidden_size=hidden_size, training=True)
+    values = values_in_effect(zero, use)
+    offload = values["offload_optimizer"]
     refuse_values(config)
     kind = _kind(config)
     if offload.device != "none" and kind != "adam":
@@ -316,20 +242,13 @@ def resolve_training(
         raise InputError.at("optimizer.type", text)
     if zero.zenflow is not None:
         refuse_selection(zero.zenflow)
-    auto = {"reduce_bucket_size": hidden_size * hidden_size}
-    buckets: dict[str, Any] = {key: _pick(zero, key, auto) for key in _BUCKETS}
     dtype = config.data_types.grad_accum_dtype
     settings = TrainingSettings(
-        stage=zero.stage,
         params=params,
         optimizer=kind,
         optimizer_device=offload.device,
-        pin_memory=_pinned(offload, params.version),
-        **_values(offload, "buffer_count", "pipeline_read", "pipeline_write", "ratio", "super_offload"),
         cpuadam_cores=offload.cpuadam_cores_perc,
-        zenflow=zero.zenflow,
-        **buckets,
-        overlap_comm=zero.overlap_comm if zero.overlap_comm is not None else zero.stage == 3,
+        **_named(TrainingSettings, values | values_in_effect(offload, use)),
         gradient_bytes=_DTYPES[dtype] if dtype else dtype_bytes,
         gradient_clipping=config.gradient_clipping != 0.0,
         precision=config.precision,

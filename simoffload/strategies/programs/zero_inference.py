@@ -30,13 +30,8 @@ from simoffload.strategies.cache.kv_cache import (
 )
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.ds_config.export import (
-    FILE,
-    Work,
-    exported_config,
-    larger_buffers,
-    memory_settings,
-)
+from simoffload.strategies.ds_config.export import FILE, exported_config, larger_buffers, memory_settings
+from simoffload.strategies.ds_config.keys import Use
 from simoffload.strategies.held import ROUNDING, Held, pinned_rounding
 from simoffload.strategies.hooks.zero import Partitioning
 from simoffload.strategies.passes.pass_writer import ForwardPass
@@ -146,7 +141,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         settings = plan.placement.settings
         yield from self.cache_tunables(plan)
         yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
-        yield from memory_settings(settings)
+        yield from memory_settings(self.ds_config, self._use(plan))
         yield self.faster(plan)
 
     @classmethod
@@ -177,11 +172,13 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroInferencePlan)
-        path = self.swap_path("weights", plan.placement.tier, plan.machine)
-        work = Work(self.ranks, plan.workload.batch_size, plan.model.dtype, weights_path=path)
-        config = exported_config(self.ds_config, plan.placement.settings, work)
+        config = exported_config(self.ds_config, self._use(plan))
         program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
         return {FILE: config, **program}
+
+    def _use(self, plan: ZeroInferencePlan) -> Use:
+        use = self.use(plan.model, {"weights": plan.placement.tier}, plan.machine)
+        return use._replace(batch=plan.workload.batch_size)
 
     def _command(self, plan: ZeroInferencePlan) -> str:
         """Return the command of DeepSpeed's example that runs the plan."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, product, starmap
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
@@ -28,12 +28,16 @@ from simoffload.strategies.ds_config import (
     parse_version,
 )
 from simoffload.strategies.ds_config.export import allowing, faster_settings, larger_buffers, released
-from simoffload.strategies.ds_config.keys import OffloadOptimizerSection, OffloadParamSection
-from simoffload.strategies.ds_config.settings import fetch_settings
+from simoffload.strategies.ds_config.keys import (
+    OffloadDevice,
+    OffloadOptimizerSection,
+    OffloadParamSection,
+    Use,
+)
+from simoffload.strategies.ds_config.settings import fetch_settings, use_of
 from simoffload.strategies.held import optimizer_target, target
 from simoffload.strategies.tunables import AnyTier, Placement, Placements, Sizes, Tunable
 
-OffloadDevice = Literal["none", "cpu", "nvme"]
 Written = OffloadParamSection | OffloadOptimizerSection | None
 
 _DEVICES: Mapping[TierKind, OffloadDevice] = {
@@ -144,6 +148,17 @@ class ZeroStrategy(Strategy):
             return ()
         text = f"ds_config enables {enabled}, to which DeepSpeed casts the model; simulated and exported is"
         return (f"{text} {model.dtype}, as model.dtype states",)
+
+    def use(self, model: ModelShape, placement: Mapping[str, str], machine: Machine) -> Use:
+        """Return the run for which ds_config is exported, without its batch; ``placement`` names the tier of
+        each state."""
+        config, trains = self.ds_config, "optimizer" in self.states
+        found = use_of(config, version=self.deepspeed_version, hidden_size=model.hidden_size, training=trains)
+        places = {
+            _SECTIONS[key]: (device_of(tier, machine), self.swap_path(key, tier, machine))
+            for key, tier in placement.items()
+        }
+        return found._replace(ranks=self.ranks, dtype=model.dtype, places=places)
 
     def direct_warnings(self, settings: OffloadSettings, machine: Machine) -> tuple[str, ...]:
         """Return warnings if the GPU reads weights directly from storage; InputError for a GPU that

@@ -25,8 +25,8 @@ from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageReque
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Basis, Description, Plan
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, Work, exported_config, memory_settings, stages
-from simoffload.strategies.ds_config.keys import ZenFlowSection, batch_problems
+from simoffload.strategies.ds_config.export import FILE, exported_config, memory_settings, stages
+from simoffload.strategies.ds_config.keys import Use, ZenFlowSection, batch_problems
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, resolve_training
 from simoffload.strategies.held import Held
 from simoffload.strategies.passes.pass_writer import StagePass
@@ -369,11 +369,16 @@ class ZeroTraining(ZeroStrategy):
         settings, above = plan.settings, tuple(stages(plan.settings))
         yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
         yield Tunable("partition", above)
-        yield from memory_settings(settings)
+        yield from memory_settings(self.ds_config, self._use(plan))
         yield Tunable("precision", self._precisions())
         if self.lora is None:
             yield Tunable("adapters", lora_moves(plan.model))
         yield self.faster(plan)
+
+    def _use(self, plan: ZeroTrainingPlan) -> Use:
+        work, tiers = plan.workload, {"weights": plan.places.weights, "optimizer": plan.places.optimizer}
+        use, steps = self.use(plan.model, tiers, plan.machine), work.gradient_accumulation_steps
+        return use._replace(batch=work.batch_size, accumulation=steps)
 
     def _precisions(self) -> Iterator[Change]:
         """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
@@ -390,16 +395,7 @@ class ZeroTraining(ZeroStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroTrainingPlan)
-        workload = plan.workload
-        work = Work(
-            self.ranks,
-            workload.batch_size,
-            plan.model.dtype,
-            workload.gradient_accumulation_steps,
-            self.swap_path("weights", plan.places.weights, plan.machine),
-            self.swap_path("optimizer", plan.places.optimizer, plan.machine),
-        )
-        config = exported_config(self.ds_config, plan.settings, work)
+        config = exported_config(self.ds_config, self._use(plan))
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
             return {FILE: config}
         # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.

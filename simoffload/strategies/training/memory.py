@@ -409,8 +409,8 @@ class TrainingMemory:
             held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
         else:
             total = self.partitions.weights.total(lambda weight: weight.numel)
-            batch = params.prefetch_bucket_size + largest_module_numel(self.state.model)
-            kept = max(params.max_live_parameters, params.max_reuse_distance)
+            batch = params.stage3_prefetch_bucket_size + largest_module_numel(self.state.model)
+            kept = max(params.stage3_max_live_parameters, params.stage3_max_reuse_distance)
             held, batch = min(total, kept + batch), min(total, batch)
         name = "gathered parameters" if reducing else "gathered parameters, peak"
         yield _term(name, held * self.size, _FETCH, "staging")

@@ -279,8 +279,11 @@ class TrainingState:
         uneven = settings.super_offload or settings.ratio != 1.0
         if uneven or not self.model.uniform or not in_layers:
             return False
-        small = weights.where(lambda one: one.numel <= params.param_persistence_threshold)
-        if settings.stage == 3 and small.total(lambda one: one.numel) > params.model_persistence_threshold:
+        small = weights.where(lambda one: one.numel <= params.stage3_param_persistence_threshold)
+        if (
+            settings.stage == 3
+            and small.total(lambda one: one.numel) > params.stage3_model_persistence_threshold
+        ):
             return False
         if not any(tensor.on_nvme for tensor in self.of_layers(1).distinct):
             return True

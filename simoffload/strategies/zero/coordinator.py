@@ -49,8 +49,8 @@ def cut_tensors(
     for name, numel in numels:
         slice_numel = -(-numel // ranks)
         stays = (
-            numel <= settings.param_persistence_threshold
-            and persistent + numel <= settings.model_persistence_threshold
+            numel <= settings.stage3_param_persistence_threshold
+            and persistent + numel <= settings.stage3_model_persistence_threshold
         )
         persistent += numel if stays else 0
         on_nvme = settings.device == "nvme" and slice_numel * dtype_bytes >= settings.min_swap_bytes
@@ -154,7 +154,7 @@ class Coordinator:
         self._buffered: set[int] = set()  # in a swap buffer
         self._pending_reads: list[int] = []
         self._free_buffers = settings.buffer_count
-        if warm and settings.prefetch_bucket_size > 0:
+        if warm and settings.stage3_prefetch_bucket_size > 0:
             # The first prefetching pass reads persistent tensors once more and keeps their buffers.
             self._free_buffers -= sum(tensor.on_nvme and tensor.persistent for tensor in tensors)
             if layers is not None:
@@ -240,7 +240,7 @@ class Coordinator:
         self._fetch(used)
         if self._warm:
             self._discard(step, used)
-            if self._settings.prefetch_bucket_size > 0:
+            if self._settings.stage3_prefetch_bucket_size > 0:
                 self._prefetch_gathers()
                 self._prefetch_reads()
         self._step += 1
@@ -317,7 +317,9 @@ class Coordinator:
 
     def _prefetch_gathers(self) -> None:
         settings = self._settings
-        limit = min(settings.max_live_parameters - self._n_available, settings.prefetch_bucket_size)
+        limit = min(
+            settings.stage3_max_live_parameters - self._n_available, settings.stage3_prefetch_bucket_size
+        )
         batch: list[int] = []
         numel = 0
         while self._head < len(self._queue) and numel < limit:
@@ -382,7 +384,7 @@ class Coordinator:
         again = self._last_use[index]
         return (
             again >= next_step
-            and self._before[again] - self._before[next_step] < self._settings.max_reuse_distance
+            and self._before[again] - self._before[next_step] < self._settings.stage3_max_reuse_distance
         )
 
     def _return_buffer(self, index: int) -> None:

@@ -566,6 +566,6 @@ class LayeredModel(ABC):
     @property
     def _reused(self) -> int:
         """Number of forward's last layers that backward may find gathered (reuse distance)."""
-        distance = self.fetching.max_reuse_distance if self.fetching is not None else 0
+        distance = self.fetching.stage3_max_reuse_distance if self.fetching is not None else 0
         each = sum(tensor.numel for tensor in self.layers.tensors)
         return -(-distance // max(1, each)) + 1 if distance else 0

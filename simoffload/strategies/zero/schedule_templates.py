@@ -67,9 +67,9 @@ class InferenceLayers(LayeredModel):
             times * numel
             for modules, times in model.outside_and_kinds()
             for _, numel in _owned(modules, model.dtype_bytes)
-            if numel <= settings.param_persistence_threshold
+            if numel <= settings.stage3_param_persistence_threshold
         )
-        return small <= settings.model_persistence_threshold
+        return small <= settings.stage3_model_persistence_threshold
 
     def trace_of(self, count: int) -> Trace:
         """Return the order of hooks in a forward pass through ``count`` layers."""
