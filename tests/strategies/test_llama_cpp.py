@@ -56,27 +56,28 @@ def test_the_last_layers_and_the_head_are_on_the_gpu(layers: int, on_cpu: int) -
 
 
 def test_a_decode_step_reads_the_layers_of_the_cpu_once() -> None:
-    """Bytes of 13 layers over the rate of the host's class, and three or one operations of a module."""
+    """Bytes of 13 layers over the rate of threads and memory together, and meetings of all threads: 2 for
+    each of 7 products, 3 for both norms, 5 in attention, 1 for the activation."""
     case = scenario("llama-3.1-8b", "strategy.gpu_layers=20", "workload.prompt_length=16")
     plan, products = plan_of(case), case.machine.host.products
-    layer = plan.model.layers[0]
-    stored = sum(part.stored_bytes(2) for module in layer for part in module.parameters)
-    read = 13 * stored / (products.weights.value * case.machine.host.memory_bandwidth.value)
-    computing = [one for one in layer if one.kind != "container" or one.in_features]
-    operations = 13 * sum(3 if module.kind == "attention" else 1 for module in computing)
-    expected = read + operations * products.operation.value
+    stored = sum(part.stored_bytes(2) for module in plan.model.layers[0] for part in module.parameters)
+    threads = plan.cpu_settings.threads * products.thread.value
+    memory = products.weights.value * case.machine.host.memory_bandwidth.value
+    read = 13 * stored * (threads**-2 + memory**-2) ** 0.5
+    expected = read + 13 * (7 * 2 + 2 * 3 + 5 + 1) * products.operation.value
     found = busy(so.simulate(case))["CPU compute"]
     assert found == pytest.approx(expected, rel=0.01)  # also hidden states, cache and the row of embeddings
 
 
-def test_experts_cost_two_switches_a_layer() -> None:
+def test_experts_cost_three_tensors_a_layer() -> None:
+    """Hidden states and the numbers of the experts to the CPU, their results back; five inputs once."""
     one = scenario("qwen3-30b-a3b", "strategy.cpu_moe=36", "model.quantization=q4_k_m")
     plan = plan_of(one)
     assert [len(names) for names in plan.names_on_cpu[:-1]] == [2] * 36 + [0] * 12  # products, activation
     switch = one.machine.host.products.switch.value
     times = busy(so.simulate(one))
-    assert times["GPU to host"] == pytest.approx(36 * switch, rel=0.05)
-    assert times["host to GPU"] == pytest.approx(37 * switch, rel=0.1)  # and after the embeddings
+    assert times["GPU to host"] == pytest.approx(2 * 36 * switch, rel=0.05)
+    assert times["host to GPU"] == pytest.approx((37 + 5) * switch, rel=0.1)  # and after the embeddings
 
 
 @pytest.mark.parametrize(("prompt", "copied"), [(31, False), (32, True)])

@@ -292,8 +292,7 @@ class LlamaPlan(HookedPlan):
     def basis(self) -> Basis:
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
-        code = self.machine.accelerator.kernels
-        rates = code.deciding((), experts=bool(self.model.num_experts))
+        rates = self.machine.accelerator.llama_kernels.deciding
         uncompared = ("computed layers with llama.cpp",)
         return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=uncompared)
 
@@ -480,15 +479,41 @@ class LlamaTiming(FusedTiming):
                 return 0 if self.decodes else 1
         return 0
 
-    def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
-        """Return the time of a product with quantized weights [s]: the longer one of reading and decoding
-        them, and of its arithmetic, at the rate of products in 16 bits of as many rows."""
-        gpu, weights = self.machine.accelerator, self._quantized(module)
-        assert weights is not None
-        read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
-        read += weights.fused_flops / gpu.compute.float32.value
-        arithmetic: float = self._padded_work(module, cost, 1) / gpu.peak(self._model.dtype)
-        return max(read, arithmetic)
+    def _kernels_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of the kernels of ``module`` [s], each with the latency of ggml's."""
+        found, gpu = super()._kernels_s(module, cost), self.machine.accelerator
+        code = gpu.llama_kernels
+        shorter = gpu.kernels.kernel_latency.value - code.kernel_latency.value
+        found -= self.kernels(module) * shorter if found else 0.0
+        if module.kind == "attention":  # its kernels have the instructions of those of products
+            found = max(found, cost.flops / (gpu.peak("float16") * code.products.points[-1][1]))
+        return found
+
+    def _product_s(self, module: Module, cost: ModuleCost) -> float:
+        """Return the time of a product [s] without the latency of its kernels; weights in single precision
+        and of 16 bits are multiplied as elsewhere."""
+        stored = self._stored(module)
+        if not stored:
+            return super()._product_s(module, cost)
+        gpu, code, model = self.machine.accelerator, self.machine.accelerator.llama_kernels, self._model
+        experts, tokens = module.parallel == "experts", max(1, self._tokens(module))
+        bits = min(one.storage.format.bits_per_weight for one in module.parameters if one.storage is not None)
+        reading = cost.bytes / (gpu.hbm_bandwidth.value * gpu.kernels.read_efficiency.value)
+        if experts:
+            reading += stored / code.decode_experts.value
+        elif bits < _EIGHT:
+            reading += stored / code.decode.value
+        rows, curve = float(tokens), code.products
+        if experts:
+            touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
+            rows, curve = tokens * model.experts_per_token / touched, code.grouped
+        if tokens == 1:
+            return reading
+        return max(reading, cost.flops / (gpu.peak("float16") * curve.at(rows)))
+
+
+_EIGHT = 8
+"""Bits per weight from which weights need no decoding."""
 
 
 class LlamaTimings(PassTimings):
