@@ -211,6 +211,9 @@ class _OnCpu(NamedTuple):
     """Number of layers, from the first one on, whose dense networks it computes."""
     attends: bool = False
     """Whether it attends in all layers, as the cache is in host memory."""
+    kept: int = 0
+    """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up. It computes
+    them; in the time of a pass the CPU computes the whole layer."""
 
     @classmethod
     def of(cls, strategy: LlamaCpp, model: ModelShape) -> _OnCpu:
@@ -245,26 +248,33 @@ def _fitted(
 ) -> LlamaPlan:
     """Return the plan with what ``--fit`` chooses: the most on the GPU that leaves its margin.
 
-    Of a mixture of experts the experts of the last layers go first; if that is not enough, and of dense
-    models, whole layers do, from the first one on.
+    Of dense models whole layers leave the GPU, from the first one on. Of a mixture of experts the experts of
+    the last layers do, of the first of these tensor by tensor; if all of them are not enough, whole layers.
+    The first layer on the GPU then keeps its experts (``common_params_fit_impl``, which counts the head as a
+    layer whose experts could leave).
     """
     layers, capacity = model.num_hidden_layers, machine.tiers["hbm"].capacity
     display = DISPLAY if machine.accelerator.has_display else 0
 
-    def fits(plan: LlamaPlan) -> bool:
-        held = sum(one.size for one in plan.held if one.tier == "hbm")
+    def fits(one: _OnCpu) -> bool:
+        held = sum(part.size for part in placed(one).held if part.tier == "hbm")
         return held + display + _MARGIN <= capacity
 
+    mixture = any(module.parallel == "experts" for module in model.distinct_modules)
     orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
-    if any(module.parallel == "experts" for module in model.distinct_modules):
-        orders.insert(0, [all_on_gpu._replace(experts=range(layers - n, layers)) for n in range(layers + 1)])
+    if mixture:
+        orders[0] = [one._replace(experts=range(one.before + 1, layers)) for one in orders[0]]
+        orders.insert(0, [all_on_gpu._replace(experts=range(full, layers)) for full in range(layers, 0, -1)])
     for order in orders:  # each keeps less on the GPU than the one before
-        if (found := first_that_holds(order, lambda one: fits(placed(one)))) is not None:
-            return placed(found)
+        if (found := first_that_holds(order, fits)) is not None:
+            more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
+            return placed(next(filter(fits, more), found))
     return placed(orders[-1][-1])
 
 
-_CONTEXT = "CUDA context"
+_CONTEXT, _CONTEXT_BYTES = "CUDA context", 527 << 20
+"""Memory that CUDA takes before llama.cpp asks what is free: 80,552 of 81,079 MiB on an H100
+(docs/measurements/h100-2026-11-27)."""
 
 
 # -- the plan ----------------------------------------------------------------------------------------
@@ -358,7 +368,28 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def weights_on_cpu(self) -> int:
         """Size of the weights in host memory [B]."""
-        return sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
+        return sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram") - self._kept
+
+    @cached_property
+    def _tied(self) -> int:
+        """Size of the copy of embeddings that is the head on the GPU [B]."""
+        tied = [part for one in self.model.modules_after for part in one.parameters if part.tied]
+        return 0 if self.on_cpu.head else sum(part.stored_bytes(self.model.dtype_bytes) for part in tied)
+
+    @cached_property
+    def _kept(self) -> int:
+        """Size of the tensors of a layer whose other experts are on the CPU [B]."""
+        if not self.on_cpu.kept:
+            return 0
+        layer = self.model.layers[self.on_cpu.experts.start]
+        sizes = [
+            part.stored_bytes(self.model.dtype_bytes)
+            for one in layer
+            if one.parallel == "experts" and one.parameters
+            for part in one.parameters
+            if "down" not in part.name
+        ]
+        return sum(sizes) * self.on_cpu.kept // 2
 
     @cached_property
     def memory_left(self) -> int:
@@ -370,6 +401,7 @@ class LlamaPlan(HookedPlan):
     def held(self) -> tuple[Held, ...]:
         """Weights, cache, buffers of a graph, and what the systems of GPU and host take."""
         on_gpu = sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "hbm")
+        on_gpu += self._kept + self._tied
         on_cpu, remedy = self.weights_on_cpu, "lower gpu_layers, or raise cpu_moe; auto chooses what fits"
         found = [Held("hbm", "weights", on_gpu, remedy=remedy, kind="weights")]
         if self.evicted:
@@ -385,45 +417,99 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def held_beside(self) -> tuple[Held, ...]:
         """What is needed beside the weights."""
-        own, machine, model = self.strategy, self.machine, self.model
+        own, model, batch = self.strategy, self.model, self.workload.batch_size
         element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
-        batch, windows = self.workload.batch_size, own.ubatch_size
         each = dict.fromkeys((True, False), 0.0)
         for number, layer in enumerate(model.layers):
             for one in layer:
                 if one.kind == "attention":
-                    cells = self.cells if one.window is None else min(self.cells, one.window + windows)
+                    cells = self._cells(one.window)
                     each[self.on_cpu.holds(number, one)] += cells * model.cache_width * model.dtype_bytes
-        state = batch * model.state_bytes
-        tokens = min(own.ubatch_size, batch * self.workload.prompt_length)
-        graph = tokens * (model.vocab_size + model.hidden_size) * _SINGLE
-        brought = self._largest_brought if own.op_offload and tokens >= _LEAST else 0
+        state, remedy = batch * model.state_bytes, "lower ubatch_size"
         return (
             cache_term("hbm", round(batch * each[False] * element) + state),
             *([cache_term("dram", round(batch * each[True] * element))] if each[True] else []),
-            Held("hbm", "buffers of the graph", graph + brought, remedy="lower ubatch_size"),
-            Held("hbm", _CONTEXT, machine.accelerator.reserved_bytes),
-            system_memory(machine),
+            Held("hbm", "buffers of the graph", self.graph_bytes, remedy=remedy),
+            Held("dram", "buffers of the graph", self.host_graph_bytes, pinned=True, remedy=remedy),
+            Held("hbm", _CONTEXT, _CONTEXT_BYTES),
+            system_memory(self.machine),
         )
 
     @property
     def cells(self) -> int:
         """Tokens of a sequence for which the cache has room."""
-        return -(-self.workload.max_context // _CELLS) * _CELLS
+        return _padded(self.workload.max_context)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens for which the buffers of a graph have room."""
+        work = self.workload
+        return min(self.strategy.ubatch_size, work.batch_size * (work.prompt_length + work.output_length))
+
+    def _cells(self, window: int | None) -> int:
+        """Return the tokens of a sequence for which the cache of a layer has room."""
+        return self.cells if window is None else min(self.cells, _padded(window + self.strategy.ubatch_size))
+
+    @property
+    def _masks(self) -> list[int]:
+        """Sizes of the masks of attention, in 16 bits [B]."""
+        windows = {one.window for one in self.model.distinct_modules if one.kind == "attention"}
+        row = self.tokens * self.workload.batch_size * 2
+        return [row * self._cells(window) for window in windows]
+
+    @property
+    def host_graph_bytes(self) -> int:
+        """Size of the buffers of a graph in host memory [B]: embeddings, their copy, and masks."""
+        return 2 * self.tokens * self.model.hidden_size * _SINGLE + sum(self._masks)
 
     @cached_property
-    def _largest_brought(self) -> int:
-        """Size of the largest tensor that is copied to the GPU for many tokens [B]."""
-        return max(
-            (
-                one.stored_bytes(self.model.dtype_bytes)
-                for number, layer in enumerate(self.model.layers)
-                for module in layer
-                if self.on_cpu.holds(number, module)
-                for one in module.parameters
-            ),
-            default=0,
-        )
+    def graph_bytes(self) -> int:
+        """Size of the buffers of a graph on the GPU [B]: the largest one of its moments.
+
+        At the end these are logits and hidden states, above which the results of experts of the last layer
+        leave a gap if the GPU computes them (``ggml_gallocr``); and where a tensor is brought to the GPU,
+        that tensor with what is read and written.
+        """
+        model, row = self.model, self.tokens * _SINGLE
+        hidden, logits = model.hidden_size * row, model.vocab_size * row
+        sizes = [0 if self.on_cpu.head else logits + hidden + self._gap]
+        if not self.strategy.op_offload or self.tokens < _LEAST:
+            return sizes[0]
+        sizes += [logits + hidden + size for _, size in self._brought(-1, model.modules_after)]
+        for number, layer in enumerate(model.layers):
+            sizes += [
+                size + max(self._masks) + 3 * hidden + chosen * (wide * row + hidden)
+                for (chosen, wide), size in self._brought(number, layer)
+            ]
+        return max(sizes)
+
+    @property
+    def _gap(self) -> int:
+        """Size of what experts of the last layer leave below the logits [B]."""
+        model = self.model
+        hidden, chosen = model.hidden_size * self.tokens * _SINGLE, model.experts_per_token
+        last = [one for one in model.layers[-1] if one.parallel == "experts" and one.parameters]
+        if not last or last[0].name in self.names_on_cpu[-2]:
+            return 0
+        wide = self._widths(last[0])[1] * self.tokens * _SINGLE
+        return hidden + max(2 * chosen * wide, (chosen + 1) * hidden)
+
+    def _widths(self, module: Module) -> tuple[int, int]:
+        """Return how many experts of a token a module has, 1 if none, and the width within its network."""
+        model = self.model
+        if module.parallel == "experts":
+            each = module.parameters[-1].numel if len(module.parameters) < 4 else module.parameters[2].numel
+            return model.experts_per_token, each // (model.num_experts * model.hidden_size)
+        return 1, max(module.in_features, module.out_features)
+
+    def _brought(self, layer: int, modules: Sequence[Module]) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the widths and the size [B] of each tensor that is brought to the GPU for many tokens; gate
+        and up are two."""
+        for one in modules:
+            if one.parameters and self.on_cpu.holds(layer, one):
+                for part in one.parameters:
+                    size = part.stored_bytes(self.model.dtype_bytes)
+                    yield self._widths(one), size // (2 if "gate_up" in part.name else 1)
 
     # -- passes -------------------------------------------------------------------------------------
 
@@ -443,6 +529,11 @@ class LlamaPlan(HookedPlan):
                 cache=self.cache_form,
             ),
         )
+
+
+def _padded(cells: int) -> int:
+    """Return the number of cells of the cache for so many tokens."""
+    return -(-cells // _CELLS) * _CELLS
 
 
 class LlamaTiming(FusedTiming):
