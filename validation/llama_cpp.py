@@ -1,0 +1,223 @@
+"""This module predicts recorded runs of llama.cpp on one H100, and published rates of others.
+
+``docs/measurements/llama-cpp.md`` describes the runs: generation and prompts by placement, threads and load
+mode, the buffers that the program reports, and what ``--fit`` places. Numbers of the machine come from
+microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read once, at the end.
+``llama_cpp/published.csv`` has a row per published rate; of shapes and trends only ratios are compared, as
+their machines are known in part.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from simoffload.errors import InputError
+from simoffload.planning.confidence import confidence
+from simoffload.results import SimulationResult
+from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.simulation import fit, simulate
+
+__all__ = ["Buffers", "Placed", "Rate", "llama_cpp_tables", "placements", "published_rates", "recorded_rates"]
+
+_RECORDS = Path(__file__).parents[1] / "docs/measurements/h100-2026-11-27"
+_PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
+_MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
+_FORMATS = {"mxfp4": "mxfp4_moe"}
+_CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
+"""Models of the records with fewer layers."""
+_OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
+_SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
+_MIB = 1 << 20
+
+
+class Rate(NamedTuple):
+    """A Rate is a measured rate of prompts or generation with its prediction, in tokens/s."""
+
+    part: str
+    """Set of a recorded run, or group of a published rate."""
+    name: str
+    generation: bool
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured rate is within the 80 % interval."""
+        return self.low <= self.measured <= self.high
+
+
+class Buffers(NamedTuple):
+    """Buffers are the sizes of weights, cache and graph [MiB] on one device."""
+
+    model: float
+    context: float
+    compute: float
+
+
+class Placed(NamedTuple):
+    """A Placed is what ``--fit`` chose in a recorded run, and in the simulation."""
+
+    part: str
+    name: str
+    chosen: tuple[int, int, int]
+    """Layers on the CPU, first layer whose experts are there, and tensors of it that are on the GPU."""
+    predicted: tuple[int, int, int]
+    reported: tuple[Buffers, Buffers]
+    """Buffers on the GPU and in host memory."""
+    found: tuple[Buffers, Buffers]
+
+
+# -- scenarios ------------------------------------------------------------------------------------
+
+
+def _scenario(model: str, platform: str, *settings: str) -> LoadedScenario:
+    own = ("strategy.kind=llama_cpp", "model.dtype=float16", *settings)
+    return default_scenario(model, platform, overrides=own)
+
+
+def _rate(
+    model: str, platform: str, settings: Sequence[str], *, prompt: int, generated: int, depth: int
+) -> tuple[float, float, float]:
+    """Return the rate of a prompt or of generation behind ``depth`` tokens, and its 80 % interval."""
+
+    def result(length: int, output: int) -> SimulationResult:
+        lengths = (f"workload.prompt_length={length}", f"workload.output_length={output}")
+        scenario = _scenario(model, platform, *settings, *lengths)
+        if not fit(scenario).fits:
+            raise InputError.at("", f"{model} does not fit")
+        return simulate(scenario)
+
+    if generated:
+        found = result(max(depth, 1), generated + 1)
+        rate = found.metrics()["decode_tokens_per_s"]
+        interval = confidence(found).interval("decode_tokens_per_s")
+    else:
+        found = result(depth + prompt, 1)
+        before = result(depth, 1).ttft_s if depth else 0.0
+        assert found.ttft_s is not None
+        assert before is not None
+        rate = prompt / (found.ttft_s - before)
+        low, high = confidence(found).interval("ttft_s") or (found.ttft_s, found.ttft_s)
+        interval = rate * found.ttft_s / high, rate * found.ttft_s / low
+    assert rate is not None
+    low, high = interval or (rate, rate)
+    return rate, low, high
+
+
+# -- recorded runs --------------------------------------------------------------------------------
+
+
+def _records(part: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(_RECORDS.glob("llama-cpp-*.json")):
+        yield from (one for one in json.loads(path.read_text("utf-8")) if one.get("set") == part)
+
+
+def _model(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the model of a record's file, and settings for it."""
+    shape, _, form = name.rpartition("-")
+    base, settings = _CUT.get(shape, (shape, ()))
+    return base, (f"model.quantization={_FORMATS.get(form, form)}", *settings)
+
+
+def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the settings of a recorded command; None for options that are not simulated."""
+    found: list[str] = []
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "-ngl":
+            found.append(f"strategy.gpu_layers={'all' if value == '99' else value}")
+        elif option in _OPTIONS:
+            found.append(f"strategy.{_OPTIONS[option]}={value}")
+        elif option in _SWITCHES:
+            found.append(_SWITCHES[option])
+        elif option == "-fitt":  # of what the driver leaves free
+            room = 81079 - int(value)
+            found.append(f"profiles.accelerator/{_GPU}.hbm_capacity={room + 1024} MiB")
+        else:
+            return None
+    return tuple(found)
+
+
+@cache
+def recorded_rates(part: str) -> tuple[Rate, ...]:
+    """Predict the rates of a set of recorded runs."""
+    found: list[Rate] = []
+    for one in _records(part):
+        name, *words = one["name"].split()
+        if "tests" not in one or (settings := _settings(words)) is None:
+            continue
+        model, own = _model(name)
+        for test in one["tests"]:
+            lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
+            size = f"strategy.ubatch_size={test['n_ubatch']}"
+            predicted = _rate(model, _MACHINE, (*own, *settings, size), **lengths)
+            tokens = test["n_prompt"] + test["n_gen"]
+            measured = median(tokens * 1e9 / time for time in test["samples_ns"])
+            found.append(Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted))
+    return tuple(found)
+
+
+def placements(part: str) -> Iterator[Placed]:
+    """Yield what ``--fit`` chose in the records, and what the simulation does with as much memory."""
+    for one in _records(part):
+        if one["part"] != "placed":
+            continue
+        name, _, room, *_ = one["name"].split()
+        model, own = _model(name)
+        (context,) = re.findall(r"-c (\d+)", one["chosen"])
+        lengths = (f"workload.prompt_length={int(context) - 1}", "workload.output_length=1")
+        memory = f"profiles.accelerator/{_GPU}.hbm_capacity={int(room) + 1} GiB"
+        plan: Any = _scenario(model, _MACHINE, *own, *lengths, memory).plan()
+        layers, placed = plan.model.num_hidden_layers, plan.on_cpu
+        (on_gpu,) = map(int, re.findall(r"-ngl (-?\d+)", one["chosen"]))
+        outside = re.findall(r"blk\\\.(\d+)\\\.ffn_(down|\(gate\|gate_up\||)", one["chosen"])
+        first, kept = outside[0] if outside else (layers, "")
+        chosen = (
+            0 if on_gpu < 0 else max(0, layers + 1 - on_gpu),
+            int(first),
+            {"down": 2, "": 0}.get(kept, 1),
+        )
+        predicted = placed.before, placed.experts.start if placed.experts else layers, placed.kept
+        reported = [Buffers(*map(float, line.split()[1:])) for line in one["memory"][:2]]
+        found = [_buffers(plan, tier) for tier in ("hbm", "dram")]
+        yield Placed(part, one["name"], chosen, predicted, (reported[0], reported[1]), (found[0], found[1]))
+
+
+def _buffers(plan: Any, tier: str) -> Buffers:
+    names = ("weights", "key-value cache", "buffers of the graph")
+    sizes = [sum(one.size for one in plan.held if (one.tier, one.name) == (tier, name)) for name in names]
+    return Buffers(*(size / _MIB for size in sizes))
+
+
+# -- published rates ------------------------------------------------------------------------------
+
+
+@cache
+def published_rates() -> tuple[Rate, ...]:
+    """Predict the published rates; those that do not fit are left out."""
+    found: list[Rate] = []
+    for row in csv.DictReader(_PUBLISHED.read_text("utf-8").splitlines()):
+        settings = row["overrides"].split(";")
+        lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
+        try:
+            predicted = _rate(row["model"], row["platform"], settings, **lengths)
+        except InputError as error:
+            print(row["id"], error)
+            continue
+        name = row["id"]
+        found.append(Rate(row["group"], name, bool(row["generated"]), float(row["rate"]), *predicted))
+    return tuple(found)
