@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple

@@ -10,6 +10,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
+from simoffload.models.routing import recent_share
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.strategies.programs.llama_cpp import LlamaPlan
@@ -134,16 +135,20 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
 
 
 def test_pages_are_missing_where_memory_is_short() -> None:
-    """Of a dense model all, as a cyclic scan evicts what comes next; of experts what has no room."""
+    """Of a dense model all, as a cyclic scan evicts what comes next; of experts of one token those that have
+    no room among the last ones used."""
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
     dense = plan_of(scenario("llama-3.3-70b", memory, "strategy.gpu_layers=8"))
-    assert dense.missing == {True: 1.0, False: 1.0}
+    assert dense.missing(dense.model.layers[0][3], 1) == 1
     mixture = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))
-    experts = 48 * 3 * 128 * 768 * 2048 * 34 // 32
+    (experts,) = [one for one in mixture.model.layers[0] if one.parallel == "experts" and one.parameters]
     room = 24 * GIB - mixture.machine.host.reserved_bytes - 151936 * 2048 * 34 // 32
-    assert mixture.missing == {True: pytest.approx(1 - room / experts)}
+    share = room / (48 * 3 * 128 * 768 * 2048 * 34 // 32)
+    chances = mixture.model.routing.probabilities(128, 8)
+    assert mixture.missing(experts, 1) == pytest.approx(1 - recent_share(chances, share), abs=0.01)
+    assert mixture.missing(experts, 512) == 1
     enough = scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")
-    assert not plan_of(enough).missing
+    assert not plan_of(enough).missing(experts, 1)
     pinned = so.fit(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", "strategy.load_mode=none"))
     assert not pinned.fits
     short = so.simulate(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))

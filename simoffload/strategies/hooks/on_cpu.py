@@ -38,8 +38,9 @@ class CpuSettings(NamedTuple):
     """Tokens from which on weights are copied to the GPU; None: never."""
     pinned: bool
     """Whether weights in host memory are page-locked."""
-    missing: Callable[[Module], float]
-    """Function that returns the share of the weights of a module that page faults bring from a file."""
+    missing: Callable[[Module, int], float]
+    """Function that returns the share of the weights of a module that page faults bring from a file in a pass
+    with so many tokens."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
 
@@ -100,15 +101,20 @@ class OnCpu(Hook):
         if not self._on_cpu(module):
             return False
         out.flush()
-        if size := round(self._settings.missing(module) * self._read(module, out)):
-            most = out.machine.host.products.page_faults.value
-            route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
-            out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
+        self._fault(module, out)
         seconds, traffic = self._seconds(module, out)
         fixed = picoseconds(self._meetings(module) * out.machine.host.products.operation.value)
         route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         return True
+
+    def _fault(self, module: Module, out: PassWriter) -> None:
+        """Bring the pages of weights that are not in memory."""
+        share = self._settings.missing(module, out.now.tokens)
+        if size := round(share * self._read(module, out)):
+            most = out.machine.host.products.page_faults.value
+            route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
+            out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
 
     def _meetings(self, module: Module) -> int:
         """Count how often all threads meet for a module: of experts in three products, and in their sum if
@@ -174,6 +180,8 @@ class OnCpu(Hook):
         if not size:
             return
         out.flush()
+        if not cache:
+            self._fault(module, out)
         pinned, label = self._settings.pinned, CACHE_LABEL if cache else "weights"
         route, fixed = out.copies([size], to_device=True, pinned=pinned, cache=cache)
         if self._chosen(module):

@@ -9,7 +9,7 @@ there, and then those of the first layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -24,6 +24,7 @@ from simoffload.models import ModelShape, Module, ModuleCost, Sequences
 from simoffload.models.formats import GGUF_TYPES
 from simoffload.models.gguf import MIXTURES
 from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.models.routing import recent_share
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits
@@ -320,12 +321,12 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own, missing = self.strategy, self.missing
+        own = self.strategy
         return CpuSettings(
             threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
             least=_LEAST if own.op_offload else None,
             pinned=not self.mapped,
-            missing=lambda one: missing.get(one.share < 1, 0.0),
+            missing=self.missing,
             file=self.file,
         )
 
@@ -347,16 +348,27 @@ class LlamaPlan(HookedPlan):
         tiers = self.machine.tiers
         return self.strategy.file or next((name for name, one in tiers.items() if one.is_storage), "")
 
-    @cached_property
-    def missing(self) -> Mapping[bool, float]:
-        """Share of the weights on the CPU, of experts (True) and others, that each pass reads from the file.
+    def missing(self, module: Module, tokens: int) -> float:
+        """Return the share of the weights of a module that a pass with so many tokens reads from the file.
 
-        A pass reads all others in the same order, so that Linux has evicted what comes next: none is found.
-        Of experts, drawn for each token anew, as many are found as there is room for.
+        A pass reads weights in the same order as the one before, so that Linux has evicted what comes next:
+        none is found, nor experts of many tokens. Of the experts of one token those are found that were used
+        last and have room.
         """
-        size, room = self.weights_on_cpu, self.memory_left
-        if not self.evicted or size <= room:
-            return {}
+        model, (room, experts) = self.model, self._room_for_experts
+        if room < 0 or (module.share == 1 and room > 0):
+            return 0.0
+        if module.share == 1 or tokens > 1:
+            return 1.0
+        chances = model.routing.probabilities(model.num_experts, model.experts_per_token)
+        return 1 - recent_share(chances, room / experts)
+
+    @cached_property
+    def _room_for_experts(self) -> tuple[float, float]:
+        """Room for experts on the CPU, beside all other weights there, and their size [B]; below zero if all
+        weights have room."""
+        if not self.evicted or self.weights_on_cpu <= self.memory_left:
+            return -1.0, 0.0
         experts = sum(
             one.stored_bytes(self.model.dtype_bytes)
             for number, layer in enumerate(self.model.layers)
@@ -364,8 +376,8 @@ class LlamaPlan(HookedPlan):
             if module.share < 1 and self.on_cpu.holds(number, module)
             for one in module.parameters
         )
-        others = size - experts
-        return {True: 1 - max(0, room - others) / experts} if experts > others else {True: 1.0, False: 1.0}
+        others = self.weights_on_cpu - experts
+        return (max(0.0, self.memory_left - others), experts) if experts > others else (0.0, 0.0)
 
     @cached_property
     def weights_on_cpu(self) -> int:
