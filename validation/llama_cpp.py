@@ -2,7 +2,8 @@
 
 ``docs/measurements/llama-cpp.md`` describes the runs: generation and prompts by placement, threads and load
 mode, the buffers that the program reports, and what ``--fit`` places. Numbers of the machine come from
-microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read once, at the end.
+microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read
+once, at the end.
 ``llama_cpp/published.csv`` has a row per published rate; of shapes and trends only ratios are compared, as
 their machines are known in part.
 """
@@ -14,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -214,9 +216,88 @@ def published_rates() -> tuple[Rate, ...]:
         lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
         try:
             predicted = _rate(row["model"], row["platform"], settings, **lengths)
-        except InputError as error:
-            print(row["id"], error)
+        except InputError:
             continue
         name = row["id"]
         found.append(Rate(row["group"], name, bool(row["generated"]), float(row["rate"]), *predicted))
     return tuple(found)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def _line(about: str, rates: Sequence[Rate]) -> str:
+    errors = [abs(one.error) for one in rates]
+    worst = max(rates, key=lambda one: abs(one.error))
+    inside = sum(one.inside for one in rates)
+    middle = median(one.error for one in rates)
+    cells = (
+        about,
+        f"{len(rates)}",
+        f"{median(errors):.1%}",
+        f"{middle:+.1%}",
+        f"{worst.error:+.0%}, {worst.name}",
+    )
+    return f"| {' | '.join(cells)} | {inside} of {len(rates)} |"
+
+
+_HEAD = """\
+| rates | number | median of the errors' sizes | median error | worst | in the 80 % interval |
+|---|---:|---:|---:|---|---:|"""
+
+
+def llama_cpp_tables() -> str:
+    """Write the comparisons as Markdown."""
+    kinds = {True: "generation", False: "prompts"}
+    own = [
+        _line(f"{kind}, {part}", [one for one in recorded_rates(part) if one.generation == generation])
+        for part in ("fit", "holdout")
+        for generation, kind in kinds.items()
+    ]
+    published = published_rates()
+    judged = [
+        _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in kinds.values()
+    ]
+    placed = [one for part in ("fit", "holdout") for one in placements(part)]
+    parts = ["\n".join((_HEAD, *own, *judged)), _placed(placed), _shapes(published), _single(published)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _placed(placed: Sequence[Placed]) -> str:
+    head = "| set | equal placements by `--fit` | model within 3 % | cache | graph, GPU | graph, host |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|"]
+    for part in ("fit", "holdout"):
+        own = [one for one in placed if one.part == part]
+        equal = [one for one in own if one.chosen == one.predicted]
+
+        def near(device: int, key: str, of: Sequence[Placed] = equal) -> str:
+            pairs = [(getattr(one.found[device], key), getattr(one.reported[device], key)) for one in of]
+            return f"{sum(abs(found - told) <= max(1, 0.03 * told) for found, told in pairs)} of {len(pairs)}"
+
+        sizes = (near(0, "model"), near(0, "context"), near(0, "compute"), near(1, "compute"))
+        lines.append(f"| {part} | {len(equal)} of {len(own)} | {' | '.join(sizes)} |")
+    return "\n".join(lines)
+
+
+def _shapes(published: Sequence[Rate]) -> str:
+    """Rates of shapes and trends over that of the middle row."""
+    lines = ["| shape, over its middle row | measured | predicted |", "|---|---|---|"]
+    shaped = (one for one in published if one.part not in ("generation", "prompts"))
+    for part, group in groupby(shaped, key=lambda one: one.part):
+        rates = list(group)
+        middle = rates[len(rates) // 2]
+        measured = ", ".join(f"{one.measured / middle.measured:.2f}" for one in rates)
+        predicted = ", ".join(f"{one.predicted / middle.predicted:.2f}" for one in rates)
+        lines.append(f"| {part} | {measured} | {predicted} |")
+    return "\n".join(lines)
+
+
+def _single(published: Sequence[Rate]) -> str:
+    lines = ["| published rate | measured | predicted | error | inside |", "|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {one.name} | {one.measured:g} | {one.predicted:.1f} | {one.error:+.1%} "
+        f"| {'yes' if one.inside else 'no'} |"
+        for one in published
+        if one.part in ("generation", "prompts")
+    ]
+    return "\n".join(lines)

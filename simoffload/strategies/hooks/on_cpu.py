@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from simoffload.hardware import ProductKernel
 from simoffload.models import ModelShape, Module
+from simoffload.models.routing import recent_share
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
@@ -43,6 +44,37 @@ class CpuSettings(NamedTuple):
     with so many tokens."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
+
+
+class MappedWeights(NamedTuple):
+    """MappedWeights are pages of a file of which a part has room in memory.
+
+    A pass reads weights in the same order as the one before, so that Linux has evicted what comes next: none
+    is found, nor experts of many tokens. Of the experts of one token those are found that were used last and
+    have room.
+    """
+
+    model: ModelShape
+    room: int
+    """Memory for these weights [B]."""
+    experts: int
+    """Size of the experts among them [B]."""
+    others: int
+    """Size of the other weights [B]."""
+
+    def missing(self, module: Module, tokens: int) -> float:
+        """Return the share of the weights of a module that a pass with so many tokens reads from the file."""
+        model, left = self.model, self.room - self.others
+        if left >= self.experts:
+            return 0.0
+        if self.experts <= self.others:  # experts are too few to be all that is evicted
+            left = 0
+        if module.share == 1:
+            return float(left <= 0)
+        if tokens > 1:
+            return 1.0
+        chances = model.routing.probabilities(model.num_experts, model.experts_per_token)
+        return 1 - recent_share(chances, max(0, left) / self.experts)
 
 
 class OnCpu(Hook):
@@ -199,7 +231,7 @@ class OnCpu(Hook):
 
 _MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2}
 """Meetings of all threads for a module: a norm, its weight and the addition behind a block; two rotations,
-two writes to the cache, attention; the product of a router and six operations that choose and weigh experts."""
+two writes to the cache, attention; the product of a router and six operations that choose experts."""
 _INPUTS = 5
 """Inputs of a pass, such as positions and the mask, that are copied to the GPU beside the hidden states."""
 
