@@ -31,6 +31,13 @@ __all__ = ["Buffers", "Placed", "Rate", "llama_cpp_tables", "placements", "publi
 _RECORDS = Path(__file__).parents[1] / "docs/measurements/h100-2026-11-27"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
 _MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
+_PAGEABLE = (
+    f"profiles.host/{_MACHINE}-host.pageable_rate="
+    "{value: 7.57 GB/s, origin: measured, source: calibrate micro, date: 2026-11-23, spread: 0.2}",
+)
+"""Copies of memory that is not pinned: median of ``calibrate micro`` on the eight machines with an H100 that
+``hardware_profiles/pcie/gen5.yaml`` lists (5.6 to 9.6 GB/s; those with an H200, also there, are faster). The
+first machine of the records had 5.9 for 64 and 256 MiB and 10 for 4 and 16."""
 _FORMATS = {"mxfp4": "mxfp4_moe"}
 _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 """Models of the records with fewer layers."""
@@ -165,7 +172,7 @@ def recorded_rates(part: str) -> tuple[Rate, ...]:
         for test in one["tests"]:
             lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
             size = f"strategy.ubatch_size={test['n_ubatch']}"
-            predicted = _rate(model, _MACHINE, (*own, *settings, size), **lengths)
+            predicted = _rate(model, _MACHINE, (*own, *settings, *_PAGEABLE, size), **lengths)
             tokens = test["n_prompt"] + test["n_gen"]
             measured = median(tokens * 1e9 / time for time in test["samples_ns"])
             found.append(Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted))
