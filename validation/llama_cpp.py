@@ -21,19 +21,29 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
+from simoffload.planning.calibration_errors import CalibrationError, Work
 from simoffload.planning.confidence import confidence
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.simulation import fit, simulate
 
-__all__ = ["Buffers", "Placed", "Rate", "llama_cpp_tables", "placements", "published_rates", "recorded_rates"]
+__all__ = [
+    "Buffers",
+    "Placed",
+    "Rate",
+    "llama_cpp_rows",
+    "llama_cpp_tables",
+    "placements",
+    "published_rates",
+    "recorded_rates",
+]
 
 _RECORDS = Path(__file__).parents[1] / "docs/measurements/h100-2026-11-27"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
 _MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
 _PAGEABLE = (
-    f"profiles.host/{_MACHINE}-host.pageable_rate="
-    "{value: 7.57 GB/s, origin: measured, source: calibrate micro, date: 2026-11-23, spread: 0.2}",
+    f"profiles.host/{_MACHINE}-host.pageable_rate={{value: 7.57 GB/s, origin: measured, "
+    f"source: calibrate micro, date: 2026-11-23, spread: 0.2}}"
 )
 """Copies of memory that is not pinned: median of ``calibrate micro`` on the eight machines with an H100 that
 ``hardware_profiles/pcie/gen5.yaml`` lists (5.6 to 9.6 GB/s; those with an H200, also there, are faster). The
@@ -44,6 +54,7 @@ _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 _OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
 _SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
 _MIB = 1 << 20
+_WORKS: tuple[Work, ...] = ("decode", "prefill")
 
 
 class Rate(NamedTuple):
@@ -172,7 +183,7 @@ def recorded_rates(part: str) -> tuple[Rate, ...]:
         for test in one["tests"]:
             lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
             size = f"strategy.ubatch_size={test['n_ubatch']}"
-            predicted = _rate(model, _MACHINE, (*own, *settings, *_PAGEABLE, size), **lengths)
+            predicted = _rate(model, _MACHINE, (*own, *settings, _PAGEABLE, size), **lengths)
             tokens = test["n_prompt"] + test["n_gen"]
             measured = median(tokens * 1e9 / time for time in test["samples_ns"])
             found.append(Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted))
@@ -209,6 +220,17 @@ def _buffers(plan: Any, tier: str) -> Buffers:
     names = ("weights", "key-value cache", "buffers of the graph")
     sizes = [sum(one.size for one in plan.held if (one.tier, one.name) == (tier, name)) for name in names]
     return Buffers(*(size / _MIB for size in sizes))
+
+
+def llama_cpp_rows() -> Iterator[CalibrationError]:
+    """Yield the errors of times by set and kind, for the table that every answer refers to."""
+    for part in ("fit", "holdout"):
+        for work in _WORKS:
+            rates = [one for one in recorded_rates(part) if one.generation == (work == "decode")]
+            errors = [one.measured / one.predicted - 1 for one in rates]
+            mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
+            numbers = len(errors), round(mean, 4), round(worst, 4)
+            yield CalibrationError("shipped", "llama_cpp", part, work, "memory", *numbers, 1, 1)
 
 
 # -- published rates ------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ _GGUF_OF = {"mxfp4": "mxfp4_moe"}
 
 def in_gguf(model: ModelShape) -> ModelShape:
     """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
-    its mixture. Raises InputError for other formats."""
+    its mixture, and with the fused attention of llama.cpp. Raises InputError for other formats."""
     formats = {
         one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
     }
@@ -248,5 +248,7 @@ def in_gguf(model: ModelShape) -> ModelShape:
         if name is None or len(strange) > 1:
             text = f"llama.cpp has no tensors in {strange[0].name}; set model.quantization to a type of GGUF"
             raise InputError.at("strategy.kind", f"{text}, such as q4_k_m or q8_0")
-        return quantized(replace(model, name=model.unquantized_name), QUANTIZATIONS[name])
+        model = quantized(replace(model, name=model.unquantized_name), QUANTIZATIONS[name])
+    if model.attention != "sdpa" or model.softcapped:
+        return replace(model, attention="sdpa", softcapped=False)
     return model

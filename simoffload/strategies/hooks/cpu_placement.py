@@ -5,7 +5,7 @@ Reference: common/fit.cpp of llama.cpp@0c1e5709 (``common_params_fit_impl``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from simoffload.bisection import first_that_holds
@@ -67,6 +67,25 @@ class CpuPlacement(NamedTuple):
         if module.kind not in ("linear", "activation") or "attn" in module.name or "attention" in module.name:
             return False
         return layer in self.experts if module.share < 1 else layer < self.networks
+
+    def unused(self, model: ModelShape) -> Iterator[str]:
+        """Yield a warning about numbers that name layers which the model does not have."""
+        has = {one.share < 1 for one in model.distinct_modules if one.kind == "activation"}
+        if self.experts and True not in has:
+            yield f"strategy.cpu_moe has no effect: {model.family} has no experts"
+        if self.networks and False not in has:
+            yield f"strategy.cpu_ffn has no effect: {model.family} has no dense networks"
+
+    def phrase(self, model: ModelShape) -> str:
+        """Return what the CPU computes, in words."""
+        layers = model.num_hidden_layers
+        if self.before:
+            return f"{self.before} of {layers} layers on the CPU"
+        return (
+            f"experts of {len(self.experts)} of {layers} layers on the CPU"
+            if self.experts
+            else "all layers on the GPU"
+        )
 
     def kept_bytes(self, model: ModelShape) -> int:
         """Return the size [B] of the tensors that are ``kept`` on the GPU."""

@@ -8,7 +8,7 @@ memory. Without any number the program chooses it itself (``hooks/cpu_placement.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,11 +18,10 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
-from simoffload.models.gguf import MIXTURES
 from simoffload.models.quantization import in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
-from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits
+from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Homes
@@ -51,7 +50,9 @@ Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 class LlamaCpp(HookedStrategy):
     """A LlamaCpp strategy runs llama.cpp on one GPU: some layers, or their experts, are on the CPU."""
 
-    traits: ClassVar = ProgramTraits(formats=tuple(MIXTURES), spans_hosts=False, gpu_keys=(), on_cpu=True)
+    traits: ClassVar = ProgramTraits(
+        evidence="llama_cpp", formats=("q8_0", "q6_k", "q4_k_m"), spans_hosts=False, gpu_keys=(), on_cpu=True
+    )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
     kind: Literal["llama_cpp"] = "llama_cpp"
@@ -92,6 +93,22 @@ class LlamaCpp(HookedStrategy):
         """The program that the exported command starts, and the cache."""
         return super().description._replace(program="llama.cpp")
 
+    @classmethod
+    def instead(
+        cls, _other: Strategy, model: ModelShape, workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield the program on one GPU of a personal machine, with what it chooses to compute on the CPU."""
+        if not machine.is_personal or gpus != 1 or not isinstance(workload, Inference):
+            return
+        try:
+            placed = cls().plan(model, workload, machine).on_cpu
+        except InputError:  # in weights of another program
+            return
+        text = f"llama.cpp with {placed.phrase(model)}"
+        yield (
+            Tunable("division", (Change("placement", text, (Edit(("strategy",), {"kind": "llama_cpp"}),)),)),
+        )
+
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
         return self._named(model).homes(model)
@@ -105,19 +122,16 @@ class LlamaCpp(HookedStrategy):
         """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
         that llama.cpp does not have."""
         model = in_gguf(model)
-        if model.attention != "sdpa" or model.softcapped:  # it has fused kernels of its own for all models
-            model = replace(model, attention="sdpa", softcapped=False)
         if self.ubatch_size > self.batch_size:
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
             raise InputError.at("strategy.ubatch_size", text)
         self.kv_cache.plain.check(self.cache_engine, model, what_if=False)
-        cache = self.cache_of(model, workload, machine)
+        cache, named = self.cache_of(model, workload, machine), self._named(model)
 
         def placed(on_cpu: CpuPlacement) -> LlamaPlan:
-            homes, unused = on_cpu.homes(model), tuple(self._unused(model))
+            homes, unused = on_cpu.homes(model), tuple(named.unused(model))
             return LlamaPlan(model, workload, machine, self, homes, cache, unused, on_cpu=on_cpu)
 
-        named = self._named(model)
         return placed(fitted(named, model, lambda one: placed(one).spare >= 0) if self.chooses else named)
 
     def _named(self, model: ModelShape) -> CpuPlacement:
@@ -126,14 +140,6 @@ class LlamaCpp(HookedStrategy):
         found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
         experts = range(layers if moe == "all" else min(moe or 0, layers))
         return found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
-
-    def _unused(self, model: ModelShape) -> Iterator[str]:
-        """Yield a warning about numbers that name layers which the model does not have."""
-        parts = {True: "experts", False: "dense networks"}
-        has = {one.share < 1 for one in model.distinct_modules if one.kind == "activation"}
-        for key, value, experts in (("cpu_moe", self.cpu_moe, True), ("cpu_ffn", self.cpu_ffn, False)):
-            if value and experts not in has:
-                yield f"strategy.{key} has no effect: {model.family} has no {parts[experts]}"
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -149,10 +155,11 @@ class LlamaCpp(HookedStrategy):
     def _settings(self) -> Iterator[Change]:
         for size in (1024, 2048, 4096):
             if size > self.ubatch_size:
-                keys = ("ubatch_size", *["batch_size"] * (size > self.batch_size))
-                edits = tuple(Edit.at(f"strategy.{key}", size) for key in keys)
-                text = f"ubatch_size {self.ubatch_size} → {size}"
-                yield Change("setting", text, edits, key=f"ubatch-{size}")
+                sizes = {"ubatch_size": size, "batch_size": max(size, self.batch_size)}
+                edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in sizes.items())
+                yield Change(
+                    "setting", f"ubatch_size {self.ubatch_size} → {size}", edits, key=f"ubatch-{size}"
+                )
         if self.mapped:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
@@ -178,9 +185,8 @@ class LlamaCpp(HookedStrategy):
             f"-np {batch}": batch > 1,
         }
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
-        return {
-            "llama-server.sh": " ".join((command, *(key for key, used in options.items() if used))) + "\n"
-        }
+        words = (command, *(key for key, used in options.items() if used))
+        return {"llama-server.sh": " ".join(words) + "\n"}
 
 
 _CHOSEN = tuple(
@@ -205,10 +211,8 @@ class LlamaPlan(HookedPlan):
     on_cpu: CpuPlacement = field(kw_only=True)
     """Modules that the CPU computes."""
 
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: always, as llama.cpp has its own."""
-        return True
+    fused = True
+    """Whether kernels are fused: always, as llama.cpp has its own."""
 
     @cached_property
     def divided(self) -> DividedModel:
@@ -220,8 +224,7 @@ class LlamaPlan(HookedPlan):
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
         rates = self.machine.accelerator.llama_kernels.deciding
-        uncompared = ("computed layers with llama.cpp",)
-        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=uncompared)
+        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
@@ -337,12 +340,7 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules for any pass."""
+        machine, model, modules = self.machine, self.model, self.modules
         return (
-            GgmlTimings(
-                machine=self.machine,
-                model=self.model,
-                modules=self.modules,
-                zero3=False,
-                cache=self.cache_form,
-            ),
+            GgmlTimings(machine=machine, model=model, modules=modules, zero3=False, cache=self.cache_form),
         )
