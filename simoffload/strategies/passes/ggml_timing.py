@@ -71,18 +71,18 @@ class GgmlTiming(FusedTiming):
         gpu, code, model = self.machine.accelerator, self.machine.accelerator.llama_kernels, self._model
         experts, tokens = module.parallel == "experts", max(1, self._tokens(module))
         bits = min(one.storage.format.bits_per_weight for one in module.parameters if one.storage is not None)
-        reading = cost.bytes / (gpu.hbm_bandwidth.value * gpu.kernels.read_efficiency.value)
+        read_s = cost.bytes / (gpu.hbm_bandwidth.value * gpu.kernels.read_efficiency.value)
         if experts:
-            reading += stored / code.decode_experts.value
+            read_s += stored / code.decode_experts.value
         elif bits < _EIGHT:
-            reading += stored / code.decode.value
+            read_s += stored / code.decode.value
         rows, curve = float(tokens), code.products
         if experts:
             touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
             rows, curve = tokens * model.experts_per_token / touched, code.grouped
         if tokens == 1:
-            return reading
-        return max(reading, cost.flops / (gpu.peak("float16") * curve.at(rows)))
+            return read_s
+        return max(read_s, cost.flops / (gpu.peak("float16") * curve.at(rows)))
 
 
 class GgmlTimings(PassTimings):

@@ -185,8 +185,8 @@ class LlamaCpp(HookedStrategy):
             f"-np {batch}": batch > 1,
         }
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
-        words = (command, *(key for key, used in options.items() if used))
-        return {"llama-server.sh": " ".join(words) + "\n"}
+        parts = (command, *(key for key, used in options.items() if used))
+        return {"llama-server.sh": " ".join(parts) + "\n"}
 
 
 _CHOSEN = tuple(
@@ -318,7 +318,7 @@ class LlamaPlan(HookedPlan):
 
     @cached_property
     def buffers(self) -> GraphBuffers:
-        """Buffers of a graph."""
+        """Buffers in which a graph keeps what it computes."""
         own, work = self.strategy, self.workload
         tokens = min(own.ubatch_size, work.batch_size * (work.prompt_length + work.output_length))
         brings = own.op_offload and tokens >= _LEAST
