@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from simoffload.errors import InputError
 from simoffload.planning.calibration_errors import CalibrationError, Work
 from simoffload.planning.confidence import confidence
-from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.simulation import fit, simulate
 
@@ -114,7 +113,7 @@ def _rate(
 ) -> tuple[float, float, float]:
     """Return the rate of a prompt or of generation behind ``depth`` tokens, and its 80 % interval."""
 
-    def result(length: int, output: int) -> SimulationResult:
+    def result(length: int, output: int) -> Any:
         lengths = (f"workload.prompt_length={length}", f"workload.output_length={output}")
         scenario = _scenario(model, platform, *settings, *lengths)
         if not fit(scenario).fits:
@@ -124,17 +123,13 @@ def _rate(
     if generated:
         found = result(max(depth, 1), generated + 1)
         rate = found.metrics()["decode_tokens_per_s"]
-        interval = confidence(found).interval("decode_tokens_per_s")
+        low, high = confidence(found).interval("decode_tokens_per_s")
     else:
         found = result(depth + prompt, 1)
         before = result(depth, 1).ttft_s if depth else 0.0
-        assert found.ttft_s is not None
-        assert before is not None
         rate = prompt / (found.ttft_s - before)
-        low, high = confidence(found).interval("ttft_s") or (found.ttft_s, found.ttft_s)
-        interval = rate * found.ttft_s / high, rate * found.ttft_s / low
-    assert rate is not None
-    low, high = interval or (rate, rate)
+        shortest, longest = confidence(found).interval("ttft_s")
+        low, high = rate * found.ttft_s / longest, rate * found.ttft_s / shortest
     return rate, low, high
 
 
