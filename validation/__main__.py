@@ -18,6 +18,7 @@ from simoffload.planning.calibration_errors import CalibrationError, ErrorProfil
 from simoffload.planning.published_ratios import PublishedRatio
 from validation.accuracy import coverage, held_out, short_table
 from validation.figures import drawings
+from validation.llama_cpp import llama_cpp_rows, llama_cpp_tables, published_rates, recorded_rates
 from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
@@ -37,12 +38,13 @@ def files() -> dict[str, str]:
     drawn = drawings(runs)
     served = serving_steps()
     rows = [row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile)]
-    rows += serving_rows(served)
+    rows += [*serving_rows(served), *llama_cpp_rows()]
     images = [(f"images/{one.name}", one.about) for one in drawn]
     page, front, guide = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT, _GUIDE))
     inside = coverage(by_profile)
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "serving", serving_table(served))
+    page = inserted(page, "llama.cpp", llama_cpp_tables())
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
         _ERRORS: _csv(CalibrationError._fields, rows),
@@ -84,7 +86,8 @@ def main(ids: Sequence[str]) -> None:
     if found[_ERRORS] != (_ROOT / _ERRORS).read_text("utf-8"):  # intervals follow from these errors
         (_ROOT / _ERRORS).write_text(found[_ERRORS], encoding="utf-8")
         calibration_errors.cache_clear()
-        serving_steps.cache_clear()
+        for one in (serving_steps, recorded_rates, published_rates):
+            one.cache_clear()
         found = files()
     for path, text in found.items():
         (_ROOT / path).write_text(text, encoding="utf-8")

@@ -9,8 +9,8 @@ equations for two. What the tests do not give stays as it is in the base profile
 * Host, from the generation of a dense model without the GPU: t = B / rate + n o, with the time o of each of n
   operations in the base profile; ``weights`` is that rate over the peak bandwidth of memory, and ``thread``
   that of the fewest threads over their number, where more threads are faster.
-* Host, from two numbers of layers whose experts are on the CPU, for each further layer: dt = e / rate + 2 s +
-  3 o - g. e are the bytes of the experts of a token, and g is their part of the time with all on the GPU,
+* Host, from two numbers of layers whose experts are on the CPU, for each further layer: dt = e / rate + 3 s +
+  6 o - g. e are the bytes of the experts of a token, and g is their part of the time with all on the GPU,
   if that is measured;
   ``experts`` follows with the time s of a ``switch`` in the base profile, and both from two models that
   differ in e.
@@ -32,7 +32,7 @@ from simoffload.errors import InputError, printable
 from simoffload.exchange.llama_bench import BenchRow, model_of
 from simoffload.hardware import Accelerator, Host, Pcie, Profile
 from simoffload.models import Layer, ModelShape, Module
-from simoffload.strategies.hooks.on_cpu import kernel_of, operations_of
+from simoffload.strategies.hooks.on_cpu import kernel_of, meetings
 
 _DIFFERENT = 1.3
 """Least ratio of two models' bytes per layer from which their times tell two unknowns apart (our choice)."""
@@ -40,8 +40,8 @@ _FEWEST_TOKENS = 256
 """Tokens of a prompt from which on kernels for many tokens have their full rate."""
 _SHOWN = 6
 _UNITS = {
-    **dict.fromkeys(("thread", "page_faults"), (1e9, "GB/s")),
-    **dict.fromkeys(("dot", "blocked", "tiled"), (1e12, "TFLOPS")),
+    **dict.fromkeys(("thread", "dot_thread", "page_faults"), (1e9, "GB/s")),
+    **dict.fromkeys(("dot", "blocked", "tiled", "attention"), (1e12, "TFLOPS")),
     **dict.fromkeys(("operation", "switch"), (1e-6, "us")),
 }
 """Units in which profiles have numbers of products."""
@@ -246,7 +246,7 @@ def _dense_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Statemen
 
 def _read_rate(one: _Test, base: Host) -> float:
     model = one.model
-    count = sum(count * operations_of(module) for part, count in model.outside_and_kinds() for module in part)
+    count = sum(count * meetings(module) for part, count in model.outside_and_kinds() for module in part)
     seconds = one.token_s - count * base.products.operation.value
     if seconds <= 0:
         text = f"{one.row.rate:.4g} tokens/s are more than the operations of {base.id} allow"
@@ -255,7 +255,7 @@ def _read_rate(one: _Test, base: Host) -> float:
 
 
 class _Layer(NamedTuple):
-    """The equation of one more layer whose experts are on the CPU: read / rate + 2 switches = seconds."""
+    """The equation of one more layer whose experts are on the CPU: read / rate + 3 switches = seconds."""
 
     read: float
     seconds: float
@@ -279,7 +279,7 @@ def _expert_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Stateme
         rate = (
             (last.read - first.read) / (last.seconds - first.seconds) if last.seconds > first.seconds else 0.0
         )
-        solved = (first.seconds - first.read / rate) / 2 if rate else 0.0
+        solved = (first.seconds - first.read / rate) / 3 if rate else 0.0
         lacking = "two mixtures of experts give it a negative time"
         if solved > 0:
             switch = solved
@@ -287,7 +287,7 @@ def _expert_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Stateme
             found["switch"] = _stated(_written("switch", switch), used, how)
     if not found:
         warnings.append(f"switch is not identified: {lacking}; experts follows with that of {base.id}")
-    rates = [one.read / max(one.seconds - 2 * switch, 1e-12) for one in known]
+    rates = [one.read / max(one.seconds - 3 * switch, 1e-12) for one in known]
     rate = median(rates)
     share = _share(rate / base.memory_bandwidth.value, "cpu_products.experts", used)
     extent = f", {min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} by model" if len(rates) > 1 else ""
@@ -321,7 +321,7 @@ def _expert_layer(found: Sequence[_Test], base: Host) -> _Layer | None:
     read = sum(experts[fewest:most]) / (most - fewest)
     on_gpu = median(times[0]) * read / model.least_read_bytes if fewest == 0 else 0.0
     more = (median(times[most]) - median(times[fewest])) / (most - fewest)
-    seconds = more + on_gpu - 3 * base.products.operation.value
+    seconds = more + on_gpu - 6 * base.products.operation.value
     return _Layer(read, seconds, tuple(found))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import PositiveSeconds, Provenance, Share, Sourced
+from simoffload.hardware.quantities import Count, PositiveSeconds, Provenance, Share, Sourced, saturating
 from simoffload.units import BytesPerSecond, FlopsPerSecond
 
 ProductKernel = Literal["dot", "blocked", "tiled"]
@@ -13,9 +13,13 @@ ProductKernel = Literal["dot", "blocked", "tiled"]
 rows (llamafile's ``sgemm``), or tiles (``ggml-cpu/tiled``)."""
 
 
+_ONE_BY_ONE = 8
+"""Tokens up to which types with tiles are multiplied by dot products (``ggml_tiled_min_batch``)."""
+
+
 class CpuReads(Frozen):
     """Shares of the memory's peak bandwidth with which all cores read the weights of a product of one
-    token."""
+    token, if their arithmetic is free."""
 
     weights: Sourced[Share]
     """Share for the weights of one matrix."""
@@ -27,17 +31,24 @@ class CpuKernels(Frozen):
     """Speed of the threads and kernels of products, and of what is around them."""
 
     thread: Sourced[BytesPerSecond]
-    """Rate at which one thread reads weights; several are as fast together until memory limits them."""
+    """Rate at which one thread multiplies weights with one token, if memory is fast."""
+    dot_thread: Sourced[BytesPerSecond]
+    """The same for types that have kernels of dot products alone (MXFP4)."""
     dot: Sourced[FlopsPerSecond]
-    """Rate of a core for many tokens with kernels of dot products."""
+    """Rate of a core for several tokens with kernels of dot products."""
     blocked: Sourced[FlopsPerSecond]
     """The same with kernels that multiply blocks of rows."""
     tiled: Sourced[FlopsPerSecond]
-    """The same with kernels that multiply tiles."""
+    """The same with kernels that multiply tiles, for very many tokens."""
+    tiled_rows: Sourced[Count]
+    """Tokens with which tiles are half as fast."""
+    attention: Sourced[FlopsPerSecond]
+    """Rate of a core for attention of one token to the cache."""
     operation: Sourced[PositiveSeconds]
-    """Time of each operation of a graph for which all threads meet, in addition to its work."""
+    """Time in which all threads meet, once in each operation of a graph and twice in products."""
     switch: Sourced[PositiveSeconds]
-    """Time that it takes to go on from the GPU to the CPU, or back, in addition to what is copied."""
+    """Time that it takes to bring a tensor from the GPU to the CPU, or back, and to go on there, in addition
+    to what is copied."""
     page_faults: Sourced[BytesPerSecond]
     """Rate at which pages of a mapped file enter memory that is full, however fast the drive is."""
 
@@ -48,18 +59,22 @@ class CpuProducts(CpuReads, CpuKernels):
     @property
     def deciding(self) -> tuple[Provenance, ...]:
         """The numbers that decide the time of generating text."""
-        return self.weights, self.experts, self.operation, self.switch
+        return self.weights, self.experts, self.thread, self.operation, self.switch
 
-    def read_rate(self, peak: int, *, threads: int, experts: bool) -> float:
-        """Return the rate [B/s] at which ``threads`` read weights from memory of a ``peak`` bandwidth
-        [B/s]."""
+    def read_rate(self, kernel: ProductKernel, peak: int, *, threads: int, experts: bool) -> float:
+        """Return the rate [B/s] at which ``threads`` multiply weights with one token, from memory of a
+        ``peak`` bandwidth [B/s]: that of their arithmetic beneath that of the memory."""
         share = (self.experts if experts else self.weights).value
-        return min(threads * self.thread.value, share * peak)
+        each = self.dot_thread if kernel == "dot" else self.thread
+        return saturating(threads * each.value, share * peak)
 
-    def kernel_rate(self, kernel: ProductKernel) -> float:
-        """Return the rate of a core for many tokens with a kind of kernel [FLOP/s]."""
-        found: Sourced[float] = getattr(self, kernel)
-        return found.value
+    def kernel_rate(self, kernel: ProductKernel, rows: float) -> float:
+        """Return the rate of a core with a kind of kernel for ``rows`` tokens of each matrix [FLOP/s]."""
+        if kernel == "blocked":
+            return self.blocked.value
+        if kernel == "dot" or rows <= _ONE_BY_ONE:
+            return self.dot.value
+        return max(self.dot.value, self.tiled.value * rows / (rows + self.tiled_rows.value))
 
 
 class CpuClasses(CpuKernels):

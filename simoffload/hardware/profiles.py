@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware.compiled import CompiledKernels, ServingKernels
+from simoffload.hardware.ggml_kernels import GgmlKernels
 from simoffload.hardware.memory_costs import GpuAllocation
 from simoffload.hardware.quantities import (
     AttentionCurve,
@@ -213,6 +214,8 @@ class Accelerator(Profile):
     """How kernels read weights in host memory; None: not known, so that it is as estimated for any GPU."""
     compiled: CompiledKernels = CompiledKernels()
     """Speed of the kernels of compiled serving engines."""
+    ggml: GgmlKernels | None = None
+    """Speed of the kernels of llama.cpp; None: not measured, so that it is as estimated for any GPU."""
     allocation: GpuAllocation | None = None
     """Times of allocating and releasing GPU memory; None: not measured, so that they are as on another
     machine."""
@@ -256,6 +259,12 @@ class Accelerator(Profile):
         """How kernels read weights in host memory."""
         assert self.host_reads is not None, "machines complete their profiles"
         return self.host_reads
+
+    @property
+    def llama_kernels(self) -> GgmlKernels:
+        """Speed of the kernels of llama.cpp."""
+        assert self.ggml is not None, "machines complete their profiles"
+        return self.ggml
 
     @property
     def reserved_bytes(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from simoffload.documents import Frozen, read_document, validate
 from simoffload.hardware.compiled import CompiledKernels, CompiledReference, UnmeasuredKernels
 from simoffload.hardware.cpu_products import CpuClasses
+from simoffload.hardware.ggml_kernels import GgmlKernels
 from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
 from simoffload.hardware.profiles import HostReads, Profile
 from simoffload.hardware.quantities import Provenance, Sourced
@@ -52,6 +53,8 @@ class UnmeasuredAccelerator(Frozen):
     """Rows and rate for accelerators that do not state ``host_reads``."""
     compiled: UnmeasuredKernels
     """Kernels of compiled serving for accelerators that do not state them, number by number."""
+    ggml: GgmlKernels
+    """Kernels of llama.cpp for accelerators that do not state ``ggml``."""
 
 
 class Unmeasured(Profile):
@@ -69,7 +72,9 @@ class Unmeasured(Profile):
         for part, profile in (("host", host), ("accelerator", accelerator)):
             for key, section in getattr(self, part):
                 own = getattr(profile, key)
-                if own is None and not isinstance(section, CpuClasses):  # which few programs ask for
+                if own is None and not isinstance(
+                    section, CpuClasses | GgmlKernels
+                ):  # few programs ask for them
                     yield f"{part}.{key}"
                 elif isinstance(section, UnmeasuredKernels):
                     yield from (f"{part}.{key}.{one}" for one in _lacking(own, section))

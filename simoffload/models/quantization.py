@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
+from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
@@ -253,3 +254,24 @@ def _stored(
         module._replace(parameters=tuple(one._replace(storage=stored(one)) for one in module.parameters))
         for module in modules
     )
+
+
+_GGUF_OF = {"mxfp4": "mxfp4_moe"}
+"""Mixtures of GGUF with the weights of a released format as they are."""
+
+
+def in_gguf(model: ModelShape) -> ModelShape:
+    """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
+    its mixture, and with the fused attention of llama.cpp. Raises InputError for other formats."""
+    formats = {
+        one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
+    }
+    if strange := [one for one in formats if GGUF_TYPES.get(one.name) is not one]:
+        name = _GGUF_OF.get(strange[0].name)
+        if name is None or len(strange) > 1:
+            text = f"llama.cpp has no tensors in {strange[0].name}; set model.quantization to a type of GGUF"
+            raise InputError.at("strategy.kind", f"{text}, such as q4_k_m or q8_0")
+        model = quantized(replace(model, name=model.unquantized_name), QUANTIZATIONS[name])
+    if model.attention != "sdpa" or model.softcapped:
+        return replace(model, attention="sdpa", softcapped=False)
+    return model

@@ -12,7 +12,7 @@ def test_every_kind_of_work_has_errors_from_memory_and_from_drives() -> None:
     }
     for row in calibration_errors():
         assert row.runs > 0
-        assert 0 < row.mean <= abs(row.worst) < 1
+        assert 0 < row.mean <= abs(row.worst) < 2
         assert 1 <= row.fewest_gpus <= row.most_gpus
 
 

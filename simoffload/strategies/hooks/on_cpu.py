@@ -9,10 +9,12 @@ other. For many tokens the weights are copied to the GPU instead, on its compute
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from math import hypot
 from typing import NamedTuple
 
 from simoffload.hardware import ProductKernel
 from simoffload.models import ModelShape, Module
+from simoffload.models.routing import recent_share
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
@@ -37,10 +39,42 @@ class CpuSettings(NamedTuple):
     """Tokens from which on weights are copied to the GPU; None: never."""
     pinned: bool
     """Whether weights in host memory are page-locked."""
-    missing: Callable[[Module], float]
-    """Function that returns the share of the weights of a module that page faults bring from a file."""
+    missing: Callable[[Module, int], float]
+    """Function that returns the share of the weights of a module that page faults bring from a file in a pass
+    with so many tokens."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
+
+
+class MappedWeights(NamedTuple):
+    """MappedWeights are pages of a file of which a part has room in memory.
+
+    A pass reads weights in the same order as the one before, so that Linux has evicted what comes next: none
+    is found, nor experts of many tokens. Of the experts of one token those are found that were used last and
+    have room.
+    """
+
+    model: ModelShape
+    room: int
+    """Memory for these weights [B]."""
+    experts: int
+    """Size of the experts among them [B]."""
+    others: int
+    """Size of the other weights [B]."""
+
+    def missing(self, module: Module, tokens: int) -> float:
+        """Return the share of the weights of a module that a pass with so many tokens reads from the file."""
+        model, left = self.model, self.room - self.others
+        if left >= self.experts:
+            return 0.0
+        if self.experts <= self.others:  # experts are too few to be all that is evicted
+            left = 0
+        if module.share == 1:
+            return float(left <= 0)
+        if tokens > 1:
+            return 1.0
+        chances = model.routing.probabilities(model.num_experts, model.experts_per_token)
+        return 1 - recent_share(chances, max(0, left) / self.experts)
 
 
 class OnCpu(Hook):
@@ -61,7 +95,7 @@ class OnCpu(Hook):
         """Begin with the embeddings, which are in host memory."""
         least = self._settings.least
         self._copies = least is not None and stage.tokens >= least
-        self.carry = 0
+        self.carry, self._inputs_copied = 0, False
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Note what the CPU computes of a part."""
@@ -75,17 +109,20 @@ class OnCpu(Hook):
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Go on with the CPU, or with the GPU, and copy weights to it; a decode step is one CUDA graph for
         each stretch on the GPU."""
-        module = call.module
+        module, each = call.module, self._model.hidden_size * _SINGLE
         if self._on_cpu(module):
             if self.carry == -1:
-                size = out.now.tokens * self._model.hidden_size * _SINGLE
-                self._switch(out, size, to_device=False)
+                attends = module.kind == "attention"
+                size = self._attended_width * _SINGLE if attends else each
+                tensors = 3 if attends else 2 if self._chosen(module) else 1  # queries, keys, values; experts
+                self._switch(out, out.now.tokens * size, tensors, to_device=False)
                 out.host_waits(COMPUTE)
-            self.carry = self._model.hidden_size * _SINGLE * max(1, self._chosen(module))
+            self.carry = each * max(1, self._chosen(module))
             return True
         if self.carry != -1:
-            self._switch(out, max(1, out.now.tokens * self.carry), to_device=True)
-            self.carry = -1
+            tensors = 1 if self._inputs_copied else 1 + _INPUTS
+            self._switch(out, max(1, out.now.tokens * self.carry), tensors, to_device=True)
+            self.carry, self._inputs_copied = -1, True
         if module.name in self._here:
             self._bring(module, out)
         return not out.now.timing.launch_s(module)
@@ -96,15 +133,26 @@ class OnCpu(Hook):
         if not self._on_cpu(module):
             return False
         out.flush()
-        if size := round(self._settings.missing(module) * self._read(module, out)):
-            most = out.machine.host.products.page_faults.value
-            route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
-            out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
+        self._fault(module, out)
         seconds, traffic = self._seconds(module, out)
-        fixed = picoseconds(operations_of(module) * out.machine.host.products.operation.value)
+        fixed = picoseconds(self._meetings(module) * out.machine.host.products.operation.value)
         route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         return True
+
+    def _fault(self, module: Module, out: PassWriter) -> None:
+        """Bring the pages of weights that are not in memory."""
+        share = self._settings.missing(module, out.now.tokens)
+        if size := round(share * self._read(module, out)):
+            most = out.machine.host.products.page_faults.value
+            route, fixed = mapped_read(out, self._settings.file, size, traffic=size, most=most)
+            out.add("read", HOST, fixed=fixed, size=size, route=route, label="page faults")
+
+    def _meetings(self, module: Module) -> int:
+        """Count how often all threads meet for a module: of experts in three products, and in their sum if
+        the CPU weighs them."""
+        weighs = any(name.endswith((".gate", ".router")) for name in self._here)
+        return meetings(module, weighed=self._model.experts_per_token if weighs else 0)
 
     def _chosen(self, module: Module) -> int:
         """Return how many experts of a token a module computes; 0 if it has none."""
@@ -119,24 +167,35 @@ class OnCpu(Hook):
         return stored * self._model.touched_share(module, out.now.tokens)
 
     def _seconds(self, module: Module, out: PassWriter) -> tuple[float, int]:
-        """Return the time of a module on the CPU [s], the longer one of its bytes and of its arithmetic, and
-        the bytes [B]."""
-        host, threads = out.machine.host, self._settings.threads
-        cost, products = out.now.timing.cost(module), host.products
+        """Return the time of a module on the CPU [s], and the bytes [B]. Those of its bytes and of its
+        arithmetic overlap in part: the root of the sum of their squares."""
+        host, threads, tokens = out.machine.host, self._settings.threads, out.now.tokens
+        cost, products, kernel = out.now.timing.cost(module), host.products, kernel_of(module)
         traffic = max(1, round(self._read(module, out)))
+        chosen = self._chosen(module)
+        rows = tokens * chosen / max(1.0, self._model.num_experts * self._model.touched_share(module, tokens))
+        speed = products.kernel_rate(kernel, rows if chosen else tokens)
         if not module.parameters:  # attention reads the cache, others the hidden states
             traffic = max(1, round(cost.bytes))
-        rate = products.read_rate(
-            host.memory_bandwidth.value, threads=threads, experts=bool(self._chosen(module))
-        )
-        speed = threads * products.kernel_rate(kernel_of(module))
-        return max(traffic / rate, cost.flops / speed), traffic
+            speed = products.dot.value
+            if module.kind == "attention" and tokens == sum(one.number for one in out.now.batch):
+                speed = products.attention.value
+        bandwidth = host.memory_bandwidth.value
+        rate = products.read_rate(kernel, bandwidth, threads=threads, experts=bool(chosen))
+        arithmetic = cost.flops / (threads * speed) if tokens > 1 or not module.parameters else 0.0
+        return hypot(traffic / rate, arithmetic), traffic
 
-    def _switch(self, out: PassWriter, size: int, *, to_device: bool) -> None:
-        """Write the copy of hidden states between the GPU and the CPU, with what the change takes."""
+    @property
+    def _attended_width(self) -> int:
+        """Elements of queries, keys and values of a token."""
+        model = self._model
+        return (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+
+    def _switch(self, out: PassWriter, size: int, tensors: int, *, to_device: bool) -> None:
+        """Write the copy of ``tensors`` between the GPU and the CPU, each with what the change takes."""
         out.flush()
         route, _ = out.copies([size], to_device=to_device, pinned=True)
-        fixed = picoseconds(out.machine.host.products.switch.value)
+        fixed = tensors * picoseconds(out.machine.host.products.switch.value)
         after = out.so_far(HOST, COMPUTE)
         out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="hidden states", after=after)
 
@@ -151,6 +210,8 @@ class OnCpu(Hook):
         if not size:
             return
         out.flush()
+        if not cache:
+            self._fault(module, out)
         pinned, label = self._settings.pinned, CACHE_LABEL if cache else "weights"
         route, fixed = out.copies([size], to_device=True, pinned=pinned, cache=cache)
         if self._chosen(module):
@@ -166,12 +227,19 @@ class OnCpu(Hook):
         return True
 
 
-def operations_of(module: Module) -> int:
-    """Count the operations of a graph for a module: of experts three products, of attention the cache, scores
-    and values."""
+def meetings(module: Module, *, weighed: int = 0) -> int:
+    """Count how often all threads meet for a module: of experts in three products, twice each, and in the sum
+    of ``weighed`` ones."""
     if module.parallel == "experts" and module.parameters:
-        return 3
-    return 3 if module.kind == "attention" else 1
+        return 6 + (1 + weighed if weighed else 0)
+    return _MEETINGS.get(module.kind, 1)
+
+
+_MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2}
+"""Meetings of all threads for a module: a norm, its weight and the addition behind a block; two rotations,
+two writes to the cache, attention; the product of a router and six operations that choose experts."""
+_INPUTS = 5
+"""Inputs of a pass, such as positions and the mask, that are copied to the GPU beside the hidden states."""
 
 
 def kernel_of(module: Module) -> ProductKernel:

@@ -1,39 +1,37 @@
 """llama.cpp: layers, or the experts of layers, that the CPU computes from host memory.
 
 Read in llama.cpp@0c1e5709 (version 0.5.0): src/llama-model.cpp (``load_tensors``), src/llama-mmap.cpp,
-common/fit.cpp (``--fit``), common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPU;
-embeddings are in host memory. Without any number the program chooses it itself, as ``--fit`` does: dense
-models keep whole layers on the GPU, from the last one on; of mixtures of experts all but the experts are
-there, and then those of the first layers.
+common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPU; embeddings are in host
+memory. Without any number the program chooses it itself (``hooks/cpu_placement.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, ModuleCost, Sequences
-from simoffload.models.formats import GGUF_TYPES
-from simoffload.models.gguf import MIXTURES
-from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.models import ModelShape, Sequences
+from simoffload.models.quantization import in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
-from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits
+from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
-from simoffload.strategies.held import Held, Home, Homes
-from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
+from simoffload.strategies.held import Held, Homes
+from simoffload.strategies.hooks.cpu_placement import CpuPlacement, fitted
+from simoffload.strategies.hooks.graph_buffers import GraphBuffers
+from simoffload.strategies.hooks.on_cpu import CpuSettings, MappedWeights, OnCpu
 from simoffload.strategies.memory import cache_term, system_memory
+from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import FusedTiming, PassTimings
+from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.programs.vllm_engine import DISPLAY, VllmEngine
 from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
 from simoffload.workload import Inference
@@ -45,11 +43,6 @@ _MARGIN = 1 << 30
 """Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
-_SINGLE = 4
-_LAUNCH_S = 3e-6
-"""Time [s] of launching a kernel from C++ (an estimate; from memory, unverified)."""
-_GGUF_OF = {"mxfp4": "mxfp4_moe"}
-"""Mixtures of GGUF with the weights of a released format as they are."""
 
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 
@@ -57,7 +50,9 @@ Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 class LlamaCpp(HookedStrategy):
     """A LlamaCpp strategy runs llama.cpp on one GPU: some layers, or their experts, are on the CPU."""
 
-    traits: ClassVar = ProgramTraits(formats=tuple(MIXTURES), spans_hosts=False, gpu_keys=(), on_cpu=True)
+    traits: ClassVar = ProgramTraits(
+        evidence="llama_cpp", formats=("q8_0", "q6_k", "q4_k_m"), spans_hosts=False, gpu_keys=(), on_cpu=True
+    )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
     kind: Literal["llama_cpp"] = "llama_cpp"
@@ -89,43 +84,62 @@ class LlamaCpp(HookedStrategy):
         return self.gpu_layers == "auto" and self.cpu_moe is None and not self.cpu_ffn
 
     @property
+    def mapped(self) -> bool:
+        """Whether weights on the CPU are pages of the file."""
+        return "mmap" in self.load_mode or self.load_mode == "auto"
+
+    @property
     def description(self) -> Description:
         """The program that the exported command starts, and the cache."""
         return super().description._replace(program="llama.cpp")
 
+    @classmethod
+    def instead(
+        cls, _other: Strategy, model: ModelShape, workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield the program on one GPU of a personal machine, with what it chooses to compute on the CPU."""
+        if not machine.is_personal or gpus != 1 or not isinstance(workload, Inference):
+            return
+        try:
+            placed = cls().plan(model, workload, machine).on_cpu
+        except InputError:  # in weights of another program
+            return
+        text = f"llama.cpp with {placed.phrase(model)}"
+        yield (
+            Tunable("division", (Change("placement", text, (Edit(("strategy",), {"kind": "llama_cpp"}),)),)),
+        )
+
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
-        return _OnCpu.of(self, model).homes(model)
+        return self._named(model).homes(model)
 
     def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
         """Return the hook with which the CPU computes."""
         assert isinstance(plan, LlamaPlan)
-        return (OnCpu(plan.model, plan.names_on_cpu, plan.cpu_settings),)
+        return (OnCpu(plan.model, plan.on_cpu.names(plan.model), plan.cpu_settings),)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
         """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
         that llama.cpp does not have."""
-        model = _in_gguf(model)
+        model = in_gguf(model)
         if self.ubatch_size > self.batch_size:
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
             raise InputError.at("strategy.ubatch_size", text)
         self.kv_cache.plain.check(self.cache_engine, model, what_if=False)
-        cache = self.cache_of(model, workload, machine)
+        cache, named = self.cache_of(model, workload, machine), self._named(model)
 
-        def placed(on_cpu: _OnCpu) -> LlamaPlan:
-            homes, unused = on_cpu.homes(model), tuple(self._unused(model))
+        def placed(on_cpu: CpuPlacement) -> LlamaPlan:
+            homes, unused = on_cpu.homes(model), tuple(named.unused(model))
             return LlamaPlan(model, workload, machine, self, homes, cache, unused, on_cpu=on_cpu)
 
-        named = _OnCpu.of(self, model)
-        return _fitted(placed, named, model, machine) if self.chooses else placed(named)
+        return placed(fitted(named, model, lambda one: placed(one).spare >= 0) if self.chooses else named)
 
-    def _unused(self, model: ModelShape) -> Iterator[str]:
-        """Yield a warning about numbers that name layers which the model does not have."""
-        parts = {True: "experts", False: "dense networks"}
-        has = {one.share < 1 for one in model.distinct_modules if one.kind == "activation"}
-        for key, value, experts in (("cpu_moe", self.cpu_moe, True), ("cpu_ffn", self.cpu_ffn, False)):
-            if value and experts not in has:
-                yield f"strategy.{key} has no effect: {model.family} has no {parts[experts]}"
+    def _named(self, model: ModelShape) -> CpuPlacement:
+        """Return the placement that the settings name, of which ``auto`` is all on the GPU."""
+        layers, given, moe = model.num_hidden_layers, self.gpu_layers, self.cpu_moe
+        found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
+        experts = range(layers if moe == "all" else min(moe or 0, layers))
+        return found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -141,11 +155,12 @@ class LlamaCpp(HookedStrategy):
     def _settings(self) -> Iterator[Change]:
         for size in (1024, 2048, 4096):
             if size > self.ubatch_size:
-                keys = ("ubatch_size", *["batch_size"] * (size > self.batch_size))
-                edits = tuple(Edit.at(f"strategy.{key}", size) for key in keys)
-                text = f"ubatch_size {self.ubatch_size} → {size}"
-                yield Change("setting", text, edits, key=f"ubatch-{size}")
-        if "mmap" in self.load_mode or self.load_mode == "auto":
+                sizes = {"ubatch_size": size, "batch_size": max(size, self.batch_size)}
+                edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in sizes.items())
+                yield Change(
+                    "setting", f"ubatch_size {self.ubatch_size} → {size}", edits, key=f"ubatch-{size}"
+                )
+        if self.mapped:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
 
@@ -169,10 +184,9 @@ class LlamaCpp(HookedStrategy):
             f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
             f"-np {batch}": batch > 1,
         }
-        command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells}"
-        return {
-            "llama-server.sh": " ".join((command, *(key for key, used in options.items() if used))) + "\n"
-        }
+        command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
+        parts = (command, *(key for key, used in options.items() if used))
+        return {"llama-server.sh": " ".join(parts) + "\n"}
 
 
 _CHOSEN = tuple(
@@ -181,90 +195,9 @@ _CHOSEN = tuple(
 )
 
 
-def _in_gguf(model: ModelShape) -> ModelShape:
-    """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
-    its mixture. Raises InputError for other formats."""
-    formats = {
-        one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
-    }
-    if strange := [one for one in formats if GGUF_TYPES.get(one.name) is not one]:
-        name = _GGUF_OF.get(strange[0].name)
-        if name is None or len(strange) > 1:
-            text = f"llama.cpp has no tensors in {strange[0].name}; set model.quantization to a type of GGUF"
-            raise InputError.at("strategy.kind", f"{text}, such as q4_k_m or q8_0")
-        return quantized(replace(model, name=model.unquantized_name), QUANTIZATIONS[name])
-    return model
-
-
-# -- what is where -----------------------------------------------------------------------------------
-
-
-class _OnCpu(NamedTuple):
-    """An _OnCpu says which modules the CPU computes."""
-
-    before: int = 0
-    """Number of whole layers, from the first one on."""
-    head: bool = False
-    experts: range = range(0)
-    """Layers whose experts it computes."""
-    networks: int = 0
-    """Number of layers, from the first one on, whose dense networks it computes."""
-    attends: bool = False
-    """Whether it attends in all layers, as the cache is in host memory."""
-
-    @classmethod
-    def of(cls, strategy: LlamaCpp, model: ModelShape) -> _OnCpu:
-        layers, given, moe = model.num_hidden_layers, strategy.gpu_layers, strategy.cpu_moe
-        found = cls().behind(layers, layers + 1 if isinstance(given, str) else given)
-        experts = range(layers if moe == "all" else min(moe or 0, layers))
-        return found._replace(experts=experts, networks=strategy.cpu_ffn, attends=not strategy.kv_offload)
-
-    def behind(self, layers: int, on_gpu: int) -> _OnCpu:
-        """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPU."""
-        return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)
-
-    def homes(self, model: ModelShape) -> Homes:
-        """Return the homes of all tensors."""
-        return Homes(model, lambda layer, one: Home("dram") if self.holds(layer, one) else Home())
-
-    def holds(self, layer: int, module: Module) -> bool:
-        """Return whether the CPU computes a module; ``layer`` is -1 outside of the layers."""
-        if layer < 0:
-            return module.kind == "embedding" or (self.head and module.kind in ("linear", "norm"))
-        if layer < self.before:
-            return True
-        if module.kind == "attention":
-            return self.attends
-        if module.kind not in ("linear", "activation") or "attn" in module.name or "attention" in module.name:
-            return False
-        return layer in self.experts if module.share < 1 else layer < self.networks
-
-
-def _fitted(
-    placed: Callable[[_OnCpu], LlamaPlan], all_on_gpu: _OnCpu, model: ModelShape, machine: Machine
-) -> LlamaPlan:
-    """Return the plan with what ``--fit`` chooses: the most on the GPU that leaves its margin.
-
-    Of a mixture of experts the experts of the last layers go first; if that is not enough, and of dense
-    models, whole layers do, from the first one on.
-    """
-    layers, capacity = model.num_hidden_layers, machine.tiers["hbm"].capacity
-    display = DISPLAY if machine.accelerator.has_display else 0
-
-    def fits(plan: LlamaPlan) -> bool:
-        held = sum(one.size for one in plan.held if one.tier == "hbm")
-        return held + display + _MARGIN <= capacity
-
-    orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
-    if any(module.parallel == "experts" for module in model.distinct_modules):
-        orders.insert(0, [all_on_gpu._replace(experts=range(layers - n, layers)) for n in range(layers + 1)])
-    for order in orders:  # each keeps less on the GPU than the one before
-        if (found := first_that_holds(order, lambda one: fits(placed(one)))) is not None:
-            return placed(found)
-    return placed(orders[-1][-1])
-
-
-_CONTEXT = "CUDA context"
+_CONTEXT, _CONTEXT_BYTES = "CUDA context", 527 << 20
+"""Memory that CUDA takes before llama.cpp asks what is free: 80,552 of 81,079 MiB on an H100
+(docs/measurements/h100-2026-11-27)."""
 
 
 # -- the plan ----------------------------------------------------------------------------------------
@@ -275,13 +208,11 @@ class LlamaPlan(HookedPlan):
     """A LlamaPlan is the plan of a model of which the CPU computes a part."""
 
     strategy: LlamaCpp
-    on_cpu: _OnCpu = field(kw_only=True)
+    on_cpu: CpuPlacement = field(kw_only=True)
     """Modules that the CPU computes."""
 
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: always, as llama.cpp has its own."""
-        return True
+    fused = True
+    """Whether kernels are fused: always, as llama.cpp has its own."""
 
     @cached_property
     def divided(self) -> DividedModel:
@@ -292,43 +223,29 @@ class LlamaPlan(HookedPlan):
     def basis(self) -> Basis:
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
-        code = self.machine.accelerator.kernels
-        rates = code.deciding((), experts=bool(self.model.num_experts))
-        uncompared = ("computed layers with llama.cpp",)
-        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=uncompared)
-
-    @cached_property
-    def names_on_cpu(self) -> tuple[frozenset[str], ...]:
-        """Names of the modules of each layer that the CPU computes, and behind them of those outside."""
-        outside = (*self.model.modules_before, *self.model.modules_after)
-        return tuple(
-            frozenset(one.name for one in modules if self.on_cpu.holds(number, one))
-            for number, modules in (*enumerate(self.model.layers), (-1, outside))
-        )
+        rates = self.machine.accelerator.llama_kernels.deciding
+        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own, missing = self.strategy, self.missing
+        own, experts = self.strategy, self.on_cpu.expert_bytes(self.model)
+        room, others = self.memory_left, self.weights_on_cpu - experts
+        pages = MappedWeights(self.model, room if self.evicted else experts + others, experts, others)
         return CpuSettings(
             threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
             least=_LEAST if own.op_offload else None,
-            pinned=not self.mapped,
-            missing=lambda one: missing.get(one.share < 1, 0.0),
+            pinned=not self.strategy.mapped,
+            missing=pages.missing,
             file=self.file,
         )
 
     # -- memory -------------------------------------------------------------------------------------
 
     @property
-    def mapped(self) -> bool:
-        """Whether weights on the CPU are pages of the file."""
-        return "mmap" in self.strategy.load_mode or self.strategy.load_mode == "auto"
-
-    @property
     def evicted(self) -> bool:
         """Whether pages of the file leave memory that is short, which locked ones do not."""
-        return self.mapped and "mlock" not in self.strategy.load_mode and self.file != ""
+        return self.strategy.mapped and "mlock" not in self.strategy.load_mode and self.file != ""
 
     @property
     def file(self) -> str:
@@ -337,29 +254,17 @@ class LlamaPlan(HookedPlan):
         return self.strategy.file or next((name for name, one in tiers.items() if one.is_storage), "")
 
     @cached_property
-    def missing(self) -> Mapping[bool, float]:
-        """Share of the weights on the CPU, of experts (True) and others, that each pass reads from the file.
-
-        A pass reads all others in the same order, so that Linux has evicted what comes next: none is found.
-        Of experts, drawn for each token anew, as many are found as there is room for.
-        """
-        size, room = self.weights_on_cpu, self.memory_left
-        if not self.evicted or size <= room:
-            return {}
-        experts = sum(
-            one.stored_bytes(self.model.dtype_bytes)
-            for number, layer in enumerate(self.model.layers)
-            for module in layer
-            if module.share < 1 and self.on_cpu.holds(number, module)
-            for one in module.parameters
-        )
-        others = size - experts
-        return {True: 1 - max(0, room - others) / experts} if experts > others else {True: 1.0, False: 1.0}
-
-    @cached_property
     def weights_on_cpu(self) -> int:
         """Size of the weights in host memory [B]."""
-        return sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
+        return sum(
+            sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram"
+        ) - self.on_cpu.kept_bytes(self.model)
+
+    @cached_property
+    def _tied(self) -> int:
+        """Size of the copy of embeddings that is the head on the GPU [B]."""
+        tied = [part for one in self.model.modules_after for part in one.parameters if part.tied]
+        return 0 if self.on_cpu.head else sum(part.stored_bytes(self.model.dtype_bytes) for part in tied)
 
     @cached_property
     def memory_left(self) -> int:
@@ -371,6 +276,7 @@ class LlamaPlan(HookedPlan):
     def held(self) -> tuple[Held, ...]:
         """Weights, cache, buffers of a graph, and what the systems of GPU and host take."""
         on_gpu = sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "hbm")
+        on_gpu += self.on_cpu.kept_bytes(self.model) + self._tied
         on_cpu, remedy = self.weights_on_cpu, "lower gpu_layers, or raise cpu_moe; auto chooses what fits"
         found = [Held("hbm", "weights", on_gpu, remedy=remedy, kind="weights")]
         if self.evicted:
@@ -380,51 +286,50 @@ class LlamaPlan(HookedPlan):
                 on_cpu > resident
             )
         else:
-            found += [Held("dram", "weights", on_cpu, pinned=not self.mapped, kind="weights")]
+            found += [Held("dram", "weights", on_cpu, pinned=not self.strategy.mapped, kind="weights")]
         return (*found, *self.held_beside)
 
     @cached_property
     def held_beside(self) -> tuple[Held, ...]:
         """What is needed beside the weights."""
-        own, machine, model = self.strategy, self.machine, self.model
+        model, batch = self.model, self.workload.batch_size
         element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
-        batch, windows = self.workload.batch_size, own.ubatch_size
         each = dict.fromkeys((True, False), 0.0)
         for number, layer in enumerate(model.layers):
             for one in layer:
                 if one.kind == "attention":
-                    cells = self.cells if one.window is None else min(self.cells, one.window + windows)
+                    cells = self.cells(one.window)
                     each[self.on_cpu.holds(number, one)] += cells * model.cache_width * model.dtype_bytes
-        state = batch * model.state_bytes
-        tokens = min(own.ubatch_size, batch * self.workload.prompt_length)
-        graph = tokens * (model.vocab_size + model.hidden_size) * _SINGLE
-        brought = self._largest_brought if own.op_offload and tokens >= _LEAST else 0
+        state, remedy = batch * model.state_bytes, "lower ubatch_size"
         return (
             cache_term("hbm", round(batch * each[False] * element) + state),
             *([cache_term("dram", round(batch * each[True] * element))] if each[True] else []),
-            Held("hbm", "buffers of the graph", graph + brought, remedy="lower ubatch_size"),
-            Held("hbm", _CONTEXT, machine.accelerator.reserved_bytes),
-            system_memory(machine),
+            Held("hbm", "buffers of the graph", self.buffers.on_gpu, remedy=remedy),
+            Held("dram", "buffers of the graph", self.buffers.on_host, pinned=True, remedy=remedy),
+            Held("hbm", _CONTEXT, _CONTEXT_BYTES),
+            system_memory(self.machine),
         )
 
-    @property
-    def cells(self) -> int:
-        """Tokens of a sequence for which the cache has room."""
-        return -(-self.workload.max_context // _CELLS) * _CELLS
+    def cells(self, window: int | None = None) -> int:
+        """Return the tokens of a sequence for which the cache of a layer has room."""
+        most = self.workload.max_context
+        least = most if window is None else min(most, window + self.strategy.ubatch_size)
+        return -(-least // _CELLS) * _CELLS
 
     @cached_property
-    def _largest_brought(self) -> int:
-        """Size of the largest tensor that is copied to the GPU for many tokens [B]."""
-        return max(
-            (
-                one.stored_bytes(self.model.dtype_bytes)
-                for number, layer in enumerate(self.model.layers)
-                for module in layer
-                if self.on_cpu.holds(number, module)
-                for one in module.parameters
-            ),
-            default=0,
-        )
+    def buffers(self) -> GraphBuffers:
+        """Buffers in which a graph keeps what it computes."""
+        own, work = self.strategy, self.workload
+        tokens = min(own.ubatch_size, work.batch_size * (work.prompt_length + work.output_length))
+        brings = own.op_offload and tokens >= _LEAST
+        return GraphBuffers(self.model, self.on_cpu, tokens, work.batch_size, self.cells, brings)
+
+    @property
+    def spare(self) -> int:
+        """Memory of the GPU that is left beyond what ``--fit`` leaves [B]; below zero if it is too small."""
+        held = sum(one.size for one in self.held if one.tier == "hbm")
+        display = DISPLAY if self.machine.accelerator.has_display else 0
+        return self.machine.tiers["hbm"].capacity - held - display - _MARGIN
 
     # -- passes -------------------------------------------------------------------------------------
 
@@ -435,67 +340,7 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules for any pass."""
+        machine, model, modules = self.machine, self.model, self.modules
         return (
-            LlamaTimings(
-                machine=self.machine,
-                model=self.model,
-                modules=self.modules,
-                zero3=False,
-                cache=self.cache_form,
-            ),
-        )
-
-
-class LlamaTiming(FusedTiming):
-    """A LlamaTiming has the durations of llama.cpp's CUDA kernels, of which a stretch is one CUDA graph in a
-    decode step.
-
-    Counted in ggml/src/ggml-cuda of llama.cpp@0c1e5709 with its fusions: a norm with its weight, and an
-    addition behind each block; a product of quantized weights with the rounding of its input to 8 bits
-    (``quantize_q8_1``), those of gate and up in one kernel if there is one token; rotations, that of keys
-    with their write, and the write of values (3), attention and the sum of its parts (2); router and choice
-    of experts (2), their weighing and sum (2).
-    """
-
-    def launch_s(self, module: Module) -> float:
-        """Return the host time of launching the kernels of ``module`` [s]."""
-        return 0.0 if self.decodes else self.kernels(module) * _LAUNCH_S
-
-    def kernels(self, module: Module) -> int:
-        """Count the kernels of one call of ``module``."""
-        match module.kind:
-            case "attention":
-                return 5
-            case "norm":
-                return 2 if module.parallel == "whole" else 1
-            case "router":
-                return 2
-            case "linear" if module.parallel == "experts":
-                return 6
-            case "linear" if self.decodes and module.name.endswith("up_proj"):
-                return 0
-            case "linear":
-                return 2
-            case "activation":
-                return 0 if self.decodes else 1
-        return 0
-
-    def _decoded_elsewhere_s(self, module: Module, cost: ModuleCost) -> float:
-        """Return the time of a product with quantized weights [s]: the longer one of reading and decoding
-        them, and of its arithmetic, at the rate of products in 16 bits of as many rows."""
-        gpu, weights = self.machine.accelerator, self._quantized(module)
-        assert weights is not None
-        read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
-        read += weights.fused_flops / gpu.compute.float32.value
-        arithmetic: float = self._padded_work(module, cost, 1) / gpu.peak(self._model.dtype)
-        return max(read, arithmetic)
-
-
-class LlamaTimings(PassTimings):
-    """LlamaTimings are the durations of modules under llama.cpp."""
-
-    def timing(self, batch: tuple[Sequences, ...]) -> LlamaTiming:
-        """Return the timing of one pass."""
-        return LlamaTiming(
-            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
+            GgmlTimings(machine=machine, model=model, modules=modules, zero3=False, cache=self.cache_form),
         )

@@ -1,0 +1,121 @@
+"""Which modules of a model the CPU computes, and what llama.cpp chooses itself (``--fit``).
+
+Reference: common/fit.cpp of llama.cpp@0c1e5709 (``common_params_fit_impl``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from simoffload.bisection import first_that_holds
+from simoffload.models import ModelShape, Module
+from simoffload.strategies.held import Home, Homes
+
+
+class CpuPlacement(NamedTuple):
+    """A CpuPlacement says which modules the CPU computes."""
+
+    before: int = 0
+    """Number of whole layers, from the first one on."""
+    head: bool = False
+    experts: range = range(0)
+    """Layers whose experts it computes."""
+    networks: int = 0
+    """Number of layers, from the first one on, whose dense networks it computes."""
+    attends: bool = False
+    """Whether it attends in all layers, as the cache is in host memory."""
+    kept: int = 0
+    """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up. It computes
+    them; in the time of a pass the CPU computes the whole layer."""
+
+    def names(self, model: ModelShape) -> tuple[frozenset[str], ...]:
+        """Return the names of the modules of each layer that the CPU computes, and behind them of those
+        outside."""
+        outside = (*model.modules_before, *model.modules_after)
+        return tuple(
+            frozenset(one.name for one in modules if self.holds(number, one))
+            for number, modules in (*enumerate(model.layers), (-1, outside))
+        )
+
+    def expert_bytes(self, model: ModelShape) -> int:
+        """Return the size [B] of the experts that the CPU computes."""
+        return sum(
+            part.stored_bytes(model.dtype_bytes)
+            for number, layer in enumerate(model.layers)
+            for one in layer
+            if one.share < 1 and self.holds(number, one)
+            for part in one.parameters
+        )
+
+    def behind(self, layers: int, on_gpu: int) -> CpuPlacement:
+        """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPU."""
+        return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)
+
+    def homes(self, model: ModelShape) -> Homes:
+        """Return the homes of all tensors."""
+        return Homes(model, lambda layer, one: Home("dram") if self.holds(layer, one) else Home())
+
+    def holds(self, layer: int, module: Module) -> bool:
+        """Return whether the CPU computes a module; ``layer`` is -1 outside of the layers."""
+        if layer < 0:
+            return module.kind == "embedding" or (self.head and module.kind in ("linear", "norm"))
+        if layer < self.before:
+            return True
+        if module.kind == "attention":
+            return self.attends
+        if module.kind not in ("linear", "activation") or "attn" in module.name or "attention" in module.name:
+            return False
+        return layer in self.experts if module.share < 1 else layer < self.networks
+
+    def unused(self, model: ModelShape) -> Iterator[str]:
+        """Yield a warning about numbers that name layers which the model does not have."""
+        has = {one.share < 1 for one in model.distinct_modules if one.kind == "activation"}
+        if self.experts and True not in has:
+            yield f"strategy.cpu_moe has no effect: {model.family} has no experts"
+        if self.networks and False not in has:
+            yield f"strategy.cpu_ffn has no effect: {model.family} has no dense networks"
+
+    def phrase(self, model: ModelShape) -> str:
+        """Return what the CPU computes, in words."""
+        layers = model.num_hidden_layers
+        if self.before:
+            return f"{self.before} of {layers} layers on the CPU"
+        return (
+            f"experts of {len(self.experts)} of {layers} layers on the CPU"
+            if self.experts
+            else "all layers on the GPU"
+        )
+
+    def kept_bytes(self, model: ModelShape) -> int:
+        """Return the size [B] of the tensors that are ``kept`` on the GPU."""
+        if not self.kept:
+            return 0
+        sizes = [
+            part.stored_bytes(model.dtype_bytes)
+            for one in model.layers[self.experts.start]
+            if one.parallel == "experts"
+            for part in one.parameters
+            if "down" not in part.name
+        ]
+        return sum(sizes) * self.kept // 2
+
+
+def fitted(all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]) -> CpuPlacement:
+    """Return what ``--fit`` chooses: the most on the GPU that ``fits``.
+
+    Of dense models whole layers leave the GPU, from the first one on. Of a mixture of experts the experts of
+    the last layers do, of the first of these tensor by tensor; if all of them are not enough, whole layers.
+    The first layer on the GPU then keeps its experts, as the program counts the head as a layer whose experts
+    could leave.
+    """
+    layers = model.num_hidden_layers
+    orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
+    if any(module.parallel == "experts" for module in model.distinct_modules):
+        orders[0] = [one._replace(experts=range(one.before + 1, layers)) for one in orders[0]]
+        orders.insert(0, [all_on_gpu._replace(experts=range(full, layers)) for full in range(layers, 0, -1)])
+    for order in orders:  # each keeps less on the GPU than the one before
+        if (found := first_that_holds(order, fits)) is not None:
+            more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
+            return next(filter(fits, more), found)
+    return orders[-1][-1]

@@ -1,0 +1,327 @@
+"""This module predicts recorded runs of llama.cpp on one H100, and published rates of others.
+
+``docs/measurements/llama-cpp.md`` describes the runs: generation and prompts by placement, threads and load
+mode, the buffers that the program reports, and what ``--fit`` places. Numbers of the machine come from
+microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read
+once, at the end.
+``llama_cpp/published.csv`` has a row per published rate; of shapes and trends only ratios are compared, as
+their machines are known in part.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from simoffload.errors import InputError
+from simoffload.planning.calibration_errors import CalibrationError, Work
+from simoffload.planning.confidence import confidence
+from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.simulation import fit, simulate
+
+__all__ = [
+    "Buffers",
+    "Placed",
+    "Rate",
+    "llama_cpp_rows",
+    "llama_cpp_tables",
+    "placements",
+    "published_rates",
+    "recorded_rates",
+]
+
+_RECORDS = Path(__file__).parents[1] / "docs/measurements/h100-2026-11-27"
+_PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
+_MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
+_PAGEABLE = (
+    f"profiles.host/{_MACHINE}-host.pageable_rate={{value: 7.57 GB/s, origin: measured, "
+    f"source: calibrate micro, date: 2026-11-23, spread: 0.2}}"
+)
+"""Copies of memory that is not pinned: median of ``calibrate micro`` on the eight machines with an H100 that
+``hardware_profiles/pcie/gen5.yaml`` lists (5.6 to 9.6 GB/s; those with an H200, also there, are faster). The
+first machine of the records had 5.9 for 64 and 256 MiB and 10 for 4 and 16."""
+_FORMATS = {"mxfp4": "mxfp4_moe"}
+_CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
+"""Models of the records with fewer layers."""
+_OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
+_SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
+_MIB = 1 << 20
+_WORKS: tuple[Work, ...] = ("decode", "prefill")
+
+
+class Rate(NamedTuple):
+    """A Rate is a measured rate of prompts or generation with its prediction, in tokens/s."""
+
+    part: str
+    """Set of a recorded run, or group of a published rate."""
+    name: str
+    generation: bool
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured rate is within the 80 % interval."""
+        return self.low <= self.measured <= self.high
+
+
+class Buffers(NamedTuple):
+    """Buffers are the sizes of weights, cache and graph [MiB] on one device."""
+
+    model: float
+    context: float
+    compute: float
+
+
+class Placed(NamedTuple):
+    """A Placed is what ``--fit`` chose in a recorded run, and in the simulation."""
+
+    part: str
+    name: str
+    chosen: tuple[int, int, int]
+    """Layers on the CPU, first layer whose experts are there, and tensors of it that are on the GPU."""
+    predicted: tuple[int, int, int]
+    reported: tuple[Buffers, Buffers]
+    """Buffers on the GPU and in host memory."""
+    found: tuple[Buffers, Buffers]
+
+
+# -- scenarios ------------------------------------------------------------------------------------
+
+
+def _scenario(model: str, platform: str, *settings: str) -> LoadedScenario:
+    own = ("strategy.kind=llama_cpp", "model.dtype=float16", *settings)
+    return default_scenario(model, platform, overrides=own)
+
+
+def _rate(
+    model: str, platform: str, settings: Sequence[str], *, prompt: int, generated: int, depth: int
+) -> tuple[float, float, float]:
+    """Return the rate of a prompt or of generation behind ``depth`` tokens, and its 80 % interval."""
+
+    def result(length: int, output: int) -> Any:
+        lengths = (f"workload.prompt_length={length}", f"workload.output_length={output}")
+        scenario = _scenario(model, platform, *settings, *lengths)
+        if not fit(scenario).fits:
+            raise InputError.at("", f"{model} does not fit")
+        return simulate(scenario)
+
+    if generated:
+        found = result(max(depth, 1), generated + 1)
+        rate = found.metrics()["decode_tokens_per_s"]
+        low, high = confidence(found).interval("decode_tokens_per_s")
+    else:
+        found = result(depth + prompt, 1)
+        before = result(depth, 1).ttft_s if depth else 0.0
+        rate = prompt / (found.ttft_s - before)
+        shortest, longest = confidence(found).interval("ttft_s")
+        low, high = rate * found.ttft_s / longest, rate * found.ttft_s / shortest
+    return rate, low, high
+
+
+# -- recorded runs --------------------------------------------------------------------------------
+
+
+def _records(part: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(_RECORDS.glob("llama-cpp-*.json")):
+        yield from (one for one in json.loads(path.read_text("utf-8")) if one.get("set") == part)
+
+
+def _model(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the model of a record's file, and settings for it."""
+    shape, _, form = name.rpartition("-")
+    base, settings = _CUT.get(shape, (shape, ()))
+    return base, (f"model.quantization={_FORMATS.get(form, form)}", *settings)
+
+
+def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the settings of a recorded command; None for options that are not simulated."""
+    found: list[str] = []
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "-ngl":
+            found.append(f"strategy.gpu_layers={'all' if value == '99' else value}")
+        elif option in _OPTIONS:
+            found.append(f"strategy.{_OPTIONS[option]}={value}")
+        elif option in _SWITCHES:
+            found.append(_SWITCHES[option])
+        elif option == "-fitt":  # of what the driver leaves free
+            room = 81079 - int(value)
+            found.append(f"profiles.accelerator/{_GPU}.hbm_capacity={room + 1024} MiB")
+        else:
+            return None
+    return tuple(found)
+
+
+@cache
+def recorded_rates(part: str) -> tuple[Rate, ...]:
+    """Predict the rates of a set of recorded runs."""
+    found: list[Rate] = []
+    for one in _records(part):
+        name, *words = one["name"].split()
+        if "tests" not in one or (settings := _settings(words)) is None:
+            continue
+        model, own = _model(name)
+        for test in one["tests"]:
+            lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
+            size = f"strategy.ubatch_size={test['n_ubatch']}"
+            predicted = _rate(model, _MACHINE, (*own, *settings, _PAGEABLE, size), **lengths)
+            tokens = test["n_prompt"] + test["n_gen"]
+            measured = median(tokens * 1e9 / time for time in test["samples_ns"])
+            found.append(Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted))
+    return tuple(found)
+
+
+def placements(part: str) -> Iterator[Placed]:
+    """Yield what ``--fit`` chose in the records, and what the simulation does with as much memory."""
+    for one in _records(part):
+        if one["part"] != "placed":
+            continue
+        name, _, room, *_ = one["name"].split()
+        model, own = _model(name)
+        (context,) = re.findall(r"-c (\d+)", one["chosen"])
+        lengths = (f"workload.prompt_length={int(context) - 1}", "workload.output_length=1")
+        memory = f"profiles.accelerator/{_GPU}.hbm_capacity={int(room) + 1} GiB"
+        plan: Any = _scenario(model, _MACHINE, *own, *lengths, memory).plan()
+        layers, placed = plan.model.num_hidden_layers, plan.on_cpu
+        (on_gpu,) = map(int, re.findall(r"-ngl (-?\d+)", one["chosen"]))
+        outside = re.findall(r"blk\\\.(\d+)\\\.ffn_(down|\(gate\|gate_up\||)", one["chosen"])
+        first, kept = outside[0] if outside else (layers, "")
+        chosen = (
+            0 if on_gpu < 0 else max(0, layers + 1 - on_gpu),
+            int(first),
+            {"down": 2, "": 0}.get(kept, 1),
+        )
+        predicted = placed.before, placed.experts.start if placed.experts else layers, placed.kept
+        reported = [Buffers(*map(float, line.split()[1:])) for line in one["memory"][:2]]
+        found = [_buffers(plan, tier) for tier in ("hbm", "dram")]
+        yield Placed(part, one["name"], chosen, predicted, (reported[0], reported[1]), (found[0], found[1]))
+
+
+def _buffers(plan: Any, tier: str) -> Buffers:
+    names = ("weights", "key-value cache", "buffers of the graph")
+    sizes = [sum(one.size for one in plan.held if (one.tier, one.name) == (tier, name)) for name in names]
+    return Buffers(*(size / _MIB for size in sizes))
+
+
+def llama_cpp_rows() -> Iterator[CalibrationError]:
+    """Yield the errors of times by set and kind, for the table that every answer refers to."""
+    for part in ("fit", "holdout"):
+        for work in _WORKS:
+            rates = [one for one in recorded_rates(part) if one.generation == (work == "decode")]
+            errors = [one.measured / one.predicted - 1 for one in rates]
+            mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
+            numbers = len(errors), round(mean, 4), round(worst, 4)
+            yield CalibrationError("shipped", "llama_cpp", part, work, "memory", *numbers, 1, 1)
+
+
+# -- published rates ------------------------------------------------------------------------------
+
+
+@cache
+def published_rates() -> tuple[Rate, ...]:
+    """Predict the published rates; those that do not fit are left out."""
+    found: list[Rate] = []
+    for row in csv.DictReader(_PUBLISHED.read_text("utf-8").splitlines()):
+        settings = row["overrides"].split(";")
+        lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
+        try:
+            predicted = _rate(row["model"], row["platform"], settings, **lengths)
+        except InputError:
+            continue
+        name = row["id"]
+        found.append(Rate(row["group"], name, bool(row["generated"]), float(row["rate"]), *predicted))
+    return tuple(found)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def _line(about: str, rates: Sequence[Rate]) -> str:
+    errors = [abs(one.error) for one in rates]
+    worst = max(rates, key=lambda one: abs(one.error))
+    inside = sum(one.inside for one in rates)
+    middle = median(one.error for one in rates)
+    cells = (
+        about,
+        f"{len(rates)}",
+        f"{median(errors):.1%}",
+        f"{middle:+.1%}",
+        f"{worst.error:+.0%}, {worst.name}",
+    )
+    return f"| {' | '.join(cells)} | {inside} of {len(rates)} |"
+
+
+_HEAD = """\
+| rates | number | median of the errors' sizes | median error | worst | in the 80 % interval |
+|---|---:|---:|---:|---|---:|"""
+
+
+def llama_cpp_tables() -> str:
+    """Write the comparisons as Markdown."""
+    kinds = {True: "generation", False: "prompts"}
+    own = [
+        _line(f"{kind}, {part}", [one for one in recorded_rates(part) if one.generation == generation])
+        for part in ("fit", "holdout")
+        for generation, kind in kinds.items()
+    ]
+    published = published_rates()
+    judged = [
+        _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in kinds.values()
+    ]
+    placed = [one for part in ("fit", "holdout") for one in placements(part)]
+    parts = ["\n".join((_HEAD, *own, *judged)), _placed(placed), _shapes(published), _single(published)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _placed(placed: Sequence[Placed]) -> str:
+    head = "| set | equal placements by `--fit` | model within 3 % | cache | graph, GPU | graph, host |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|"]
+    for part in ("fit", "holdout"):
+        own = [one for one in placed if one.part == part]
+        equal = [one for one in own if one.chosen == one.predicted]
+
+        def near(device: int, key: str, of: Sequence[Placed] = equal) -> str:
+            pairs = [(getattr(one.found[device], key), getattr(one.reported[device], key)) for one in of]
+            return f"{sum(abs(found - told) <= max(1, 0.03 * told) for found, told in pairs)} of {len(pairs)}"
+
+        sizes = (near(0, "model"), near(0, "context"), near(0, "compute"), near(1, "compute"))
+        lines.append(f"| {part} | {len(equal)} of {len(own)} | {' | '.join(sizes)} |")
+    return "\n".join(lines)
+
+
+def _shapes(published: Sequence[Rate]) -> str:
+    """Rates of shapes and trends over that of the middle row."""
+    lines = ["| shape, over its middle row | measured | predicted |", "|---|---|---|"]
+    shaped = (one for one in published if one.part not in ("generation", "prompts"))
+    for part, group in groupby(shaped, key=lambda one: one.part):
+        rates = list(group)
+        middle = rates[len(rates) // 2]
+        measured = ", ".join(f"{one.measured / middle.measured:.2f}" for one in rates)
+        predicted = ", ".join(f"{one.predicted / middle.predicted:.2f}" for one in rates)
+        lines.append(f"| {part} | {measured} | {predicted} |")
+    return "\n".join(lines)
+
+
+def _single(published: Sequence[Rate]) -> str:
+    lines = ["| published rate | measured | predicted | error | inside |", "|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {one.name} | {one.measured:g} | {one.predicted:.1f} | {one.error:+.1%} "
+        f"| {'yes' if one.inside else 'no'} |"
+        for one in published
+        if one.part in ("generation", "prompts")
+    ]
+    return "\n".join(lines)
