@@ -771,7 +771,7 @@ class Extension(ConfigSection):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     of: ClassVar[type[ConfigSection]]
-    """The section."""
+    """Section to which the keys are added."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
