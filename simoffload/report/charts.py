@@ -366,11 +366,12 @@ def speed_axis(search: Search) -> str:
 
 def front(search: Search) -> draw.Properties:
     """Draw all simulated purchases, and the Pareto front as a line."""
-    rest = [point for point in search.points if isfinite(point.price)]
-    best = [search.best] if search.best in rest else []
+    known = [point for point in search.points if isfinite(point.price)]
+    best = [search.best] if search.best in known else []
+    rest = [point for point in known if point not in search.front]
     same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
     data = [
-        _marks("simulated", rest, draw.GREY, "circle-open"),
+        _marks("others", rest, draw.GREY, "circle-open", mode="markers+text"),
         _marks("none cheaper is faster", same, draw.BLUE, "circle", mode="lines+markers+text"),
         _marks("with other answers", other, draw.GREEN, "circle", mode="lines+markers+text"),
         _marks("best", best, draw.VERMILION, "diamond", mode="markers+text", size=13),
@@ -393,7 +394,7 @@ def _marks(
     symbol: str,
     *,
     size: int = 8,
-    mode: str = "markers",
+    mode: str,
 ) -> draw.Properties:
     return draw.points(
         name,
@@ -402,5 +403,5 @@ def _marks(
         hover=[draw.plain(", ".join(point.description) or "no change") for point in found],
         mode=mode,
         marker={"color": color, "symbol": symbol, "size": size},
-        **(draw.at_one(name, len(found), -1) if "text" in mode else {}),
+        **draw.at_one(name, len(found), 0),
     )

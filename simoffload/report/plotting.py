@@ -10,6 +10,7 @@ colours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -111,8 +112,8 @@ _HELD: Mapping[HeldKind, tuple[str, ...]] = {
     "cache": (SKY,),
     "activations": (GREEN, DARK_GREEN),
     "checkpoints": (LIGHT_GREEN,),
-    "staging": (YELLOW, DARK_YELLOW),
-    "working": (PURPLE, GREY, DARK_PURPLE, DARK_GREY),
+    "staging": (PURPLE, DARK_PURPLE),
+    "working": (GREY, YELLOW, DARK_GREY, DARK_YELLOW, BLACK),
 }
 _PHASES = {"forward": GREEN, "backward": DARK_GREEN, "optimizer": DARK_ORANGE}
 CHANGES = {"hardware": BLUE, "placement": GREEN, "workload": ORANGE, "setting": PURPLE}
@@ -220,12 +221,8 @@ def cause_colour(cause: Cause) -> str:
 
 def held_colours(terms: Iterable[tuple[str, HeldKind]]) -> dict[str, str]:
     """Return a colour for each name of what tiers hold: that of its kind, a shade for each name."""
-    colours: dict[str, str] = {}
-    for name, kind in terms:
-        shades = (*_HELD[kind], *CYCLE)
-        free = (one for one in shades if one not in colours.values())
-        colours.setdefault(name, next(free, shades[0]))
-    return colours
+    shades = {kind: cycle(found) for kind, found in _HELD.items()}
+    return {name: next(shades[kind]) for name, kind in dict(terms).items()}
 
 
 def phase_colours(names: Sequence[str]) -> list[str]:
