@@ -81,7 +81,7 @@ def _warnings(found: SweepResult) -> Iterator[str]:
 def _charts(found: SweepResult) -> Iterator[ReportSection]:
     if not best_first(found):
         return
-    name = f"{measure_of(found).name} [{'tokens/s' if measure_of(found).larger else 's'}]"
+    name = f"{measure_of(found).title} [{'tokens/s' if measure_of(found).larger else 's'}]"
     if sweep_charts.has_heat_map(found):
         label = f"{name} of each pair of values"
         yield ReportSection(name, charts=(Chart(label, partial(sweep_charts.heat_map, found)),))
