@@ -368,7 +368,8 @@ def front(search: Search) -> draw.Properties:
     """Draw all simulated purchases, and the Pareto front as a line."""
     known = [point for point in search.points if isfinite(point.price)]
     best = [search.best] if search.best in known else []
-    rest = [point for point in known if point not in search.front]
+    on_front = set(map(id, search.front))
+    rest = [point for point in known if id(point) not in on_front]
     same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
     data = [
         _marks("others", rest, draw.GREY, "circle-open", mode="markers+text"),

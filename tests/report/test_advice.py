@@ -211,7 +211,7 @@ def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Ad
     assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)
     assert bars[0]["marker"]["color"] == [CHANGES[one.change.kind] for one in advice.helping]
     marks = {trace["name"]: trace for trace in checked(front(search))["data"]}
-    assert len(marks["simulated"]["x"]) == len(search.points)
+    assert len(marks["others"]["x"]) == len(search.points) - len(search.front)
     assert marks["best"]["y"] == [search.best.rate] if search.best else False
 
 
