@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Progress", "Stage", "Watcher", "stage", "step", "steps", "watched_by", "working_on"]
+__all__ = ["Progress", "Stage", "Watcher", "clock", "stage", "step", "steps", "watched_by", "working_on"]
 
 T = TypeVar("T")
 
@@ -194,3 +194,10 @@ def working_on(activity: str) -> None:
     """Set the activity that happens now, within the current step."""
     if _current.progress is not None:
         _current.progress.work_on(activity)
+
+
+def clock(seconds: float) -> str:
+    """Return a time [s] as minutes and seconds, such as "1:05"."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -17,7 +17,7 @@ from simoffload.cli.output import (
     digest,
     report_files,
 )
-from simoffload.cli.sources import CommandChanges, load
+from simoffload.cli.sources import CommandChanges, load, naming_others
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing, sharing, time_left
@@ -56,7 +56,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
-    capacity = fit(scenario)
+    with naming_others(scenario, ",".join(arguments.on or ())):
+        capacity = fit(scenario)
     kind, (budget, extra) = type(capacity), _budgets(arguments.budget, scenario, capacity, prices)
     service = parse_services(arguments.slo, kind)
     platforms = [_referred(scenario, one, "--platforms") for one in arguments.platforms or ()]

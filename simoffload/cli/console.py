@@ -17,7 +17,7 @@ from typing import Any, Self, TextIO
 
 from simoffload.errors import Problem, printable
 from simoffload.limits import interruptible
-from simoffload.progress import Progress, watched_by
+from simoffload.progress import Progress, clock, watched_by
 
 _ERROR_SCHEMA = "simoffload/error/1"
 _PATIENCE = 1.0  # [s] shorter work shows no progress
@@ -246,10 +246,3 @@ def bar(share: float) -> str:
     """Return a bar of which a part is filled."""
     filled = int(_BAR * share)
     return f"[{'#' * filled}{'.' * (_BAR - filled)}]"
-
-
-def clock(seconds: float) -> str:
-    """Return a time [s] as minutes and seconds, such as "1:05"."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
-from simoffload.cli.sources import CommandChanges, load, move, refusal, scenario_set
+from simoffload.cli.sources import CommandChanges, load, move, naming_others, refusal, scenario_set
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
     prices = load_costs(arguments.costs)
     shared = scenario.scenario.engine.timeout if arguments.explain else None
     with sharing(shared):
-        with Waiting(console, partial=True):
+        with Waiting(console, partial=True), naming_others(scenario, arguments.on):
             result = simulate(
                 scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
             )

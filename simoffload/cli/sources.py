@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.option_types import given_limits
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, PlacementError, Problem, shortened
 from simoffload.limits import keep, limited
 
 if TYPE_CHECKING:
@@ -216,6 +216,26 @@ def move(
     except InputError as error:
         named = (one if one.path else one._replace(path="--on") for one in error.problems)
         raise InputError(named) from None
+
+
+@contextmanager
+def naming_others(scenario: LoadedScenario, target: str | None) -> Iterator[None]:
+    """Let the refusal of the one target of ``--on`` say which to type instead."""
+    try:
+        yield
+    except PlacementError:
+        raise  # which names them
+    except InputError as error:
+        from simoffload.planning.targets import placements_instead
+
+        others = placements_instead(scenario, target) if target else []
+        if not others:
+            raise
+        first, *rest = error.problems
+        hint = (
+            f"{first.message}; instead of --on {shortened(str(target))} it can be --on {' or '.join(others)}"
+        )
+        raise InputError((first._replace(message=hint), *rest)) from None
 
 
 def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -> LoadedScenario:

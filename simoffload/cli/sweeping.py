@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from simoffload.cli.console import Console, ExitCode, Waiting, bar, clock
+from simoffload.cli.console import Console, ExitCode, Waiting, bar
 from simoffload.cli.option_types import add_json, add_model, add_output, add_overrides, add_parts, count
 from simoffload.cli.output import RESULT, TABLE, OutputFolder, content_writer, report_files
 from simoffload.cli.sources import STDIN, CommandChanges, load, read, refusal
 from simoffload.errors import InputError
-from simoffload.progress import working_on
+from simoffload.progress import clock, working_on
 
 if TYPE_CHECKING:
     from simoffload.planning.sweep import Counts, Points, Summary, Sweep

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 
 from simoffload.documents import Edit, edited, quoted, resolved, same_name
@@ -17,7 +18,7 @@ from simoffload.scenario import (
     loaded,
     placement_of,
 )
-from simoffload.strategies import Plan
+from simoffload.strategies import Placement, Plan
 
 ALL = "all"
 """The target that stands for every placement."""
@@ -78,6 +79,32 @@ def on_targets(
     if problems:
         raise InputError(dict.fromkeys(problems))
     return retargeted
+
+
+_MOST_NAMED = 3
+"""Number of placements that are named instead of a refused one: our choice."""
+
+
+def placements_instead(scenario: LoadedScenario, target: str) -> list[str]:
+    """Return placements that can be planned where ``target`` was refused: those with its tier, which for the
+    optimizer alone come first, or else any."""
+    tier = placement_of(target.rpartition(":")[2], scenario.machine).weights
+    known = sorted(
+        scenario.placements.possible, key=lambda one: (one.optimizer != tier, one.weights == "hbm")
+    )
+    with_tier = [one for one in known if tier in one]
+    for some in (with_tier, [one for one in known if tier not in one]):
+        if found := list(islice((str(one) for one in some if _can_be_planned(scenario, one)), _MOST_NAMED)):
+            return found
+    return []
+
+
+def _can_be_planned(scenario: LoadedScenario, placement: Placement) -> bool:
+    try:
+        scenario.on(str(placement)).plan()
+    except InputError:
+        return False
+    return True
 
 
 def _placed(targets: Sequence[str], scenario: LoadedScenario) -> Iterator[tuple[str, str]]:

@@ -19,20 +19,11 @@ if TYPE_CHECKING:
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""
-_TERMS_A_LINE, _CAUSES_A_LINE = 2, 3
-"""Number of names in a line of a legend."""
 _TALL_ROW, _BAR = 48, 0.5
 """[px] of a row with a text above the bar, and the fraction of it that the bar takes."""
 _HEIGHT = 370
 """[px] of a chart of points."""
 _GIGA = 1e9
-_CHANGES = {
-    "hardware": (draw.BLUE, ""),
-    "placement": (draw.GREEN, "/"),
-    "workload": (draw.ORANGE, "x"),
-    "setting": (draw.PURPLE, "."),
-}
-"""Colour and pattern of each kind of change."""
 
 
 def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Properties:
@@ -42,12 +33,8 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Prop
     ``names`` label the rows if a tier has several.
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
-    sizes = {term.name: term.size / use.capacity for use in uses for term in use.terms}
-    colours: dict[str, str] = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):  # those easy to distinguish come first
-        rows = [[term.name for term in use.terms] for use in uses]
-        taken = {colours.get(other) for row in rows if name in row for other in row}
-        colours[name] = next((one for one in draw.CYCLE if one not in taken), draw.GREY)
+    largest = sorted((-term.size / use.capacity, term.name, term.kind) for use in uses for term in use.terms)
+    colours = draw.held_colours((name, kind) for _, name, kind in largest)
     data = []
     for name, pinned in terms:
         parts = [
@@ -71,7 +58,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Prop
     widest = min(_WIDEST, 1.08 * max([1.0, *(use.needed / use.capacity for use in uses)]))
     return draw.figure(
         data,
-        draw.height(len(uses), legends=-(-len(terms) // _TERMS_A_LINE), row=_TALL_ROW),
+        draw.height(len(uses), row=_TALL_ROW),
         barmode="stack",
         showlegend=True,
         uniformtext=draw.ROOM_FOR_NAMES,
@@ -216,7 +203,7 @@ def phases(result: TrainingResult) -> draw.Properties:
     longest = max(phase.time_s for phase in result.phases)
     return draw.figure(
         data,
-        draw.height(len(result.phases), legends=-(-len(data) // _CAUSES_A_LINE)),
+        draw.height(len(result.phases)),
         barmode="stack",
         showlegend=True,
         uniformtext=draw.ROOM_FOR_NAMES,
@@ -252,12 +239,14 @@ def tornado(found: Sensitivity, *, most: int) -> draw.Properties:
             for y, end in enumerate(ends)
             if end is not None
         ]
-        data.append(draw.hatched(name, marks, color=color, shape=shape))
+        data.append(
+            {**draw.hatched(name, marks, color=color, shape=shape), **draw.at_one(name, len(marks), 0)}
+        )
     return draw.figure(
         data,
-        draw.height(len(rows), legends=1),
+        draw.height(len(rows)),
         barmode="overlay",
-        showlegend=True,
+        showlegend=False,
         xaxis=draw.axis(f"change of the {compared}", tickformat="+.1%"),
         yaxis=draw.names_axis([f"{row.number.key}, {row.number.profile}" for row in rows]),
         shapes=[draw.rule(0, color=draw.BLACK)],
@@ -266,11 +255,25 @@ def tornado(found: Sensitivity, *, most: int) -> draw.Properties:
 
 def bandwidth(curve: StorageCurve) -> draw.Properties:
     """Draw throughput over the rate of the storage, with its upper bound and this platform."""
-    rates = [point.rate / _GIGA for point in curve.points]
-    own = curve.own
+    rates, own = [point.rate / _GIGA for point in curve.points], curve.own
+    end = -1 if own.rate**2 < curve.points[0].rate * curve.points[-1].rate else 0  # away from the platform
+
+    def line(name: str, values: Sequence[float], color: str, dash: str, place: str) -> draw.Properties:
+        pairs = zip(rates, values, strict=True)
+        return draw.points(
+            name,
+            x=rates,
+            y=values,
+            hover=[f"{name}, {format_rate(rate * _GIGA)}: {format_number(value)}" for rate, value in pairs],
+            mode="lines+markers+text",
+            line={"color": color, "dash": dash},
+            textposition=place,
+            **draw.at_one(name, len(rates), end),
+        )
+
     data = [
-        _line("upper bound", rates, [point.bound for point in curve.points], draw.GREY, dash="dash"),
-        _line("simulated", rates, [point.throughput for point in curve.points], draw.BLUE, dash="solid"),
+        line("upper bound", [point.bound for point in curve.points], draw.GREY, "dash", "top center"),
+        line("simulated", [point.throughput for point in curve.points], draw.BLUE, "solid", "bottom center"),
         draw.points(
             "this platform",
             x=[own.rate / _GIGA],
@@ -282,14 +285,17 @@ def bandwidth(curve: StorageCurve) -> draw.Properties:
             marker={"color": draw.VERMILION, "size": 13, "symbol": "diamond"},
         ),
     ]
-    needed = [one for one in (curve.hidden, curve.enough) if one]
+    ends = [("hidden above", curve.hidden), ("fast enough:", curve.enough)]
+    needed = [(f"{name} {format_rate(one.rate)}", one.rate / _GIGA) for name, one in ends if one]
+    above = {"y": 1, "yref": "paper", "yanchor": "top"}
     return draw.figure(
         data,
         _HEIGHT,
-        showlegend=True,
+        showlegend=False,
         xaxis=draw.axis(f"{draw.plain(curve.tier)} {curve.verb} [GB/s]", type="log", dtick="D2"),
         yaxis=draw.axis(f"{curve.unit}s/s", type="log", dtick="D2"),
-        shapes=[draw.rule(one.rate / _GIGA, color=draw.BLACK, dash="dot", width=1) for one in needed],
+        shapes=[draw.rule(rate, color=draw.BLACK, dash="dot", width=1) for _, rate in needed],
+        annotations=[draw.note(text, x=rate, **above) for text, rate in needed],
     )
 
 
@@ -297,7 +303,8 @@ def reached(found: Reach) -> draw.Properties:
     """Draw the metric of each service level over the values that were tried, relative to its limit: at most 1
     where a time is kept, and at least 1 for a rate."""
     timed = [(at, one.result) for at, one in enumerate(found.trials) if one.result is not None]
-    data = []
+    places, limit = [0, max(1, len(found.trials) - 1)], {"color": draw.BLACK, "dash": "dot"}
+    data = [draw.points("limit", x=places, y=[1, 1], hover=["limit"] * 2, mode="lines", line=limit)]
     for number, level in enumerate(found.service):
         values = [(level.of(result) or 0.0) for _, result in timed]
         hover = [
@@ -310,48 +317,41 @@ def reached(found: Reach) -> draw.Properties:
                 x=[at for at, _ in timed],
                 y=[value / level.limit for value in values],
                 hover=hover,
-                mode="lines+markers",
+                mode="lines+markers+text",
                 line={"color": draw.CYCLE[number % len(draw.CYCLE)]},
+                **draw.at_one(level.text, len(timed), -1),
             )
         )
     names = [draw.plain(one.value) for one in found.trials]
     return draw.figure(
         data,
         _HEIGHT,
-        showlegend=True,
+        showlegend=False,
         xaxis=draw.axis(draw.plain(found.path), tickvals=list(range(len(names))), ticktext=names),
-        yaxis=draw.axis("over the limit", type="log"),
+        yaxis=draw.axis("over the limit (dotted)", type="log"),
         shapes=[],
     )
-
-
-def _line(name: str, x: Sequence[float], y: Sequence[float], color: str, *, dash: str) -> draw.Properties:
-    values = zip(x, y, strict=True)
-    hover = [f"{name}, {format_rate(rate * _GIGA)}: {format_number(value)}" for rate, value in values]
-    return draw.points(name, x=x, y=y, hover=hover, mode="lines+markers", line={"color": color, "dash": dash})
 
 
 # ---- advice ----
 
 
 def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Properties:
-    """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario."""
-    data = []
-    for kind, (color, shape) in _CHANGES.items():
-        marks = [
-            (y, one.gain or 0.0, f"{draw.plain(one.change.description)}: {format_number(one.gain or 0.0)}×")
-            for y, one in enumerate(tried)
-            if one.change.kind == kind
-        ]
-        if marks:
-            data.append(draw.hatched(kind, marks, color=color, shape=shape))
+    """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario; the kind
+    of the change has its colour, and its name beside the bar."""
+    gains = [one.gain or 0.0 for one in tried]
+    texts = [f"{format_number(one.gain or 0.0)}×, {one.change.kind}" for one in tried]
+    hover = [f"{draw.plain(one.change.description)}: {text}" for one, text in zip(tried, texts, strict=True)]
+    colours = [draw.CHANGES[one.change.kind] for one in tried]
     return draw.figure(
-        data,
-        draw.height(len(tried), legends=1),
-        barmode="overlay",
-        showlegend=True,
+        [draw.bars("gain", y=range(len(tried)), x=gains, hover=hover, color=colours)],
+        draw.height(len(tried)),
+        showlegend=False,
         xaxis=draw.axis(f"{axis} relative to the unchanged scenario", rangemode="tozero"),
         yaxis=draw.names_axis([one.change.description for one in tried]),
+        annotations=[
+            draw.beside(y, gain, text) for y, (gain, text) in enumerate(zip(gains, texts, strict=True))
+        ],
     )
 
 
@@ -366,19 +366,21 @@ def speed_axis(search: Search) -> str:
 
 def front(search: Search) -> draw.Properties:
     """Draw all simulated purchases, and the Pareto front as a line."""
-    rest = [point for point in search.points if isfinite(point.price)]
-    best = [search.best] if search.best in rest else []
+    known = [point for point in search.points if isfinite(point.price)]
+    best = [search.best] if search.best in known else []
+    on_front = set(map(id, search.front))
+    rest = [point for point in known if id(point) not in on_front]
     same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
     data = [
-        _marks("simulated", rest, draw.GREY, "circle-open"),
-        _marks("nothing is both cheaper and faster", same, draw.BLUE, "circle", mode="lines+markers"),
-        *([_marks("with other answers", other, draw.GREEN, "circle", mode="lines+markers")] if other else []),
-        _marks("best", best, draw.VERMILION, "diamond", size=13),
+        _marks("others", rest, draw.GREY, "circle-open", mode="markers+text"),
+        _marks("none cheaper is faster", same, draw.BLUE, "circle", mode="lines+markers+text"),
+        _marks("with other answers", other, draw.GREEN, "circle", mode="lines+markers+text"),
+        _marks("best", best, draw.VERMILION, "diamond", mode="markers+text", size=13),
     ]
     return draw.figure(
         data,
         _HEIGHT,
-        showlegend=True,
+        showlegend=False,
         xaxis=draw.axis(
             f"{'purchase' if search.extra is None else 'bought'} [{draw.plain(search.currency)}]"
         ),
@@ -393,7 +395,7 @@ def _marks(
     symbol: str,
     *,
     size: int = 8,
-    mode: str = "markers",
+    mode: str,
 ) -> draw.Properties:
     return draw.points(
         name,
@@ -402,4 +404,5 @@ def _marks(
         hover=[draw.plain(", ".join(point.description) or "no change") for point in found],
         mode=mode,
         marker={"color": color, "symbol": symbol, "size": size},
+        **draw.at_one(name, len(found), 0),
     )

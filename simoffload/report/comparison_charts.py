@@ -14,9 +14,6 @@ from simoffload.report.presentation import presentation, ranged
 from simoffload.results import Share, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds
 
-_ONE_LINE = 8
-"""Number of causes up to which one line of legend is enough; beyond, a line has three."""
-
 
 def times_compared(groups: Sequence[Group], *, log: bool = False) -> draw.Properties:
     """Draw the time by which results are compared, the fastest of each model on top, with 80 % intervals.
@@ -202,7 +199,7 @@ def causes_compared(groups: Sequence[Group]) -> draw.Properties:
     )
     return draw.figure(
         data,
-        draw.height(len(rows), legends=1 if len(data) <= _ONE_LINE else -(-len(data) // 3)),
+        draw.height(len(rows)),
         barmode="stack",
         showlegend=True,
         uniformtext=draw.ROOM_FOR_NAMES,
@@ -221,7 +218,7 @@ def phases_compared(groups: Sequence[Group]) -> draw.Properties:
     ]
     names = dict.fromkeys(phase.name for _, _, result in rows for phase in result.phases)
     data = []
-    for number, name in enumerate(names):
+    for name, colour in zip(names, draw.phase_colours(list(names)), strict=True):
         times = [result.metrics().get(f"{name}_s") or 0.0 for _, _, result in rows]
         data.append(
             draw.bars(
@@ -229,13 +226,13 @@ def phases_compared(groups: Sequence[Group]) -> draw.Properties:
                 y=range(len(rows)),
                 x=times,
                 hover=[f"{draw.plain(name)}: {format_seconds(time)}" for time in times],
-                color=draw.CYCLE[number % len(draw.CYCLE)],
+                color=colour,
                 **draw.labelled(name, len(rows)),
             )
         )
     return draw.figure(
         data,
-        draw.height(len(rows), legends=1),
+        draw.height(len(rows)),
         barmode="stack",
         showlegend=True,
         uniformtext=draw.ROOM_FOR_NAMES,

@@ -302,7 +302,8 @@ def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Ite
     result, step = row.result, row.result.step
     related = len(group.rows) > 1 or not several  # a single row has nothing to be compared with
     yield from cells(result).values()
-    yield Datum(row.ratio_text, row.ratio) if row.ratio_text and related else ""
+    is_named = row.label != group.baseline or bool(group.against)  # the heading has no room for a long name
+    yield Datum(row.ratio_text if is_named else "baseline", row.ratio) if row.ratio_text and related else ""
     yield Datum(row.throughput_text, row.throughput) if group.throughput_apart and row.throughput_text else ""
     ratio = row.published.ratio if row.published else None
     yield "" if ratio is None else Datum(f"{format_number(ratio)}×", ratio)

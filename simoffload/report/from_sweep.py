@@ -81,7 +81,7 @@ def _warnings(found: SweepResult) -> Iterator[str]:
 def _charts(found: SweepResult) -> Iterator[ReportSection]:
     if not best_first(found):
         return
-    name = f"{measure_of(found).name} [{'tokens/s' if measure_of(found).larger else 's'}]"
+    name = f"{measure_of(found).title} [{'tokens/s' if measure_of(found).larger else 's'}]"
     if sweep_charts.has_heat_map(found):
         label = f"{name} of each pair of values"
         yield ReportSection(name, charts=(Chart(label, partial(sweep_charts.heat_map, found)),))
@@ -94,11 +94,10 @@ def _charts(found: SweepResult) -> Iterator[ReportSection]:
     yield ReportSection(title, charts=tuple(charts), notes=notes if len(charts) > 1 else ())
     best = sweep_charts.front(found)
     if best is not None:
-        text = f"no point has both a higher throughput and a shorter {uncapitalized(best.time.title)}"
+        time = uncapitalized(best.time.title)
+        text = f"the line joins the points of which none has both a higher throughput and a shorter {time}"
         if len(best.points) == 1:
-            text = (
-                f"one point has both the highest throughput and the shortest {uncapitalized(best.time.title)}"
-            )
+            text = f"one point has both the highest throughput and the shortest {time}"
         yield ReportSection(
             "Throughput against time",
             (text,),

@@ -9,11 +9,13 @@ colours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from simoffload.results import HeldKind
 from simoffload.schedule import Cause, CauseKind
 from simoffload.units import format_number
 
@@ -104,6 +106,18 @@ _CAUSES: Mapping[CauseKind, str] = {
     "file-to-file": DARK_GREY,
     "own": BLUE,
 }
+_HELD: Mapping[HeldKind, tuple[str, ...]] = {
+    "weights": (BLUE, DARK_BLUE),
+    "optimizer": (DARK_ORANGE, ORANGE),
+    "cache": (SKY,),
+    "activations": (GREEN, DARK_GREEN),
+    "checkpoints": (LIGHT_GREEN,),
+    "staging": (PURPLE, DARK_PURPLE),
+    "working": (GREY, YELLOW, DARK_GREY, DARK_YELLOW, BLACK),
+}
+_PHASES = {"forward": GREEN, "backward": DARK_GREEN, "optimizer": DARK_ORANGE}
+CHANGES = {"hardware": BLUE, "placement": GREEN, "workload": ORANGE, "setting": PURPLE}
+"""Colour of each kind of change."""
 
 _TICKS = 5
 """Largest number of intervals between ticks."""
@@ -177,8 +191,8 @@ def _formatted(value: float, form: str) -> str:
 
 _BAR = 0.7
 """Width of a bar, in rows; by default plotly makes it depend on the gaps between the bars of one colour."""
-_ROW, _FRAME, _LEGEND = 34, 68, 30
-"""[px] of a bar with its gap; around the bars (axis, its title, margins); of a line of legend."""
+_ROW, _FRAME = 34, 98
+"""[px] of a bar with its gap; around the bars: axis, its title, margins."""
 ROOM_FOR_NAMES: Properties = {"minsize": 11, "mode": "hide"}
 """``uniformtext`` of a layout whose bars contain names: all have the same size or are hidden."""
 _LONGEST_NAME = 34
@@ -205,9 +219,21 @@ def cause_colour(cause: Cause) -> str:
     return _CAUSES[cause.kind]
 
 
-def height(rows: int, *, legends: int = 0, row: float = _ROW) -> float:
-    """Return the height [px] of a chart with so many horizontal bars and lines of legend."""
-    return _FRAME + _LEGEND * legends + row * max(2, rows)
+def held_colours(terms: Iterable[tuple[str, HeldKind]]) -> dict[str, str]:
+    """Return a colour for each name of what tiers hold: that of its kind, a shade for each name."""
+    shades = {kind: cycle(found) for kind, found in _HELD.items()}
+    return {name: next(shades[kind]) for name, kind in dict(terms).items()}
+
+
+def phase_colours(names: Sequence[str]) -> list[str]:
+    """Return the colours of phases of a step; those that few programs have follow the usual ones."""
+    others = (one for one in CYCLE if one not in _PHASES.values())
+    return [_PHASES.get(name) or next(others, GREY) for name in names]
+
+
+def height(rows: int, *, row: float = _ROW) -> float:
+    """Return the height [px] of a chart with so many horizontal bars."""
+    return _FRAME + row * max(2, rows)
 
 
 def figure(data: Sequence[Properties], height: float, **more: Any) -> Properties:
@@ -360,6 +386,15 @@ def by_cause(parts: Sequence[CauseBar]) -> list[Properties]:
 def rule(x: float, **line: Any) -> Properties:
     """Return a vertical line over the full height of the chart."""
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def at_one(text: str, count: int, place: int) -> Properties:
+    """Return the properties that write a text at one of ``count`` bars or points of a trace, such as the end
+    of a line."""
+    texts = [""] * count
+    if count:
+        texts[place] = plain(text)
+    return {"text": texts}
 
 
 def note(text: str, **more: Any) -> Properties:

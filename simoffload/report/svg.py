@@ -50,12 +50,11 @@ def drawn(figure: Mapping[str, Any], label: str) -> Markup:
     else:
         body = _points(traces, layout)
     style = f' class="chart beside-{body.left}"' if body.left else ' class="chart"'
-    legend = _legend(traces) if layout.get("showlegend") else Markup("")
     content = Markup("").join(body.parts)
     image = element(
         "svg", content, role="img", aria_label=printable(label), width="100%", height=_number(body.height)
     )
-    return Markup('<div{}>{}<div class="plot">{}</div></div>').format(Markup(style), legend, image)
+    return Markup('<div{}><div class="plot">{}</div></div>').format(Markup(style), image)
 
 
 class _Body(NamedTuple):
@@ -174,31 +173,6 @@ def _hatch(shape: str) -> str:
     return f"hatch-{list(_HATCHES).index(shape)}"
 
 
-def _legend(traces: Sequence[Trace]) -> Markup:
-    """Return the traces with their colours, but for those whose names are at their parts."""
-    items = []
-    for trace in traces:
-        if "text" in trace or trace.get("showlegend") is False or not len(trace["x"]):
-            continue
-        sample = element("svg", _sample(trace), width=18, height=12, aria_hidden="true")
-        items.append(element("li", sample + escape(_plain(trace.get("name", "")))))
-    return element("ul", Markup("").join(items), class_="legend") if items else Markup("")
-
-
-def _sample(trace: Trace) -> Markup:
-    marker = trace.get("marker") or {}
-    if trace["type"] == "bar":
-        return _bar(trace, 0, "0", "18", y=0, height=12)
-    line = trace.get("line") or {}
-    drawn_line = (
-        [_line("0", 6, "18", 6, f"line s-{colour(line.get('color') or marker['color'])}", **_dash(line))]
-        if "lines" in trace["mode"]
-        else []
-    )
-    marks = [_mark(trace, "9", 6)] if "markers" in trace["mode"] else []
-    return Markup("").join((*drawn_line, *marks))
-
-
 def _dash(line: Mapping[str, Any]) -> dict[str, str]:
     dashes = {"dash": "7 5", "dot": "2 4"}
     return {"stroke_dasharray": dashes[line["dash"]]} if line.get("dash") in dashes else {}
@@ -291,16 +265,33 @@ class _Rows:
         found: list[list[list[tuple[str, str]]]] = [[] for _ in self._names]
         longest = (_NARROW - self._left) / _LETTER
         for trace in self._traces:
+            seen: dict[tuple[int, tuple[str, str]], float] = {}
+            inside = set[int]()
             for at, row, start, end in self._bars(trace):
-                text, low, high = _of(trace.get("text"), at, ""), self._axis.at(start), self._axis.at(end)
-                inside = not _pattern(trace) and self._inside(row, text, low, high) is not None
-                if not text or high - low < _SEEN or inside:
+                text, (low, high) = _of(trace.get("text"), at, ""), self._between(start, end)
+                if text:
+                    part = colour(_of(trace["marker"]["color"], at)), text
+                    seen[row, part] = seen.get((row, part), 0.0) + high - low
+                if text and self._named(trace, at, row, low, high) is not None:
+                    inside.add(row)
+            for (row, part), length in seen.items():
+                lines = found[row]
+                if length < _SEEN or row in inside:
                     continue
-                part, lines = (colour(_of(trace["marker"]["color"], at)), text), found[row]
                 if not lines or sum(len(name) + 3 for _, name in (*lines[-1], part)) > longest:
                     lines.append([])
                 lines[-1].append(part)
         return found
+
+    def _between(self, start: float, end: float) -> tuple[float, float]:
+        """Return the places of the ends of a bar, the left one first."""
+        low, high = sorted((self._axis.at(start), self._axis.at(end)))
+        return low, high
+
+    def _named(self, trace: Trace, at: int, row: int, low: float, high: float) -> float | None:
+        """Return the middle of the text in a bar; None where it has none, or it could not be read there."""
+        text, pale = _of(trace.get("text"), at, ""), _of(trace["marker"].get("opacity"), at, 1) < 1
+        return self._inside(row, text, low, high) if text and not pale and not _pattern(trace) else None
 
     def _lines(self, row: int) -> list[str]:
         """Return the name of a row and its number: on one line if there is room on a narrow page."""
@@ -327,19 +318,19 @@ class _Rows:
 
     def _drawn(self, trace: Trace) -> Iterator[Markup]:
         """Yield the bars or marks of a trace, the texts in them and their intervals."""
-        scale = self._axis
         for at, row, start, end in self._bars(trace):
-            low, high = sorted((scale.at(start), scale.at(end)))
+            low, high = self._between(start, end)
             hover, y = _of(trace.get("hovertext"), at, ""), self._tops[row]
             if trace["type"] != "bar":
                 yield _titled(_mark(trace, _percent(high), y + _BAR / 2), hover)
                 continue
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
-            text = _of(trace.get("text"), at, "")
-            middle = self._inside(row, text, low, high) if text and not _pattern(trace) else None
+            middle = self._named(trace, at, row, low, high)
             if middle is not None:
                 on = f"in on-{colour(_of(trace['marker']['color'], at))}"
-                yield _text(text, _percent(middle), y + 12.5, class_=on, text_anchor="middle")
+                yield _text(
+                    _of(trace["text"], at), _percent(middle), y + 12.5, class_=on, text_anchor="middle"
+                )
             yield from self._interval(trace, at, y)
 
     def _interval(self, trace: Trace, at: int, y: float) -> Iterator[Markup]:
@@ -441,6 +432,7 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
     for shape in layout.get("shapes", ()):
         place, line = _percent(along.at(shape["x0"])), shape["line"]
         parts.append(_line(place, top, place, top + _PLOT, f"rule s-{colour(line['color'])}", **_dash(line)))
+    named = list[tuple[float, float, str]]()
     for trace in traces:
         places = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
         parts += _connected(trace, places)
@@ -451,10 +443,29 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
             if "markers" in trace["mode"]:
                 parts.append(_titled(_mark(trace, _percent(x), y), _of(trace.get("hovertext"), at, "")))
             if text := _of(trace.get("text"), at, ""):
-                end = {"dx": -9, "text_anchor": "end"} if x > 0.5 else {"dx": 9}
-                parts.append(_text(text, _percent(x), y + 16, class_="name", **end))
+                above = str(trace.get("textposition", "")).startswith("top")
+                named.append((x, y - 9 if above else y + 16, text))
+    for number, one in enumerate(layout.get("annotations", ())):
+        named.append((along.at(one["x"]), top + 14 + _SMALL * number, one["text"]))
+    parts += _apart(named)
     parts.append(_text(up.title, "0", 12, class_="tick"))
     return _Body(parts, top + _PLOT + 2 * _SMALL + 8, left)
+
+
+def _apart(named: Iterable[tuple[float, float, str]]) -> Iterator[Markup]:
+    """Yield names beside points, each [fraction of the width, px]: to the middle of the chart, and below
+    those that they would overlap."""
+    taken: list[tuple[float, float, float]] = []
+    for x, wanted, text in sorted(named, key=lambda one: one[1]):
+        y = wanted
+        need = (_BOLD * len(text) * _LETTER + 9) / _NARROW
+        start, end = (x - need, x) if x > 0.5 else (x, x + need)
+        for low, high, there in taken:
+            if low < end and start < high and abs(there - y) < _SMALL:
+                y = there + _SMALL
+        taken.append((start, end, y))
+        side = {"dx": -9, "text_anchor": "end"} if x > 0.5 else {"dx": 9}
+        yield _text(text, _percent(x), y, class_="name", **side)
 
 
 def _connected(trace: Trace, places: Sequence[tuple[float, float]]) -> Iterator[Markup]:

@@ -238,7 +238,7 @@ def pareto(found: SweepResult, best: Front) -> draw.Properties:
             ),
         ],
         370,
-        showlegend=True,
+        showlegend=False,
         xaxis=draw.seconds_axis(best.time.title, most),
         yaxis=draw.axis("throughput [tokens/s]", rangemode="tozero"),
     )

@@ -6,7 +6,7 @@ It has charts of the first layers and of one in the middle, and a list of the lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from simoffload.errors import printable
 from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
 from simoffload.report.presentation import presentation
-from simoffload.results import Interval, SimulationResult, Timeline, cause_text
-from simoffload.schedule import OpKind, Schedule
+from simoffload.results import Interval, SimulationResult, Timeline, cause_of, cause_text
+from simoffload.schedule import Cause, OpKind, Schedule
 from simoffload.units import format_bytes, format_seconds
 
 _FIRST = 3
@@ -23,28 +23,6 @@ _FIRST = 3
 _LONGEST = 15
 """Number of kinds of operations that are listed."""
 
-_KINDS: Mapping[OpKind, tuple[str, str]] = {
-    "read": ("read from storage", draw.VERMILION),
-    "write": ("write to storage", draw.ORANGE),
-    "copy": ("copy to the GPU", draw.BLUE),
-    "stage": ("copy to or in host memory", draw.SKY),
-    "gather": ("all-gather", draw.PURPLE),
-    "all-reduce": ("all-reduce", draw.DARK_PURPLE),
-    "send": ("send to the next stage", draw.BLUE),
-    "concat": ("copies on the GPU", draw.SKY),
-    "reduce": ("gradients", draw.DARK_PURPLE),
-    "compute": ("GPU compute", draw.GREEN),
-    "update": ("optimizer on the GPU", draw.DARK_ORANGE),
-    "cpu": ("optimizer on the CPU", draw.BLACK),
-    "launch": ("kernel launch", draw.GREY),
-    "hook": ("host thread", draw.GREY),
-    "pages": ("new pages for copies", draw.GREY),
-    "pin": ("new pinned memory", draw.GREY),
-    "cached": ("entering the page cache", draw.BLACK),
-    "checksum": ("crc32", draw.PURPLE),
-    "wait": ("waiting for the CPU update", draw.GREY),
-}
-"""Description and colour of each kind of operation, in the order of the legend."""
 _STREAM = 40
 """[px] of a stream in the chart, its height."""
 _PICO = 1e-12
@@ -57,8 +35,8 @@ class DrawnOperation(NamedTuple):
     stream: str
     kind: OpKind
     label: str
-    route: str
-    """Name of the route of its bytes; "" if it moves none."""
+    cause: Cause
+    """What its time goes to."""
     size: int
     """[B]"""
     start_s: float
@@ -213,7 +191,7 @@ def _bar(done: Interval, schedule: Schedule, shown: set[_Part]) -> DrawnOperatio
         stream=printable(schedule.labels[op.stream]),
         kind=op.kind,
         label=printable(op.label),
-        route=printable(cause_text(schedule.routes[op.route].cause)) if op.size else "",
+        cause=cause_of(op.kind, op.route, schedule),
         size=op.size,
         start_s=done.start * _PICO,
         duration_s=(done.end - done.start) * _PICO,
@@ -227,26 +205,28 @@ def schedule(window: TimelineWindow) -> draw.Properties:
     unit, scale = ("s", 1.0) if length >= 2 else ("ms", 1e3) if length >= 2e-3 else ("us", 1e6)
     used = {bar.stream for bar in window.bars}
     streams = [stream for stream in window.streams if stream in used]
+    causes = dict.fromkeys(bar.cause for bar in window.bars)
     data = []
-    for kind in _KINDS:
-        own = [bar for bar in window.bars if bar.kind == kind]
-        description, color = _KINDS[kind]
-        if own:
-            trace = draw.bars(
-                description,
-                y=[streams.index(bar.stream) for bar in own],
-                x=[round(bar.duration_s * scale, 6) for bar in own],
-                hover=[_hover(bar) for bar in own],
-                color=color,
-                base=[round(bar.start_s * scale, 6) for bar in own],
-                marker={"opacity": [1 if bar.own else 0.4 for bar in own]},
+    for cause in causes:
+        same = [bar for bar in window.bars if bar.cause == cause]
+        data.append(
+            draw.bars(
+                printable(cause_text(cause)),
+                y=[streams.index(bar.stream) for bar in same],
+                x=[round(bar.duration_s * scale, 6) for bar in same],
+                hover=[_hover(bar) for bar in same],
+                color=draw.cause_colour(cause),
+                base=[round(bar.start_s * scale, 6) for bar in same],
+                marker={"opacity": [1 if bar.own else 0.4 for bar in same]},
+                **draw.labelled(printable(cause_text(cause)), len(same)),
             )
-            data.append(trace)
+        )
     limits = [window.start_s * scale, window.end_s * scale]
     return draw.figure(
         data,
-        draw.height(len(streams), legends=1, row=_STREAM),
+        draw.height(len(streams), row=_STREAM),
         barmode="overlay",
+        uniformtext=draw.ROOM_FOR_NAMES,
         bargap=0.15,
         showlegend=True,
         margin={"l": 10, "r": 50, "t": 24, "b": 44},
@@ -269,5 +249,5 @@ def _hover(bar: DrawnOperation) -> str:
         f"starts at {format_seconds(bar.start_s)}, takes {format_seconds(bar.duration_s)}",
     ]
     if bar.size:
-        lines.append(f"{format_bytes(bar.size)}, {draw.plain(bar.route)}")
+        lines.append(f"{format_bytes(bar.size)}, {draw.plain(cause_text(bar.cause))}")
     return "<br>".join(lines)

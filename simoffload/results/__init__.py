@@ -1,12 +1,13 @@
 """Results of a simulation: timelines, metrics, capacity, provenance."""
 
-from simoffload.results.attribution import Group
+from simoffload.results.attribution import Group, cause_of
 from simoffload.results.capacity import (
     ADDED,
     CacheBlocks,
     Change,
     Estimate,
     Facts,
+    HeldKind,
     MemoryStage,
     MemoryTerm,
     Remedies,
@@ -73,6 +74,7 @@ __all__ = [
     "Estimate",
     "Facts",
     "Group",
+    "HeldKind",
     "How",
     "InferenceResult",
     "Interval",
@@ -104,6 +106,7 @@ __all__ = [
     "TrainingResult",
     "by_name",
     "cache_warnings",
+    "cause_of",
     "cause_text",
     "data_loading_sentences",
     "declared_metrics",

@@ -171,9 +171,9 @@ _Kind = tuple[OpKind, int, int]
 _Key = TypeVar("_Key", Cause, str)
 
 
-def _cause(kind: _Kind, schedule: Schedule) -> Cause:
-    name, _, route = kind
-    return schedule.routes[route].cause if route >= 0 else Cause(_MEANINGS[name].cause)
+def cause_of(kind: OpKind, route: int, schedule: Schedule) -> Cause:
+    """Return what the time of an operation goes to; ``route`` is negative where nothing is moved."""
+    return schedule.routes[route].cause if route >= 0 else Cause(_MEANINGS[kind].cause)
 
 
 def _group(kind: _Kind) -> Group:
@@ -201,7 +201,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
         if _is_empty(kind, duration):
             continue
         _, stream, route = kind
-        exposed[_cause(kind, schedule)] += duration
+        exposed[cause_of(kind[0], kind[2], schedule)] += duration
         exposed_streams[labels[stream]] += duration
         if route >= 0:
             for link, _ in schedule.routes[route].hops[timeline.ranks_by_class[number][0]]:
@@ -229,7 +229,7 @@ def attribute(timeline: Timeline, *, ends_with: str | None = None) -> Attributio
 
 def _groups(schedule: Schedule) -> dict[Cause, Group]:
     kinds = {(op.kind, op.stream, op.route) for ops, _ in schedule.contents for op in ops}
-    return {_cause(kind, schedule): _group(kind) for kind in kinds}
+    return {cause_of(kind[0], kind[2], schedule): _group(kind) for kind in kinds}
 
 
 def _on_chain(timeline: Timeline, last: OperationRef | None) -> dict[tuple[_Kind, int], int]:
@@ -276,7 +276,7 @@ def _work(timeline: Timeline) -> tuple[list[Counter[Cause]], list[Counter[str]]]
         for kind, duration in totals.items():
             if _is_empty(kind, duration):
                 continue
-            by_cause[track.rank][_cause(kind, schedule)] += duration
+            by_cause[track.rank][cause_of(kind[0], kind[2], schedule)] += duration
             by_stream[track.rank][labels[track.stream]] += duration
     return by_cause, by_stream
 

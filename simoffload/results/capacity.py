@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier, TierKind
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 ADDED = "added for comparison"
 """Beginning of the remark on a result that nobody asked for."""
+
+
+HeldKind = Literal["weights", "optimizer", "cache", "activations", "checkpoints", "staging", "working"]
+"""What is held: states that have their home on a tier, what is staged on its way to a GPU, or what is needed
+for work beside both."""
 
 
 class MemoryTerm(NamedTuple):
@@ -33,6 +38,7 @@ class MemoryTerm(NamedTuple):
     """Whether the term exists only in the first step."""
     spare: bool = False
     """Whether the program leaves the memory free."""
+    kind: HeldKind = "working"
 
 
 _NARROW = 0.02

@@ -10,22 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import Layer, ModelShape, Module
-from simoffload.results import MemoryStage, MemoryTerm, StorageTraffic
+from simoffload.results import HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 
 if TYPE_CHECKING:
     from simoffload.strategies.base import Plan
 
 INITIALISATION = "initialisation"
 """Name of the stage of a run before its first step."""
-
-HeldKind = Literal["weights", "optimizer", "cache", "activations", "checkpoints", "staging", "working"]
-"""What is held: states that have their home on a tier, what is staged on its way to a GPU, or what is needed
-for work beside both."""
 
 Traffic = Callable[[], tuple[int | Fraction, int | Fraction]]
 """Function that returns what is read from a tier and written to it [B]."""
@@ -59,8 +55,8 @@ class Held(NamedTuple):
     @property
     def term(self) -> MemoryTerm:
         """The memory that it needs."""
-        tier, name, size, pinned, remedy, once, spare, *_ = self
-        return MemoryTerm(tier, name, size, pinned, remedy, once, spare)
+        tier, name, size, pinned, remedy, once, spare, kind, *_ = self
+        return MemoryTerm(tier, name, size, pinned, remedy, once, spare, kind)
 
 
 def memory_stages(plan: Plan) -> tuple[MemoryStage, ...]:

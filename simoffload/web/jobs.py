@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, Problem, SimulationError
-from simoffload.progress import Progress, watched_by
+from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.questions import QUESTIONS, START
@@ -125,6 +125,12 @@ class Jobs:
                 self._of_pages.popitem(last=False)
         job.done.wait(wait)
         return job.outcome
+
+    def answers(self, page: str, kind: str) -> bool:
+        """Return whether the page's question of a kind is being answered."""
+        with self._lock:
+            job = self._of_pages.get((page, kind))
+        return job is not None and not job.done.is_set()
 
     def cancel(self, page: str, kind: str) -> None:
         """End the page's job of a kind, unless others wait for it, too."""
@@ -246,6 +252,15 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
 
+def _progress_texts(progress: Progress) -> Iterator[str]:
+    """Yield what part is done, the time left as far as they are known, and what happens now."""
+    if progress.total:
+        yield f"{progress.share:.0%}"
+    if (left := progress.time_left()) is not None:
+        yield f"{clock(left)} left"
+    yield progress.now or "working"
+
+
 def _answered(connection: Connection, question: str, arguments: tuple[Any, ...]) -> JobOutcome:
     shown = 0.0
 
@@ -254,8 +269,7 @@ def _answered(connection: Connection, question: str, arguments: tuple[Any, ...])
         now = time.monotonic()
         if now - shown > _OFTEN:
             shown = now
-            done = f"{progress.share:.0%} · " if progress.total else ""
-            connection.send(JobOutcome(progress=f"{done}{progress.now or 'working'}"))
+            connection.send(JobOutcome(progress=" · ".join(_progress_texts(progress))))
 
     progress = Progress(show)
     try:

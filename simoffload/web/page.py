@@ -450,8 +450,9 @@ is the last word."""
 
 
 def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *arguments: Any) -> _Followed:
-    """Ask what follows a change once it is some time ago; the change itself ends the question before it."""
-    if ctx.triggered_id in (None, "url"):
+    """Ask what follows a change once it is some time ago; the change itself ends the question before it, also
+    while it is being answered."""
+    if ctx.triggered_id in (None, "url") or jobs.answers(str(me), "quick"):
         jobs.cancel(str(me), kind)
         return None, "looking …", "dimmed", False
     try:

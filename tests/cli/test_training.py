@@ -77,3 +77,12 @@ def test_a_baseline_is_found_among_optimizers(program, tmp_path: Path) -> None:
     rows = [line.split() for line in answer.out.splitlines() if re.match("  hbm +(?:raid|dram) +.*×", line)]
     assert [row[1] for row in rows if "1×" in row] == ["raid"]
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("command", ["run", "advise"])
+def test_a_refused_target_names_those_that_can_be_typed_instead(program, command: str) -> None:
+    """The optimizer alone on the drives is the likeliest meaning, and is what ``compare`` calls dram+nvme."""
+    refused = program(command, "xinnor/llama-1b", "--on", "nvme")
+    assert refused.status == 2
+    assert refused.err.endswith("; instead of --on nvme it can be --on dram+nvme or hbm+nvme\n")
+    assert program("run", "xinnor/llama-1b", "--on", "dram+nvme").status == 0

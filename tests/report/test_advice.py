@@ -27,6 +27,7 @@ from simoffload.report.document import Datum, ReportDocument
 from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
+from simoffload.report.plotting import CHANGES
 from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
 from simoffload.report.sections.changes import by_answers
 from simoffload.report.terminal import terminal_text
@@ -208,9 +209,9 @@ def test_a_terminal_shows_what_to_type_for_the_same_answers_first(other_form: Ad
 def test_charts_have_a_bar_for_each_gain_and_a_mark_for_each_purchase(advice: Advice, search: Search) -> None:
     bars = checked(gains(advice.helping))["data"]
     assert sum(len(trace["x"]) for trace in bars) == len(advice.helping)
-    assert {trace["name"] for trace in bars} == {"hardware", "placement", "workload", "setting"}
+    assert bars[0]["marker"]["color"] == [CHANGES[one.change.kind] for one in advice.helping]
     marks = {trace["name"]: trace for trace in checked(front(search))["data"]}
-    assert len(marks["simulated"]["x"]) == len(search.points)
+    assert len(marks["others"]["x"]) == len(search.points) - len(search.front)
     assert marks["best"]["y"] == [search.best.rate] if search.best else False
 
 

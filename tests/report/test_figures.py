@@ -59,7 +59,7 @@ def test_bounds_stay_left_of_the_time(make_result: Make) -> None:
 def test_the_timeline_has_a_row_for_each_stream(timeline: Timeline) -> None:
     figure = checked(schedule(windows(timeline, most=100)[0]))
     assert figure["layout"]["yaxis"]["ticktext"] == ["host", "copy", "compute", "io"]
-    (reads,) = (trace for trace in figure["data"] if trace["name"] == "read from storage")
+    (reads,) = (trace for trace in figure["data"] if trace["name"] == "raid read")
     assert reads["base"][:2] == pytest.approx([3.0, 803.0]), "in ms"
     assert (
         reads["hovertext"][0] == "mlp.weight<br>read on io<br>starts at 3 ms, takes 800 ms<br>4 GB, raid read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,7 +70,40 @@ def test_a_name_without_room_is_below_its_bar() -> None:
     assert inside == {"wide": "in on-blue"}
     below = ["".join(one.itertext()).strip() for one in root.iter("text") if "below" in one.get("class", "")]
     assert below == ["■ a long name"]
-    assert not list(root.iter("li")), "a chart that names its parts needs no legend"
+
+
+def test_equal_bars_of_a_row_are_named_once() -> None:
+    """As the operations of a stream are: where none has room for the name, below the row."""
+    short = draw.bars(
+        "read",
+        y=[0, 0, 0],
+        x=[1, 1, 1],
+        hover=[""] * 3,
+        color=draw.BLUE,
+        base=[0, 2, 4],
+        **draw.labelled("a long name", 3),
+    )
+    root = chart([short], barmode="overlay", **rows(["one"]))
+    assert sum("a long name" in text for text in texts(root)) == 1
+
+
+def test_names_beside_points_do_not_overlap() -> None:
+    lines = [
+        draw.points(
+            name,
+            x=[0, 10],
+            y=[0, y],
+            hover=["", ""],
+            mode="lines+text",
+            line={"color": draw.BLUE},
+            **draw.at_one(name, 2, -1),
+        )
+        for name, y in (("one", 5.0), ("two", 5.01), ("three", 5.02))
+    ]
+    root = chart(lines, xaxis=draw.axis("x"), yaxis=draw.axis("y", range=[0, 10]))
+    heights = sorted(float(one.attrib["y"]) for one in root.iter("text") if one.get("class") == "name")
+    assert len(heights) == 3
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 16
 
 
 def test_hover_texts_are_titles_and_names_stay_text() -> None:
@@ -133,7 +167,9 @@ def test_names_in_bars_can_be_read(value: str) -> None:
     assert contrast(colour.dark, colour.on_dark) >= 4.5
 
 
-def test_every_colour_of_causes_is_in_the_palette() -> None:
-    assert set(draw._CAUSES.values()) <= draw.PALETTE.keys()
+def test_every_colour_with_a_meaning_is_in_the_palette() -> None:
+    held = {shade for shades in draw._HELD.values() for shade in shades}
+    given = held | {*draw._CAUSES.values(), *draw._PHASES.values(), *draw.CHANGES.values()}
+    assert given <= draw.PALETTE.keys()
     names = re.findall(r"\.f-([\w-]+)", str(stylesheet()))
     assert len(names) == len(set(names)) == len(draw.PALETTE)

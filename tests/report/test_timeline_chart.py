@@ -6,6 +6,7 @@ import pytest
 
 from simoffload.engine import execute
 from simoffload.report.timeline import windows
+from simoffload.results import cause_text
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Dependency, Op, Program, Schedule
 
@@ -25,7 +26,7 @@ def test_what_overlaps_is_there_but_not_own(timeline: Timeline) -> None:
     assert found[("read", True)] == pytest.approx((4.803, 0.8, 4e9))
     assert found[("copy", False)] == pytest.approx((4.803, 0.201, 4e9)), "of the layer before"
     assert ("copy", True) not in found
-    assert {bar.route for bar in steady.bars} == {"raid read", "host to GPU", ""}
+    assert {cause_text(bar.cause) for bar in steady.bars} == {"raid read", "host to GPU", "GPU compute"}
 
 
 def test_only_one_rank_is_shown(timeline: Timeline) -> None:

@@ -41,10 +41,13 @@ def _slower(one: Tried, other: Tried) -> float:
 
 
 def with_times(one: Tried) -> str:
-    """Describe a change with the times of a token where it has two, and what is known of its answers."""
+    """Describe a change with the times of a token where it has two, or else of a step, and what is known of
+    its answers."""
     values = one.result.metrics()
     named = [(name, values.get(f"{name.lower()}_s")) for name in ("TPOT", "TTFT")]
     times = ", ".join(f"{name} {format_seconds(value)}" for name, value in named if value)
+    if not times and one.result.step_time_s is not None:
+        times = f"{presentation(one.result).step} {ranged(one.result, one.result.step_by)}"
     return in_brackets(one.change.description, times, one.change.quality)
 
 

@@ -19,11 +19,11 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Accelerator, Machine, Tier
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
-from simoffload.results import FLEXGEN_4BIT, Change
+from simoffload.results import FLEXGEN_4BIT, Change, HeldKind
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
 from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.cpu_attention import ONE_QUERY
-from simoffload.strategies.held import HBM, ROUNDING, Held, HeldKind, Home, pinned_rounding
+from simoffload.strategies.held import HBM, ROUNDING, Held, Home, pinned_rounding
 from simoffload.strategies.memory import system_memory
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,

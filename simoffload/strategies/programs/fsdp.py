@@ -20,10 +20,10 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, parameters_of
-from simoffload.results import Change, cause_text
+from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 from simoffload.strategies.base import Basis, Plan, ProgramTraits, Strategy
-from simoffload.strategies.held import Held, HeldKind, pinned_rounding
+from simoffload.strategies.held import Held, pinned_rounding
 from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import HOST

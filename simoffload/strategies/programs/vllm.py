@@ -29,11 +29,11 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.models.shape import stored_bytes
-from simoffload.results import Change, Facts
+from simoffload.results import Change, Facts, HeldKind
 from simoffload.strategies.base import SERVED, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
-from simoffload.strategies.held import ROUNDING, Held, HeldKind, Home, pinned_rounding
+from simoffload.strategies.held import ROUNDING, Held, Home, pinned_rounding
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Repeated
-from simoffload.results import Estimate
+from simoffload.results import Estimate, HeldKind
 from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.held import INITIALISATION, ROUNDING, Held, HeldKind, pinned_block
+from simoffload.strategies.held import INITIALISATION, ROUNDING, Held, pinned_block
 from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
