@@ -293,7 +293,8 @@ def with_model(
     if is_model_file(model):  # a path on the command line begins in the working directory
         key, model = "config", _from_folder(model, scenario.document.root)
         scenario.cache.allow_model(model)
-    edits = (Edit(("name",), name), Edit(("model",), {key: model, **kept}))
+    written = {key: model, **kept} if kept else model  # a plain text is a name or a file
+    edits = (Edit(("name",), name), Edit(("model",), written))
     try:
         found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
     except InputError as error:

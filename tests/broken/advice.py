@@ -48,7 +48,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-slo-of-other-work",
         "advise s.yaml --slo step=10s",
-        ("--slo: step=10s:", "step is not a metric of this kind of work; it has ttft, tpot, e2e"),
+        ("--slo: step=10s:", "step is no limit of this kind of work; it has ttft, tpot"),
     ),
     command(
         "advise-platform-unknown",
