@@ -235,7 +235,7 @@ def meetings(module: Module, *, weighed: int = 0) -> int:
     return _MEETINGS.get(module.kind, 1)
 
 
-_MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2}
+_MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2, "container": 0, "rotary": 0}
 """Meetings of all threads for a module: a norm, its weight and the addition behind a block; two rotations,
 two writes to the cache, attention; the product of a router and six operations that choose experts."""
 _INPUTS = 5
