@@ -31,9 +31,15 @@ from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, printable
 from simoffload.exchange.llama_bench import BenchRow, model_of
-from simoffload.hardware import Accelerator, Host, Pcie, ProductKernel, Profile
-from simoffload.hardware.ggml_kernels import GgmlKernels
-from simoffload.hardware.unmeasured import shipped_unmeasured
+from simoffload.hardware import (
+    Accelerator,
+    GgmlKernels,
+    Host,
+    Pcie,
+    ProductKernel,
+    Profile,
+    shipped_unmeasured,
+)
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.models.shape import parameters_of
 from simoffload.strategies.hooks.on_cpu import kernel_of, meetings

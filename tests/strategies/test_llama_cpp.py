@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,7 @@ def plan_of(one: LoadedScenario) -> LlamaPlan:
 
 def names(plan: LlamaPlan) -> tuple[frozenset[str], ...]:
     """Modules of each layer that the CPU computes, and of those outside."""
-    return plan.on_cpu.names(plan.model)
+    return tuple(map(frozenset, plan.on_cpu.shares(plan.model)))
 
 
 def busy(result: SimulationResult) -> dict[str, float]:
@@ -203,6 +204,101 @@ def test_locked_pages_are_never_missing() -> None:
 def test_layers_that_the_model_lacks_are_told(model: str, key: str) -> None:
     (warning,) = plan_of(scenario(model, f"strategy.{key}=4")).warnings
     assert warning.startswith(f"strategy.{key} has no effect: ")
+
+
+_EXPERTS = "blk\\.([0-9]|1[01])\\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_experts_of_the_first_layers_are_patterns(model: str) -> None:
+    """``-ncmoe 12`` is twelve patterns of ``-ot`` (common/arg.cpp)."""
+    sets = _format(model)
+    one = scenario(model, "strategy.cpu_moe=12", *sets)
+    other = scenario(model, f"strategy.override_tensor={json.dumps([_EXPERTS])}", *sets)
+    for tier in ("hbm", "dram"):
+        assert held(plan_of(one), tier) == held(plan_of(other), tier)
+    assert names(plan_of(one)) == names(plan_of(other))
+    assert so.simulate(one).metrics() == so.simulate(other).metrics()
+
+
+def _overridden(*patterns: str, model: str = "qwen3-30b-a3b") -> LoadedScenario:
+    return scenario(model, f"strategy.override_tensor={json.dumps(patterns)}")
+
+
+_MATRIX = 128 * 768 * 2048 * 34 // 32
+"""Bytes of one of the three tensors of the experts of a layer, in Q8_0."""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "size"),
+    [
+        (["exps=CPU"], 48 * 3 * _MATRIX),
+        (["ffn_up_exps=CPU"], 48 * _MATRIX),
+        (["blk.(1|23).ffn_(up|gate)_exps=CPU"], 4 * _MATRIX),
+        (["blk\\.[0-9]\\.=CUDA0", "exps=CPU"], 38 * 3 * _MATRIX),
+        (["blk\\.[0-9]\\.=CUDA0,exps=CPU"], 38 * 3 * _MATRIX),
+        (["^(?!blk\\.4)blk.*_exps=CPU"], 39 * 3 * _MATRIX),  # not 4 and 40 to 47
+        (["attn_(q|output)\\.weight$=CPU"], 48 * 2 * 2048 * 4096 * 34 // 32),
+        (["(a+)+$=CPU", "(.*.*.*)*_down_exps=CPU"], 48 * _MATRIX),
+    ],
+)
+def test_what_patterns_find_is_in_host_memory(patterns: list[str], size: int) -> None:
+    embeddings = 151936 * 2048 * 34 // 32
+    if patterns[0].startswith("(a+)"):
+        with pytest.raises(InputError, match="decides nothing"):
+            _overridden(*patterns).plan()
+        patterns = patterns[1:]
+    assert held(plan_of(_overridden(*patterns)), "dram")["weights"] == embeddings + size
+
+
+def test_a_part_of_the_experts_takes_its_part_of_the_time() -> None:
+    """A third of the bytes on the CPU, and as many changes of device and meetings."""
+    one, whole = (so.simulate(_overridden(f"{part}_exps=CPU")) for part in ("down", ""))
+    fixed = 48 * 6 * scenario().machine.host.products.operation.value
+    third = (busy(whole)["CPU compute"] - fixed) / 3
+    assert busy(one)["CPU compute"] - fixed == pytest.approx(third, rel=0.01)
+    assert busy(one)["host to GPU"] == busy(whole)["host to GPU"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            ["ffn_banana=CPU"],
+            '[0]": "ffn_banana=CPU" decides nothing: no tensor of qwen3_moe has such a name',
+        ),
+        (["exps=CPU", "up_exps=CPU"], '[1]": "up_exps=CPU" decides nothing'),
+        (["exps=GPU0"], '"GPU0" is no device; valid are CPU and CUDA0'),
+        (["exps"], '"exps" is not PATTERN=DEVICE, such as'),
+        (["=CPU"], "is not PATTERN=DEVICE"),
+        (["(exps=CPU"], 'the pattern "(exps": "(exps" at character 1 has no ) after it'),
+        (["(((e{100}){100}){100})=CPU"], "the patterns are too long"),
+        (["x" * 1001 + "=CPU"], "has 1,001 characters; at most 1,000 may be"),
+        (["token_embd=CUDA0"], "has embeddings on the GPU, which is not simulated"),
+    ],
+)
+def test_wrong_patterns_get_one_message(patterns: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _overridden(*patterns).plan()
+    (problem,) = caught.value.problems
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize(("key", "value"), [("gpu_layers", 20), ("cpu_moe", 10)])
+def test_patterns_that_contradict_other_settings_are_refused(key: str, value: int) -> None:
+    sets = (f"strategy.{key}={value}", 'strategy.override_tensor=["blk.1.ffn_up_exps=CUDA0"]')
+    with pytest.raises(
+        InputError, match=r"sends blk\.1\.ffn_up_exps\.weight to the GPU, but gpu_layers, cpu_moe"
+    ):
+        scenario("qwen3-30b-a3b", *sets).plan()
+
+
+def test_patterns_keep_fit_from_choosing() -> None:
+    one = _overridden("blk\\.0\\.ffn_.*_exps=CPU")
+    (command,) = one.exports().values()
+    assert command.endswith(" -c 768 -ot 'blk\\.0\\.ffn_.*_exps=CPU'\n")
+    assert not so.fit(one).fits  # 48 layers in Q8_0 are more than 24 GB
+    assert so.fit(scenario("qwen3-30b-a3b")).fits
 
 
 def test_dense_networks_of_the_first_layers() -> None:

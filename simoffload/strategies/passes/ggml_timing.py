@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.hardware.ggml_kernels import GgmlKernels
+from simoffload.hardware import GgmlKernels
 from simoffload.models import Module, ModuleCost, Sequences
 from simoffload.strategies.passes.timing import FusedTiming, PassTimings
 

@@ -7,12 +7,13 @@ memory. Without any number the program chooses it itself (``hooks/cpu_placement.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -28,6 +29,7 @@ from simoffload.strategies.held import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement, fitted
 from simoffload.strategies.hooks.graph_buffers import GraphBuffers
 from simoffload.strategies.hooks.on_cpu import CpuSettings, MappedWeights, OnCpu
+from simoffload.strategies.hooks.tensor_overrides import overridden, read_overrides
 from simoffload.strategies.memory import cache_term, system_memory
 from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
@@ -44,6 +46,9 @@ _MARGIN = 1 << 30
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 
+Overrides = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 
 
@@ -63,6 +68,8 @@ class LlamaCpp(HookedStrategy):
     """Number of layers, from the first one on, whose experts are on the CPU (``-ncmoe``; all: ``-cmoe``)."""
     cpu_ffn: Layers = 0
     """The same for dense layers' feed-forward networks (``-ncffn``)."""
+    override_tensor: Overrides = ()
+    """Patterns of tensors with their devices (``-ot``), such as ``blk\\.[0-9]\\.ffn_.*_exps=CPU``."""
     load_mode: LoadMode = "auto"
     """How the file is read (``-lm``); auto: mapped, so that weights on the CPU are pages of the file."""
     file: StorageTier | None = None
@@ -81,7 +88,12 @@ class LlamaCpp(HookedStrategy):
     @property
     def chooses(self) -> bool:
         """Whether the program itself chooses what is on the GPU: ``--fit`` does nothing if any is given."""
-        return self.gpu_layers == "auto" and self.cpu_moe is None and not self.cpu_ffn
+        return (
+            self.gpu_layers == "auto"
+            and self.cpu_moe is None
+            and not self.cpu_ffn
+            and not self.override_tensor
+        )
 
     @property
     def mapped(self) -> bool:
@@ -116,7 +128,7 @@ class LlamaCpp(HookedStrategy):
     def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
         """Return the hook with which the CPU computes."""
         assert isinstance(plan, LlamaPlan)
-        return (OnCpu(plan.model, plan.on_cpu.names(plan.model), plan.cpu_settings),)
+        return (OnCpu(plan.model, plan.on_cpu.shares(plan.model), plan.cpu_settings),)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
         """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
@@ -139,7 +151,9 @@ class LlamaCpp(HookedStrategy):
         layers, given, moe = model.num_hidden_layers, self.gpu_layers, self.cpu_moe
         found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
         experts = range(layers if moe == "all" else min(moe or 0, layers))
-        return found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
+        found = found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
+        patterns = read_overrides(self.override_tensor, "strategy.override_tensor")
+        return found._replace(overridden=overridden(model, patterns, found.holds)) if patterns else found
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -176,6 +190,7 @@ class LlamaCpp(HookedStrategy):
             "-cmoe": self.cpu_moe == "all",
             f"-ncmoe {self.cpu_moe}": isinstance(self.cpu_moe, int),
             f"-ncffn {self.cpu_ffn}": self.cpu_ffn > 0,
+            f"-ot {shlex.quote(','.join(self.override_tensor))}": bool(self.override_tensor),
             f"-lm {self.load_mode}": self.load_mode != "auto",
             "-nkvo": not self.kv_offload,
             f"-t {self.threads}": self.threads is not None,
@@ -191,7 +206,7 @@ class LlamaCpp(HookedStrategy):
 
 _CHOSEN = tuple(
     Edit.at(f"strategy.{key}", value)
-    for key, value in (("gpu_layers", "auto"), ("cpu_moe", None), ("cpu_ffn", 0))
+    for key, value in (("gpu_layers", "auto"), ("cpu_moe", None), ("cpu_ffn", 0), ("override_tensor", ()))
 )
 
 
