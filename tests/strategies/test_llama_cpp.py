@@ -327,3 +327,49 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     )
     (fitted,) = scenario("qwen3-30b-a3b").exports().values()
     assert fitted == "llama-server -m qwen3-30b-a3b-Q8_0.gguf -c 768\n"
+
+
+def test_advice_names_faster_memory_and_what_helps_prompts() -> None:
+    """Memory that is a fifth faster, which the CPU reads; larger parts and pinned weights for prompts alone,
+    and no larger parts for a prompt that is one part already."""
+    sets = ("strategy.cpu_moe=all", "model.quantization=q4_k_m", "workload.prompt_length=4096")
+    advice = so.advise(scenario("qwen3-30b-a3b", *sets))
+    keys = [one.change.key for one in advice.helping]
+    assert "faster-memory" in keys
+    sooner = {one.change.key: one.first_token_gain(advice.result) for one in advice.sooner}
+    assert sooner["ubatch-4096"] > sooner["ubatch-2048"] > sooner["ubatch-1024"] > 1.1
+    assert sooner["load-mode-none"] > 1.1
+    short = so.advise(scenario("qwen3-30b-a3b", *sets[:2], "workload.prompt_length=512"))
+    tried = {one.change.key for one in short.tried}
+    assert not any(key.startswith("ubatch") for key in tried)
+    assert "faster-thread" not in tried
+
+
+@pytest.mark.parametrize(
+    ("platform", "channels", "experts"),
+    [
+        ("rtx-4090-threadripper", 8, 0.42),
+        ("rtx-4090-epyc-8-channel", 8, 0.42),
+        ("rtx-4090-epyc-12-channel", 12, 0.36),
+        ("rtx-5090-xeon-mrdimm", 12, 0.36),
+    ],
+)
+def test_machines_with_many_channels_have_their_class(platform: str, channels: int, experts: float) -> None:
+    one = scenario("deepseek-v3", "model.quantization=q4_k_m", platform=platform)
+    host = one.machine.host
+    assert host.memory_channels is not None
+    assert host.memory_channels.value == channels
+    assert host.products.experts.value == experts
+
+
+def test_deepseek_v3_on_twelve_channels() -> None:
+    """Per token the CPU reads 8 of 256 experts of all but one layer, at the rate of 32 threads and of 0.36 of
+    the memory's peak together; all threads meet six times a layer."""
+    memory = "profiles.host/epyc-9005-768gb.memory_capacity=512 GiB"
+    one = scenario("deepseek-v3", "model.quantization=q4_k_m", memory, platform="rtx-4090-epyc-12-channel")
+    plan, products = plan_of(one), one.machine.host.products
+    read = plan.on_cpu.expert_bytes(plan.model) * 8 / 256
+    assert len(plan.on_cpu.experts) == 57  # of 58
+    slowness = ((32 * products.thread.value) ** -2 + (0.36 * 614.4e9) ** -2) ** 0.5
+    expected = read * slowness + 57 * 6 * products.operation.value
+    assert busy(so.simulate(one))["CPU compute"] == pytest.approx(expected, rel=0.01)

@@ -5,13 +5,15 @@ Reference: common/fit.cpp of llama.cpp@0c1e5709 (``common_params_fit_impl``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.bisection import first_that_holds
 from simoffload.models import ModelShape, Module
 from simoffload.models.shape import stored_bytes
+from simoffload.recent import Recent
 from simoffload.strategies.held import Home, Homes
 from simoffload.strategies.hooks.tensor_overrides import Shares
 
@@ -92,6 +94,25 @@ class CpuPlacement(NamedTuple):
             return False
         return layer in self.experts if module.share < 1 else layer < self.networks
 
+    def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> tuple[int, int]:
+        """Return the sizes [B] of the cache of a sequence in host memory and on the GPU; ``cells`` returns
+        the tokens for which the cache of a layer with a window has room."""
+        alike = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
+        first = {(id(layer), self.decides(number)): number for number, layer in enumerate(model.layers)}
+        found = [0, 0]
+        for key, number in first.items():
+            for one in model.layers[number]:
+                if one.kind == "attention":
+                    size = cells(one.window) * model.cache_width * model.dtype_bytes
+                    found[not self.holds(number, one)] += alike[key] * size
+        return found[0], found[1]
+
+    def decides(self, layer: int) -> Hashable:
+        """Return all that decides what ``holds`` says of the modules of a layer, equal for layers of which it
+        says the same."""
+        own = layer if self.overridden else -1
+        return layer < self.before, layer in self.experts, layer < self.networks, own
+
     def _before_activation(self, layer: int, module: Module) -> Fraction | None:
         """Return the share of what computes the input of an activation; None if patterns do not say it."""
         network = module.name.rpartition(".")[0]
@@ -129,14 +150,26 @@ class CpuPlacement(NamedTuple):
         return sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
 
 
-def fitted(all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]) -> CpuPlacement:
-    """Return what ``--fit`` chooses: the most on the GPU that ``fits``.
+_FITTED: Recent[Hashable, tuple[ModelShape, CpuPlacement]] = Recent()
+"""What ``--fit`` chose last."""
+
+
+def fitted(
+    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool], key: Hashable
+) -> CpuPlacement:
+    """Return what ``--fit`` chooses: the most on the GPU that ``fits``, the same for an equal ``key``.
 
     Of dense models whole layers leave the GPU, from the first one on. Of a mixture of experts the experts of
     the last layers do, of the first of these tensor by tensor; if all of them are not enough, whole layers.
     The first layer on the GPU then keeps its experts, as the program counts the head as a layer whose experts
     could leave.
     """
+    return _FITTED.get((id(model), key), lambda: (model, _fitted(all_on_gpu, model, fits)))[1]
+
+
+def _fitted(
+    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]
+) -> CpuPlacement:
     layers = model.num_hidden_layers
     orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
     if any(module.parallel == "experts" for module in model.distinct_modules):

@@ -43,6 +43,8 @@ _LEAST = 32
 """Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
 _MARGIN = 1 << 30
 """Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
+_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0, "override_tensor": ()}
+"""Placement that ``--fit`` chooses."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 
@@ -88,12 +90,7 @@ class LlamaCpp(HookedStrategy):
     @property
     def chooses(self) -> bool:
         """Whether the program itself chooses what is on the GPU: ``--fit`` does nothing if any is given."""
-        return (
-            self.gpu_layers == "auto"
-            and self.cpu_moe is None
-            and not self.cpu_ffn
-            and not self.override_tensor
-        )
+        return all(getattr(self, key) == value for key, value in _CHOSEN.items())
 
     @property
     def mapped(self) -> bool:
@@ -116,10 +113,8 @@ class LlamaCpp(HookedStrategy):
             placed = cls().plan(model, workload, machine).on_cpu
         except InputError:  # in weights of another program
             return
-        text = f"llama.cpp with {placed.phrase(model)}"
-        yield (
-            Tunable("division", (Change("placement", text, (Edit(("strategy",), {"kind": "llama_cpp"}),)),)),
-        )
+        text, edits = f"llama.cpp with {placed.phrase(model)}", (Edit(("strategy",), {"kind": "llama_cpp"}),)
+        yield (Tunable("division", (Change("placement", text, edits),)),)
 
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
@@ -131,8 +126,7 @@ class LlamaCpp(HookedStrategy):
         return (OnCpu(plan.model, plan.on_cpu.shares(plan.model), plan.cpu_settings),)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
-        """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
-        that llama.cpp does not have."""
+        """Apply the strategy. Raises InputError for weights in no format of GGUF, and for caches it lacks."""
         model = in_gguf(model)
         if self.ubatch_size > self.batch_size:
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
@@ -144,7 +138,10 @@ class LlamaCpp(HookedStrategy):
             homes, unused = on_cpu.homes(model), tuple(named.unused(model))
             return LlamaPlan(model, workload, machine, self, homes, cache, unused, on_cpu=on_cpu)
 
-        return placed(fitted(named, model, lambda one: placed(one).spare >= 0) if self.chooses else named)
+        if self.chooses:
+            key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
+            named = fitted(named, model, lambda one: placed(one).spare >= 0, key)
+        return placed(named)
 
     def _named(self, model: ModelShape) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPU."""
@@ -162,18 +159,19 @@ class LlamaCpp(HookedStrategy):
         if plan is None:
             return
         if not self.chooses:
-            yield Tunable("memory", [Change("setting", "placement chosen by --fit", _CHOSEN)])
-        yield Tunable("setting", self._settings())
+            edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in _CHOSEN.items())
+            yield Tunable("memory", [Change("setting", "placement chosen by --fit", edits)])
+        assert isinstance(plan, LlamaPlan)
+        yield Tunable("setting", self._settings(plan.workload.batch_size * plan.workload.prompt_length))
         yield from self.cache_tunables(plan)
 
-    def _settings(self) -> Iterator[Change]:
+    def _settings(self, tokens: int) -> Iterator[Change]:
         for size in (1024, 2048, 4096):
-            if size > self.ubatch_size:
+            if self.ubatch_size < min(size, tokens):
                 sizes = {"ubatch_size": size, "batch_size": max(size, self.batch_size)}
                 edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in sizes.items())
-                yield Change(
-                    "setting", f"ubatch_size {self.ubatch_size} → {size}", edits, key=f"ubatch-{size}"
-                )
+                text = f"ubatch_size {self.ubatch_size} → {size}"
+                yield Change("setting", text, edits, key=f"ubatch-{size}")
         if self.mapped:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
@@ -202,12 +200,6 @@ class LlamaCpp(HookedStrategy):
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
         parts = (command, *(key for key, used in options.items() if used))
         return {"llama-server.sh": " ".join(parts) + "\n"}
-
-
-_CHOSEN = tuple(
-    Edit.at(f"strategy.{key}", value)
-    for key, value in (("gpu_layers", "auto"), ("cpu_moe", None), ("cpu_ffn", 0), ("override_tensor", ()))
-)
 
 
 _CONTEXT, _CONTEXT_BYTES = "CUDA context", 527 << 20
@@ -271,9 +263,8 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def weights_on_cpu(self) -> int:
         """Size of the weights in host memory [B]."""
-        return sum(
-            sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram"
-        ) - self.on_cpu.kept_bytes(self.model)
+        stored = (sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
+        return sum(stored) - self.on_cpu.kept_bytes(self.model)
 
     @cached_property
     def _tied(self) -> int:
@@ -309,16 +300,11 @@ class LlamaPlan(HookedPlan):
         """What is needed beside the weights."""
         model, batch = self.model, self.workload.batch_size
         element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
-        each = dict.fromkeys((True, False), 0.0)
-        for number, layer in enumerate(model.layers):
-            for one in layer:
-                if one.kind == "attention":
-                    cells = self.cells(one.window)
-                    each[self.on_cpu.holds(number, one)] += cells * model.cache_width * model.dtype_bytes
+        on_cpu, on_gpu = self.on_cpu.cache_bytes(model, self.cells)
         state, remedy = batch * model.state_bytes, "lower ubatch_size"
         return (
-            cache_term("hbm", round(batch * each[False] * element) + state),
-            *([cache_term("dram", round(batch * each[True] * element))] if each[True] else []),
+            cache_term("hbm", round(batch * on_gpu * element) + state),
+            *([cache_term("dram", round(batch * on_cpu * element))] if on_cpu else []),
             Held("hbm", "buffers of the graph", self.buffers.on_gpu, remedy=remedy),
             Held("dram", "buffers of the graph", self.buffers.on_host, pinned=True, remedy=remedy),
             Held("hbm", _CONTEXT, _CONTEXT_BYTES),
