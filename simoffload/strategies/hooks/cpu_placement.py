@@ -97,14 +97,14 @@ class CpuPlacement(NamedTuple):
     def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> tuple[int, int]:
         """Return the sizes [B] of the cache of a sequence in host memory and on the GPU; ``cells`` returns
         the tokens for which the cache of a layer with a window has room."""
-        alike = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
+        counts = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
         first = {(id(layer), self.decides(number)): number for number, layer in enumerate(model.layers)}
         found = [0, 0]
         for key, number in first.items():
             for one in model.layers[number]:
                 if one.kind == "attention":
                     size = cells(one.window) * model.cache_width * model.dtype_bytes
-                    found[not self.holds(number, one)] += alike[key] * size
+                    found[not self.holds(number, one)] += counts[key] * size
         return found[0], found[1]
 
     def decides(self, layer: int) -> Hashable:
@@ -151,7 +151,7 @@ class CpuPlacement(NamedTuple):
 
 
 _FITTED: Recent[Hashable, tuple[ModelShape, CpuPlacement]] = Recent()
-"""What ``--fit`` chose last."""
+"""Placements that ``--fit`` chose last, with the models, which keep their identity."""
 
 
 def fitted(

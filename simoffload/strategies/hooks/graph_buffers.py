@@ -57,10 +57,10 @@ class GraphBuffers:
             return sizes[0]
         sizes += [logits + hidden + size for _, size in self._brought(-1, model.modules_after)]
         mask = max(self._masks)
-        alike = {
+        kinds = {
             (id(layer), self.placement.decides(number)): number for number, layer in enumerate(model.layers)
         }
-        for number in alike.values():
+        for number in kinds.values():
             sizes += [
                 size + mask + 3 * hidden + chosen * (wide * row + hidden)
                 for (chosen, wide), size in self._brought(number, model.layers[number])

@@ -44,7 +44,7 @@ _LEAST = 32
 _MARGIN = 1 << 30
 """Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
 _CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0, "override_tensor": ()}
-"""Placement that ``--fit`` chooses."""
+"""Values of the keys with which ``--fit`` chooses the placement."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 
