@@ -3,36 +3,47 @@
 Nothing is fitted: each equation is that with which ``llama_cpp`` is simulated, solved for one number, or two
 equations for two. What the tests do not give stays as it is in the base profile.
 
-* GPU, from the generation of two resident models: t = F / r + B x + L c. B are the bytes of weights that a
-  token reads, F the operations that decode them at the rate r of single precision, and L the layers; x and c
-  follow from two models that differ in B / L, and ``hbm_efficiency`` is 1 / (x times the peak bandwidth).
+* GPU, from the generation of two resident models: t = D + B x + K c. B are the bytes of weights that a token
+  reads, D the time of decoding them in the base profile (``ggml``), and K the kernels; x and c follow from
+  two models that differ in B / K, and ``hbm_efficiency`` is 1 / (x times the peak bandwidth).
 * Host, from the generation of a dense model without the GPU: t = B / rate + n o, with the time o of each of n
-  operations in the base profile; ``weights`` is that rate over the peak bandwidth of memory, and ``thread``
-  that of the fewest threads over their number, where more threads are faster.
+  meetings of all threads in the base profile, and 1 / rate^2 = 1 / (T thread)^2 + 1 / (weights peak)^2 on T
+  threads. Two numbers of threads give ``weights`` and ``thread``, one the former with the latter of the base.
 * Host, from two numbers of layers whose experts are on the CPU, for each further layer: dt = e / rate + 3 s +
   6 o - g. e are the bytes of the experts of a token, and g is their part of the time with all on the GPU,
   if that is measured;
-  ``experts`` follows with the time s of a ``switch`` in the base profile, and both from two models that
-  differ in e.
-* Host, from prompts that the CPU computes: ``dot``, ``blocked`` or ``tiled`` is 2 P FLOP for each of P active
-  parameters and each token over the time and the threads.
+  ``experts`` follows from the rate as above with the time s of a ``switch`` in the base profile, and both
+  from two models that differ in e.
+* Host, from prompts that the CPU computes, of r tokens at once: (t / n - m o)^2 = (B / rate)^2 + (2 P r / (T
+  speed))^2 for each of n parts, with P parameters of the products of each token and m meetings; ``dot`` and
+  ``blocked`` are the speed, ``tiled`` is (1 + ``tiled_rows`` / r) times it.
 * Slot, from two sizes of micro-batches of prompts with weights on the CPU: T = n W / rate + …, with n
   micro-batches and the bytes W of the weights; the rest is equal, or that of the resident model, if measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, printable
 from simoffload.exchange.llama_bench import BenchRow, model_of
-from simoffload.hardware import Accelerator, Host, Pcie, Profile
+from simoffload.hardware import (
+    Accelerator,
+    GgmlKernels,
+    Host,
+    Pcie,
+    ProductKernel,
+    Profile,
+    shipped_unmeasured,
+)
 from simoffload.models import Layer, ModelShape, Module
+from simoffload.models.shape import parameters_of
 from simoffload.strategies.hooks.on_cpu import kernel_of, meetings
+from simoffload.strategies.passes.ggml_timing import decoding_s, kernels_of
 
 _DIFFERENT = 1.3
 """Least ratio of two models' bytes per layer from which their times tell two unknowns apart (our choice)."""
@@ -134,38 +145,46 @@ def _of_gpu(tests: Sequence[_Test], base: Accelerator) -> BenchNumbers:
             by_model.setdefault(one.model.name, []).append(one)
     pairs = list(combinations(by_model.values(), 2))
     best = max(
-        pairs, key=lambda pair: _ratio(_bytes_per_layer(pair[0]), _bytes_per_layer(pair[1])), default=None
+        pairs, key=lambda pair: _ratio(_bytes_per_kernel(pair[0]), _bytes_per_kernel(pair[1])), default=None
     )
-    if best is None or _ratio(*map(_bytes_per_layer, best)) < _DIFFERENT:
+    if best is None or _ratio(*map(_bytes_per_kernel, best)) < _DIFFERENT:
         text = (
             "hbm_efficiency is not identified: it needs the generation of two models with all layers on the "
         )
         return BenchNumbers(
             {}, [f"{text}GPU that differ in bytes per layer, such as a dense one and a mixture"]
         )
-    (first, second) = (_Resident.of(one, base) for one in best)
-    determinant = first.read * second.layers - second.read * first.layers
-    per_byte = (first.seconds * second.layers - second.seconds * first.layers) / determinant
-    per_layer = (first.read * second.seconds - second.read * first.seconds) / determinant
-    if per_layer < 0 or per_byte <= 0:
-        text = "their times give a negative cost of a layer or of a byte; run the tests again"
+    code = base.ggml or shipped_unmeasured().accelerator.ggml
+    (first, second) = (_Resident.of(one, code) for one in best)
+    determinant = first.read * second.kernels - second.read * first.kernels
+    per_byte = (first.seconds * second.kernels - second.seconds * first.kernels) / determinant
+    per_kernel = (first.read * second.seconds - second.read * first.seconds) / determinant
+    if per_kernel < 0 or per_byte <= 0:
+        text = "their times give a negative cost of a kernel or of a byte; run the tests again"
         raise InputError.at("hbm_efficiency", text, path=best[0][0].row.place)
     used = [*best[0], *best[1]]
-    how = (
-        f"generation of two resident models: {1 / per_byte / 1e9:.0f} GB/s, {per_layer * 1e6:.0f} us a layer"
-    )
+    rate, latency = 1 / per_byte / 1e9, per_kernel * 1e6
+    how = f"generation of two resident models: {rate:.0f} GB/s, {latency:.2f} us a kernel"
     share = _share(1 / per_byte / base.hbm_bandwidth.value, "hbm_efficiency", used)
-    text = "kernel_latency is not identified: the cost of a layer includes what the host does between kernels"
-    return BenchNumbers({"hbm_efficiency": _stated(share, used, how)}, [text])
+    text = f"they give {latency:.2f} us for ggml.kernel_latency, with what the host does between kernels"
+    warnings = [f"ggml.kernel_latency is kept: {text}"]
+    if base.compiled.read_efficiency is not None:
+        text = f"set it to {share} for llama_cpp, too"
+        warnings.append(f"compiled.read_efficiency of {base.id} goes before hbm_efficiency; {text}")
+    return BenchNumbers({"hbm_efficiency": _stated(share, used, how)}, warnings)
 
 
 def _ratio(one: float, other: float) -> float:
     return max(one, other) / min(one, other)
 
 
-def _bytes_per_layer(tests: Sequence[_Test]) -> float:
-    model = tests[0].model
-    return model.least_read_bytes / model.num_hidden_layers
+def _bytes_per_kernel(tests: Sequence[_Test]) -> float:
+    return tests[0].model.least_read_bytes / _kernels(tests[0].model)
+
+
+def _kernels(model: ModelShape) -> int:
+    parts = model.outside_and_kinds()
+    return sum(count * kernels_of(module, decodes=True) for part, count in parts for module in part)
 
 
 class _Resident(NamedTuple):
@@ -175,26 +194,24 @@ class _Resident(NamedTuple):
     """Time of a token without decoding weights [s]."""
     read: int
     """Bytes of weights that a token reads [B]."""
-    layers: int
+    kernels: int
 
     @classmethod
-    def of(cls, tests: Sequence[_Test], base: Accelerator) -> _Resident:
+    def of(cls, tests: Sequence[_Test], code: GgmlKernels) -> _Resident:
         model = tests[0].model
-        decoded = sum(
-            count * module.share * _decoding(module)
+        decoded_s = sum(
+            count * decoding_s(module, module.share * _stored_bytes(module), code)
             for modules, count in model.outside_and_kinds()
             for module in modules
+            if module.kind != "embedding"
         )
-        seconds = median(one.token_s for one in tests) - decoded / base.compute.float32.value
-        return cls(seconds, model.least_read_bytes, model.num_hidden_layers)
+        seconds = median(one.token_s for one in tests) - decoded_s
+        return cls(seconds, model.least_read_bytes, _kernels(model))
 
 
-def _decoding(module: Module) -> float:
-    """Return the operations that decode the weights of a module [FLOP]."""
-    if module.kind == "embedding":
-        return 0.0
-    stored = (one.storage for one in module.parameters)
-    return sum(one.format.dequantization.fused_flops(one.read) for one in stored if one is not None)
+def _stored_bytes(module: Module) -> int:
+    """Return the bytes of quantized weights of a module [B]."""
+    return sum(one.storage.read for one in module.parameters if one.storage is not None)
 
 
 # -- host --------------------------------------------------------------------------------------------
@@ -223,41 +240,70 @@ def _of_host(tests: Sequence[_Test], base: Host) -> BenchNumbers:
 
 def _dense_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Statement], list[str]]:
     """Return ``weights``, and ``thread`` from tests with fewer threads."""
-    alone = [one for one in tests if one.decodes and one.row.gpu_layers == 0 and not one.model.num_experts]
+    alone = [
+        one
+        for one in tests
+        if one.decodes
+        and one.row.gpu_layers == 0
+        and not one.model.num_experts
+        and _main_kernel(one.model) != "dot"
+    ]
     if not alone:
         return {}, ["weights is not identified: it needs the generation of a dense model with -ngl 0"]
-    most = max(one.row.threads for one in alone)
-    rates = {
-        count: [_read_rate(one, base) for one in alone if one.row.threads == count]
-        for count in {one.row.threads for one in alone}
-    }
-    full = median(rates[most])
-    used = [one for one in alone if one.row.threads == most]
-    share = _share(full / base.memory_bandwidth.value, "cpu_products.weights", used)
+    by_threads: dict[int, list[_Test]] = {}
+    for one in alone:
+        by_threads.setdefault(_threads(one, base), []).append(one)
+    rates = {count: median(_read_rate(one, base) for one in found) for count, found in by_threads.items()}
+    fewest, most = min(rates), max(rates)
+    each, few, full = base.products.thread.value, rates[fewest], rates[most]
+    found, missing = {}, ["thread is not identified: it needs the same test with few threads"]
+    if fewest < most:
+        # 1 / rate^2 = (1 / thread^2) / T^2 + 1 / limit^2 for both numbers T of threads
+        slope = (few**-2 - full**-2) / (fewest**-2 - most**-2)
+        if 0 < slope < full**-2 * most**2:
+            each, missing = round(slope**-0.5), []
+            how = f"generation on {fewest} and {most} threads: {few / 1e9:.1f} and {full / 1e9:.1f} GB/s"
+            found["thread"] = _stated(_written("thread", each), [*by_threads[fewest], *by_threads[most]], how)
+        else:
+            missing = [
+                "thread is not identified: its tests on few threads are as fast, or faster in proportion"
+            ]
+    limit, name = _limit(full, most * each), "cpu_products.weights"
+    share = _share(limit / base.memory_bandwidth.value, name, by_threads[most])
     how = f"generation of dense models on {most} threads: {full / 1e9:.1f} GB/s"
-    found = {"weights": _stated(share, used, how)}
-    fewest = min(rates)
-    if fewest and fewest < most and (each := median(rates[fewest]) / fewest) * most > full:
-        few = [one for one in alone if one.row.threads == fewest]
-        found["thread"] = _stated(_written("thread", each), few, f"the same on {fewest} threads")
-        return found, []
-    return found, ["thread is not identified: it needs the same test with few threads"]
+    return {"weights": _stated(share, by_threads[most], how), **found}, missing
+
+
+def _threads(one: _Test, base: Host) -> int:
+    """Return the threads of a test; the program's default is one for each core."""
+    return one.row.threads or base.cpu_optimizer.cores.value
+
+
+def _limit(rate: float, threads: float) -> float:
+    """Return the limit [B/s] beneath which ``threads`` that alone reach a rate [B/s] have another ``rate``;
+    infinite if they are not faster than that."""
+    return (rate**-2 - threads**-2) ** -0.5 if rate < threads else math.inf
 
 
 def _read_rate(one: _Test, base: Host) -> float:
     model = one.model
-    count = sum(count * meetings(module) for part, count in model.outside_and_kinds() for module in part)
-    seconds = one.token_s - count * base.products.operation.value
+    seconds = one.token_s - _meetings(model) * base.products.operation.value
     if seconds <= 0:
         text = f"{one.row.rate:.4g} tokens/s are more than the operations of {base.id} allow"
         raise InputError.at("avg_ts", text, path=one.row.place)
     return model.least_read_bytes / seconds
 
 
+def _meetings(model: ModelShape) -> int:
+    return sum(count * meetings(module) for part, count in model.outside_and_kinds() for module in part)
+
+
 class _Layer(NamedTuple):
     """The equation of one more layer whose experts are on the CPU: read / rate + 3 switches = seconds."""
 
     read: float
+    alone: float
+    """Rate of the arithmetic of all threads [B/s]."""
     seconds: float
     tests: tuple[_Test, ...]
 
@@ -288,10 +334,10 @@ def _expert_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Stateme
     if not found:
         warnings.append(f"switch is not identified: {lacking}; experts follows with that of {base.id}")
     rates = [one.read / max(one.seconds - 3 * switch, 1e-12) for one in known]
-    rate = median(rates)
-    share = _share(rate / base.memory_bandwidth.value, "cpu_products.experts", used)
+    limit = median(_limit(rate, one.alone) for rate, one in zip(rates, known, strict=True))
+    share = _share(limit / base.memory_bandwidth.value, "cpu_products.experts", used)
     extent = f", {min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} by model" if len(rates) > 1 else ""
-    how = f"one more layer with experts on the CPU: {rate / 1e9:.1f} GB/s{extent}"
+    how = f"one more layer with experts on the CPU: {median(rates) / 1e9:.1f} GB/s{extent}"
     found["experts"] = _stated(share, [test for one in known for test in one.tests], how)
     return found, warnings
 
@@ -321,8 +367,11 @@ def _expert_layer(found: Sequence[_Test], base: Host) -> _Layer | None:
     read = sum(experts[fewest:most]) / (most - fewest)
     on_gpu = median(times[0]) * read / model.least_read_bytes if fewest == 0 else 0.0
     more = (median(times[most]) - median(times[fewest])) / (most - fewest)
-    seconds = more + on_gpu - 6 * base.products.operation.value
-    return _Layer(read, seconds, tuple(found))
+    module = next(one for one in model.layers[-1] if one.share < 1 and one.parameters)
+    seconds = more + on_gpu - meetings(module) * base.products.operation.value
+    each = base.products.thread_rate(kernel_of(module)).value
+    alone = max(_threads(one, base) for one in found) * each
+    return _Layer(read, alone, seconds, tuple(found))
 
 
 def _expert_bytes(model: ModelShape, layer: Layer) -> float:
@@ -331,27 +380,43 @@ def _expert_bytes(model: ModelShape, layer: Layer) -> float:
     return sum(share * one.stored_bytes(model.dtype_bytes) for share, one in owned)
 
 
-def _products(tests: Sequence[_Test], _base: Host) -> tuple[dict[str, Statement], list[str]]:
+def _products(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Statement], list[str]]:
     """Return the rates of a core for many tokens, of each kind of kernel."""
-    by_kernel: dict[str, list[_Test]] = {}
+    by_kernel: dict[ProductKernel, list[_Test]] = {}
     for one in tests:
         row = one.row
-        long = row.generated == 0 and row.depth == 0 and row.prompt >= _FEWEST_TOKENS and row.threads
+        long = row.generated == 0 and row.depth == 0 and row.prompt >= _FEWEST_TOKENS
         if long and row.gpu_layers == 0 and not row.offloads and not one.model.num_experts:
             by_kernel.setdefault(_main_kernel(one.model), []).append(one)
     found = {}
     for kernel, used in by_kernel.items():
-        rates = [2 * one.model.active_parameters * one.row.rate / one.row.threads for one in used]
         how = "prompts that the CPU computes, for each thread"
-        found[kernel] = _stated(_written(kernel, median(rates)), used, how)
+        rate = median(_product_rate(one, kernel, base) for one in used)
+        found[str(kernel)] = _stated(_written(kernel, rate), used, how)
     missing = [one for one in ("dot", "blocked", "tiled") if one not in found]
     text = "not identified; each needs prompts of a dense model in such a format with -ngl 0 -nopo 1"
     return found, [f"{', '.join(missing)}: {text}"] if missing else []
 
 
-def _main_kernel(model: ModelShape) -> str:
+def _product_rate(one: _Test, kernel: ProductKernel, base: Host) -> float:
+    """Return the rate of a core for very many tokens [FLOP/s]; products in the layers alone have them."""
+    model, row, products = one.model, one.row, base.products
+    threads, passes = _threads(one, base), _passes(row)
+    tokens = row.prompt / passes
+    peak = base.memory_bandwidth.value
+    read_s = model.least_read_bytes / products.read_rate(kernel, peak, threads=threads, experts=False)
+    part_s = row.seconds / passes - _meetings(model) * products.operation.value
+    if part_s <= read_s:
+        text = f"{row.rate:.4g} tokens/s are more than reading the weights in {base.id} allows"
+        raise InputError.at("avg_ts", text, path=row.place)
+    parameters = sum(count * parameters_of(modules) for modules, count in model.kinds)
+    rate = 2 * parameters * tokens / (threads * math.sqrt(part_s**2 - read_s**2))
+    return rate * (1 + products.tiled_rows.value / tokens) if kernel == "tiled" else rate
+
+
+def _main_kernel(model: ModelShape) -> ProductKernel:
     """Return the kind of kernel that multiplies most weights."""
-    sizes: dict[str, int] = {}
+    sizes: dict[ProductKernel, int] = {}
     for modules, count in model.kinds:
         for module in modules:
             kind = kernel_of(module)
@@ -405,7 +470,7 @@ def _same_but_ubatch(one: _Test, other: _Test) -> bool:
 
 
 def _passes(row: BenchRow) -> int:
-    return ceil(row.prompt / row.ubatch)
+    return math.ceil(row.prompt / row.ubatch)
 
 
 def _copy_rate(one: _Test, other: _Test, prompts: Sequence[_Test]) -> float | None:

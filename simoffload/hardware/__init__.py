@@ -6,6 +6,7 @@ from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, Ren
 from simoffload.hardware.cpu_products import ProductKernel
 from simoffload.hardware.detect import Detected, detect_machine
 from simoffload.hardware.evidence import evidence_sentence, profile_evidence
+from simoffload.hardware.ggml_kernels import GgmlKernels
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
     KINDS,
@@ -37,6 +38,7 @@ from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS
 from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.topology import Platform
+from simoffload.hardware.unmeasured import shipped_unmeasured
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "Entry",
     "Equipment",
     "FsdpCosts",
+    "GgmlKernels",
     "Host",
     "Library",
     "Machine",
@@ -115,5 +118,6 @@ __all__ = [
     "profile_evidence",
     "profile_warnings",
     "repeated_reads",
+    "shipped_unmeasured",
     "spelled",
 ]

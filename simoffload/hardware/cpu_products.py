@@ -65,8 +65,11 @@ class CpuProducts(CpuReads, CpuKernels):
         """Return the rate [B/s] at which ``threads`` multiply weights with one token, from memory of a
         ``peak`` bandwidth [B/s]: that of their arithmetic beneath that of the memory."""
         share = (self.experts if experts else self.weights).value
-        each = self.dot_thread if kernel == "dot" else self.thread
-        return saturating(threads * each.value, share * peak)
+        return saturating(threads * self.thread_rate(kernel).value, share * peak)
+
+    def thread_rate(self, kernel: ProductKernel) -> Sourced[BytesPerSecond]:
+        """Return the rate at which one thread multiplies weights with one token, if memory is fast."""
+        return self.dot_thread if kernel == "dot" else self.thread
 
     def kernel_rate(self, kernel: ProductKernel, rows: float) -> float:
         """Return the rate of a core with a kind of kernel for ``rows`` tokens of each matrix [FLOP/s]."""

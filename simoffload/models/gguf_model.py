@@ -302,9 +302,43 @@ _IN_LAYER: Mapping[str, _Stems] = {
 }
 """Tensors of a layer by the last parts of the name of Hugging Face's tensor; of several lists the first that
 the file has. A tensor of several matrices is divided among them."""
+_SECOND = frozenset(
+    {
+        *(
+            (family, "post_attention_layernorm")
+            for family in FAMILIES
+            if family not in ("gemma2", "gemma3_text", "olmo2", "gpt_oss", "qwen3_next", "glm4_moe")
+        ),
+        ("phi3", "gate_up_proj"),
+    }
+)
+"""Families and modules whose files have the second list of tensors, not the first."""
+_BARE = "ssm_a"
+"""Tensor whose name has no ending."""
 _SCALES = (".scale", ".input_scale")
 """Endings of single numbers that NVFP4 has beside a matrix."""
 _MOST_NAMED = 5
+
+
+def tensor_names(shape: ModelShape, layer: int, one: Parameter) -> tuple[str, ...]:
+    """Return the names of the tensors in which files have a parameter of a layer, -1 outside of them; () of a
+    model that llama.cpp does not have."""
+    base, ending, stems = _stems(one, inside=layer >= 0)
+    if not stems:
+        return ()
+    second = (shape.family, base.rpartition(".")[2]) in _SECOND
+    prefix = f"blk.{layer}." if layer >= 0 else ""
+    chosen = stems[min(second, len(stems) - 1)]
+    return tuple(f"{prefix}{stem}{'' if stem == _BARE else ending}" for stem in chosen)
+
+
+def _stems(one: Parameter, *, inside: bool) -> tuple[str, str, _Stems]:
+    """Return the name of a parameter without its ending, that ending, and the lists of its tensors."""
+    base, ending = one.name.removesuffix(".weight"), ".weight"
+    if base.endswith(("_bias", ".bias")):
+        base, ending = base[: -len(".bias")], ".bias"
+    table, parts = (_IN_LAYER if inside else _OUTSIDE), base.split(".")
+    return base, ending, table.get(".".join(parts[-2:])) or table.get(parts[-1], ())
 
 
 def stored_as(shape: ModelShape, header: GgufHeader, quantization: str) -> ModelShape:
@@ -377,11 +411,7 @@ class _Tensors:
 
     def _found(self, one: Parameter, prefix: str) -> list[GgufTensor]:
         """Return the tensors of a parameter."""
-        base, ending = one.name.removesuffix(".weight"), ".weight"
-        if base.endswith(("_bias", ".bias")):
-            base, ending = base[: -len(".bias")], ".bias"
-        table, parts = (_IN_LAYER if prefix else _OUTSIDE), base.split(".")
-        stems = table.get(".".join(parts[-2:])) or table.get(parts[-1], ())
+        base, ending, stems = _stems(one, inside=bool(prefix))
         for each in stems:
             bare = [f"{prefix}{stem}" for stem in each]
             names = [

@@ -20,6 +20,7 @@ from simoffload.models.modules import Dtype, Module, ModuleKind
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
 from simoffload.models.shape import grouped as grouped_layers
 from simoffload.models.stored_tensors import Parameter, Storage
+from simoffload.recent import Recent
 
 _NO_NAMES = ModuleNames()
 _NOTHING: Mapping[str, Storage | None] = {}
@@ -263,6 +264,14 @@ _GGUF_OF = {"mxfp4": "mxfp4_moe"}
 def in_gguf(model: ModelShape) -> ModelShape:
     """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
     its mixture, and with the fused attention of llama.cpp. Raises InputError for other formats."""
+    return _IN_GGUF.get(id(model), lambda: (model, _in_gguf(model)))[1]
+
+
+_IN_GGUF: Recent[int, tuple[ModelShape, ModelShape]] = Recent()
+"""Models with what ``in_gguf`` returned for them."""
+
+
+def _in_gguf(model: ModelShape) -> ModelShape:
     formats = {
         one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
     }

@@ -88,7 +88,10 @@ def test_set_comes_first(program: Program) -> None:
         ((*BATCH, "--slo", "tpot=5"), '--slo: tpot=5: "5" has no unit; write e.g. tpot=200ms'),
         ((*BATCH, "--slo", "tpot=5GB"), '"5GB" is a size, not a time'),
         ((*BATCH, "--slo", "tpto=5s"), 'unknown metric "tpto"; did you mean "tpot"?'),
-        ((*BATCH, "--slo", "step=5s"), "step is no limit of this kind of work; it has ttft, tpot, tokens_per_s, "),
+        (
+            (*BATCH, "--slo", "step=5s"),
+            "step is no limit of this kind of work; it has ttft, tpot, tokens_per_s, ",
+        ),
         (
             (*BATCH, "--set", "workload.batch_size=4"),
             "--by: workload.batch_size: is also set by --set workload.batch_size; give one of them",

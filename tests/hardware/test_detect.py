@@ -213,8 +213,8 @@ def test_a_gpu_without_a_profile_is_stood_for_by_the_nearest(tmp_path: Path) -> 
     rows = {"commands/nvidia-smi.txt": "NVIDIA GeForce RTX 4080 SUPER, 16376, 00000000:01:00.0, 4, 16"}
     found = detect_machine(write_machine(tmp_path / "root", rows, {}))
     data = keys(found)
-    assert data["gpu"] == "rtx-4090"
-    assert data["profiles"]["accelerator/rtx-4090"]["hbm_capacity"]["value"] == "16048 MiB"
+    assert data["gpu"] == "rtx-4080"
+    assert data["profiles"]["accelerator/rtx-4080"]["hbm_capacity"]["value"] == "16048 MiB"
     assert any("RTX 4080 SUPER" in one and "has no profile" in one for one in found.assumed)
 
 

@@ -14,7 +14,7 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.models.formats import GGUF_TYPES
 from simoffload.models.gguf_file import read_gguf
-from simoffload.models.gguf_model import ARCHITECTURES
+from simoffload.models.gguf_model import ARCHITECTURES, tensor_names
 from tests.models.gguf_files import Tensor, header, llama, llama_tensors, tensors_of, text, written
 
 _DENSE = """
@@ -476,6 +476,10 @@ def test_files_of_released_models_have_their_shapes(case: _Case, tmp_path: Path)
     names = [module.name for layer in found.layers for module in layer]
     assert names == [module.name for layer in named.layers for module in layer]
     assert found.weight_bytes == sum(one.bytes for one in case.tensors)
+    parts = (*enumerate(named.layers), (-1, (*named.modules_before, *named.modules_after)))
+    owned = [(layer, one) for layer, modules in parts for module in modules for one in module.parameters]
+    written_names = {name for layer, one in owned for name in tensor_names(named, layer, one)}
+    assert written_names == {one.name for one in case.tensors if not one.name.endswith(_BUFFERS)}
 
 
 _BUFFERS = ("rope_freqs.weight", "exp_probs_b.bias")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,7 @@ def plan_of(one: LoadedScenario) -> LlamaPlan:
 
 def names(plan: LlamaPlan) -> tuple[frozenset[str], ...]:
     """Modules of each layer that the CPU computes, and of those outside."""
-    return plan.on_cpu.names(plan.model)
+    return tuple(map(frozenset, plan.on_cpu.shares(plan.model)))
 
 
 def busy(result: SimulationResult) -> dict[str, float]:
@@ -205,6 +206,101 @@ def test_layers_that_the_model_lacks_are_told(model: str, key: str) -> None:
     assert warning.startswith(f"strategy.{key} has no effect: ")
 
 
+_EXPERTS = "blk\\.([0-9]|1[01])\\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_experts_of_the_first_layers_are_patterns(model: str) -> None:
+    """``-ncmoe 12`` is twelve patterns of ``-ot`` (common/arg.cpp)."""
+    sets = _format(model)
+    one = scenario(model, "strategy.cpu_moe=12", *sets)
+    other = scenario(model, f"strategy.override_tensor={json.dumps([_EXPERTS])}", *sets)
+    for tier in ("hbm", "dram"):
+        assert held(plan_of(one), tier) == held(plan_of(other), tier)
+    assert names(plan_of(one)) == names(plan_of(other))
+    assert so.simulate(one).metrics() == so.simulate(other).metrics()
+
+
+def _overridden(*patterns: str, model: str = "qwen3-30b-a3b") -> LoadedScenario:
+    return scenario(model, f"strategy.override_tensor={json.dumps(patterns)}")
+
+
+_MATRIX = 128 * 768 * 2048 * 34 // 32
+"""Bytes of one of the three tensors of the experts of a layer, in Q8_0."""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "size"),
+    [
+        (["exps=CPU"], 48 * 3 * _MATRIX),
+        (["ffn_up_exps=CPU"], 48 * _MATRIX),
+        (["blk.(1|23).ffn_(up|gate)_exps=CPU"], 4 * _MATRIX),
+        (["blk\\.[0-9]\\.=CUDA0", "exps=CPU"], 38 * 3 * _MATRIX),
+        (["blk\\.[0-9]\\.=CUDA0,exps=CPU"], 38 * 3 * _MATRIX),
+        (["^(?!blk\\.4)blk.*_exps=CPU"], 39 * 3 * _MATRIX),  # not 4 and 40 to 47
+        (["attn_(q|output)\\.weight$=CPU"], 48 * 2 * 2048 * 4096 * 34 // 32),
+        (["(a+)+$=CPU", "(.*.*.*)*_down_exps=CPU"], 48 * _MATRIX),
+    ],
+)
+def test_what_patterns_find_is_in_host_memory(patterns: list[str], size: int) -> None:
+    embeddings = 151936 * 2048 * 34 // 32
+    if patterns[0].startswith("(a+)"):
+        with pytest.raises(InputError, match="decides nothing"):
+            _overridden(*patterns).plan()
+        patterns = patterns[1:]
+    assert held(plan_of(_overridden(*patterns)), "dram")["weights"] == embeddings + size
+
+
+def test_a_part_of_the_experts_takes_its_part_of_the_time() -> None:
+    """A third of the bytes on the CPU, and as many changes of device and meetings."""
+    one, whole = (so.simulate(_overridden(f"{part}_exps=CPU")) for part in ("down", ""))
+    fixed = 48 * 6 * scenario().machine.host.products.operation.value
+    third = (busy(whole)["CPU compute"] - fixed) / 3
+    assert busy(one)["CPU compute"] - fixed == pytest.approx(third, rel=0.01)
+    assert busy(one)["host to GPU"] == busy(whole)["host to GPU"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            ["ffn_banana=CPU"],
+            '[0]": "ffn_banana=CPU" decides nothing: no tensor of qwen3_moe has such a name',
+        ),
+        (["exps=CPU", "up_exps=CPU"], '[1]": "up_exps=CPU" decides nothing'),
+        (["exps=GPU0"], '"GPU0" is no device; valid are CPU and CUDA0'),
+        (["exps"], '"exps" is not PATTERN=DEVICE, such as'),
+        (["=CPU"], "is not PATTERN=DEVICE"),
+        (["(exps=CPU"], 'the pattern "(exps": "(exps" at character 1 has no ) after it'),
+        (["(((e{100}){100}){100})=CPU"], "the patterns are too long"),
+        (["x" * 1001 + "=CPU"], "has 1,001 characters; at most 1,000 may be"),
+        (["token_embd=CUDA0"], "has embeddings on the GPU, which is not simulated"),
+    ],
+)
+def test_wrong_patterns_get_one_message(patterns: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _overridden(*patterns).plan()
+    (problem,) = caught.value.problems
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize(("key", "value"), [("gpu_layers", 20), ("cpu_moe", 10)])
+def test_patterns_that_contradict_other_settings_are_refused(key: str, value: int) -> None:
+    sets = (f"strategy.{key}={value}", 'strategy.override_tensor=["blk.1.ffn_up_exps=CUDA0"]')
+    with pytest.raises(
+        InputError, match=r"sends blk\.1\.ffn_up_exps\.weight to the GPU, but gpu_layers, cpu_moe"
+    ):
+        scenario("qwen3-30b-a3b", *sets).plan()
+
+
+def test_patterns_keep_fit_from_choosing() -> None:
+    one = _overridden("blk\\.0\\.ffn_.*_exps=CPU")
+    (command,) = one.exports().values()
+    assert command.endswith(" -c 768 -ot 'blk\\.0\\.ffn_.*_exps=CPU'\n")
+    assert not so.fit(one).fits  # 48 layers in Q8_0 are more than 24 GB
+    assert so.fit(scenario("qwen3-30b-a3b")).fits
+
+
 def test_dense_networks_of_the_first_layers() -> None:
     """Of a mixture the shared experts and the layers without experts."""
     plan = plan_of(scenario("opt-6.7b", "strategy.cpu_ffn=3"))
@@ -231,3 +327,49 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     )
     (fitted,) = scenario("qwen3-30b-a3b").exports().values()
     assert fitted == "llama-server -m qwen3-30b-a3b-Q8_0.gguf -c 768\n"
+
+
+def test_advice_names_faster_memory_and_what_helps_prompts() -> None:
+    """Memory that is a fifth faster, which the CPU reads; larger parts and pinned weights for prompts alone,
+    and no larger parts for a prompt that is one part already."""
+    sets = ("strategy.cpu_moe=all", "model.quantization=q4_k_m", "workload.prompt_length=4096")
+    advice = so.advise(scenario("qwen3-30b-a3b", *sets))
+    keys = [one.change.key for one in advice.helping]
+    assert "faster-memory" in keys
+    sooner = {one.change.key: one.first_token_gain(advice.result) for one in advice.sooner}
+    assert sooner["ubatch-4096"] > sooner["ubatch-2048"] > sooner["ubatch-1024"] > 1.1
+    assert sooner["load-mode-none"] > 1.1
+    short = so.advise(scenario("qwen3-30b-a3b", *sets[:2], "workload.prompt_length=512"))
+    tried = {one.change.key for one in short.tried}
+    assert not any(key.startswith("ubatch") for key in tried)
+    assert "faster-thread" not in tried
+
+
+@pytest.mark.parametrize(
+    ("platform", "channels", "experts"),
+    [
+        ("rtx-4090-threadripper", 8, 0.42),
+        ("rtx-4090-epyc-8-channel", 8, 0.42),
+        ("rtx-4090-epyc-12-channel", 12, 0.36),
+        ("rtx-5090-xeon-mrdimm", 12, 0.36),
+    ],
+)
+def test_machines_with_many_channels_have_their_class(platform: str, channels: int, experts: float) -> None:
+    one = scenario("deepseek-v3", "model.quantization=q4_k_m", platform=platform)
+    host = one.machine.host
+    assert host.memory_channels is not None
+    assert host.memory_channels.value == channels
+    assert host.products.experts.value == experts
+
+
+def test_deepseek_v3_on_twelve_channels() -> None:
+    """Per token the CPU reads 8 of 256 experts of all but one layer, at the rate of 32 threads and of 0.36 of
+    the memory's peak together; all threads meet six times a layer."""
+    memory = "profiles.host/epyc-9005-768gb.memory_capacity=512 GiB"
+    one = scenario("deepseek-v3", "model.quantization=q4_k_m", memory, platform="rtx-4090-epyc-12-channel")
+    plan, products = plan_of(one), one.machine.host.products
+    read = plan.on_cpu.expert_bytes(plan.model) * 8 / 256
+    assert len(plan.on_cpu.experts) == 57  # of 58
+    slowness = ((32 * products.thread.value) ** -2 + (0.36 * 614.4e9) ** -2) ** 0.5
+    expected = read * slowness + 57 * 6 * products.operation.value
+    assert busy(so.simulate(one))["CPU compute"] == pytest.approx(expected, rel=0.01)

@@ -32,6 +32,8 @@ TOGETHER = "settings"
 """Key of the change that combines all settings that gain."""
 WORTH = 1.005
 """Smallest relative speed that counts as an improvement: the least that three digits show."""
+SOONER = 1.1
+"""Smallest gain of the time to the first token alone that is reported (our choice)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,14 @@ class Tried(Evaluated):
     def helps(self) -> bool:
         """Whether the change makes the scenario fit, or gains more than the predictions may be wrong."""
         return not self.only_throughput and (self.gain is None or self.gain >= max(WORTH, 1 + self.margin))
+
+    def first_token_gain(self, now: SimulationResult) -> float:
+        """Return the time to the first token ``now`` over that with a changed setting; 1 if further tokens
+        come faster, too, or slower."""
+        if self.change.kind != "setting" or self.helps or (self.gain or 0.0) * WORTH < 1:
+            return 1.0
+        before, then = (one.metrics().get("ttft_s") for one in (now, self.result))
+        return before / then if before and then else 1.0
 
     @property
     def gain_per_cost(self) -> float | None:
@@ -121,6 +131,12 @@ class Advice:
         """Changes that gain throughput, but no latency, which is the objective: the largest first."""
         found = [one for one in self.tried if one.only_throughput and (one.throughput or 0.0) >= WORTH]
         return tuple(sorted(found, key=lambda one: (one.change.rank, -(one.throughput or 0.0))))
+
+    @property
+    def sooner(self) -> tuple[Tried, ...]:
+        """Settings with which the first token comes earlier, further ones as before: the earliest first."""
+        found = [one for one in self.tried if one.first_token_gain(self.result) >= SOONER]
+        return tuple(sorted(found, key=lambda one: -one.first_token_gain(self.result)))
 
     @property
     def uncertain(self) -> tuple[Tried, ...]:

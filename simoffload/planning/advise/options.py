@@ -48,6 +48,8 @@ _AS_MUCH = 1.05
 """Rates of both ends of a route within this factor count as equal: our choice."""
 _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
+_FASTER_MEMORY = 1.2
+"""Assumed bandwidth of faster modules, as of DDR5-6400 and -7200 over DDR5-5600 and -6000: our choice."""
 
 
 def options_of(evaluator: Evaluator, result: SimulationResult, costs: CostList) -> tuple[Change, ...]:
@@ -76,7 +78,8 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
     yield from islice(memory(scenario), 1)
     if result.fits:  # none of these needs less memory
         yield from cables(scenario)
-        yield from processors(scenario)
+        on_cpu = scenario.scenario.strategy.traits.on_cpu
+        yield from (faster_memory if on_cpu else processors)(scenario)
         yield from workloads(evaluator)
     yield from cache_options(evaluator)
     yield from (one._replace(kind="workload") for one in formats(evaluator))
@@ -412,6 +415,16 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
                 )
     description = f"a CPU with a {_FASTER_THREAD - 1:.0%} faster single thread".replace("%", " %")
     yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
+
+
+def faster_memory(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield memory modules with a higher rate, for programs whose CPU computes from what they hold."""
+    host = scenario.machine.host
+    now = host.memory_bandwidth.value
+    rate = round(_FASTER_MEMORY * now)
+    description = f"memory of {format_rate(rate)} instead of {format_rate(now)}"
+    edits = (Edit(("profiles", f"host/{host.id}", "memory_bandwidth"), f"{rate} B/s"),)
+    yield Change("hardware", description, edits, priced=False, key="faster-memory")
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}

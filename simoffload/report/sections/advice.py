@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -37,6 +37,7 @@ from simoffload.units import format_number, format_seconds, per_second, plural
 GAINS = "Changes that help"
 PURCHASES = "Verdict on purchases"
 LARGER = "Larger batches: more throughput, but no sequence gets its tokens sooner"
+_SOONER = "Settings: the first token sooner, further ones as before"
 _MOST = 12
 """Number of changes that are listed at once."""
 _FEW = 5
@@ -144,13 +145,19 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     if by_cost:
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
-    sections += _larger_batches(advice)
+    sections += _of_another_time(
+        advice, LARGER, "throughput gain", advice.larger_batches, lambda one: one.throughput or 0.0
+    )
+    sections += _of_another_time(
+        advice, _SOONER, "TTFT gain", advice.sooner, lambda one: one.first_token_gain(advice.result)
+    )
     unclear = [f"{described(one, advice)} ({gain_text(one)})" for one in advice.decisions(advice.uncertain)]
     if unclear:
         whose = "its" if len(unclear) == 1 else "each"
         text = f"{_first(unclear)}: the 80 % interval of {whose} gain contains 1"
         sections.append(ReportSection("Gains within the prediction error", (NameFirst(text),)))
-    rest = [one for one in advice.tried if one not in advice.larger_batches and (one.gain or WORTH) < WORTH]
+    named = (*advice.larger_batches, *advice.sooner)
+    rest = [one for one in advice.tried if one not in named and (one.gain or WORTH) < WORTH]
     useless = [f"{described(one, advice)} ({gain_text(one)})" for one in advice.decisions(rest)]
     if useless:
         sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
@@ -226,24 +233,26 @@ def _tables(found: Sequence[Sequence[Tried]], advice: Advice) -> tuple[ReportTab
     return tuple(tables)
 
 
-def _larger_batches(advice: Advice) -> Iterator[ReportSection]:
-    """Yield the changes that gain throughput alone, where latency is the objective."""
-    found = advice.decisions(advice.larger_batches)
-    if not found:
+def _of_another_time(
+    advice: Advice, title: str, gain: str, found: Sequence[Tried], gains: Callable[[Tried], float]
+) -> Iterator[ReportSection]:
+    """Yield the changes that gain what the objective does not count."""
+    decided = advice.decisions(found)
+    if not decided:
         return
-    head = ("change", "throughput gain", presentation(advice.result).step, "TTFT")
+    head = ("change", gain, presentation(advice.result).step, "TTFT")
     rows = tuple(
         (
             Datum(in_brackets(described(one, advice), one.change.quality), name=one.change.key),
-            Datum(f"{format_number(one.throughput or 0.0)}×", one.throughput),
+            Datum(f"{format_number(gains(one))}×", gains(one)),
             _step(one.result),
             _first_tokens(one.result),
         )
-        for one in found[:_MOST]
+        for one in decided[:_MOST]
     )
     table = ReportTable("", head, rows, (1, 2, 3))
     shown = table if any(row[-1] for row in rows) else table.without_last_column()
-    yield ReportSection(LARGER, tables=(shown,))
+    yield ReportSection(title, tables=(shown,))
 
 
 def next_steps_section(advice: Advice) -> ReportSection:

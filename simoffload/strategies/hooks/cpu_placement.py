@@ -5,12 +5,20 @@ Reference: common/fit.cpp of llama.cpp@0c1e5709 (``common_params_fit_impl``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 from simoffload.bisection import first_that_holds
 from simoffload.models import ModelShape, Module
+from simoffload.models.shape import stored_bytes
+from simoffload.recent import Recent
 from simoffload.strategies.held import Home, Homes
+from simoffload.strategies.hooks.tensor_overrides import Shares
+
+_HALF = 2
+"""Size [B] of an element of weights that are in no type of GGUF."""
 
 
 class CpuPlacement(NamedTuple):
@@ -26,26 +34,37 @@ class CpuPlacement(NamedTuple):
     attends: bool = False
     """Whether it attends in all layers, as the cache is in host memory."""
     kept: int = 0
-    """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up. It computes
-    them; in the time of a pass the CPU computes the whole layer."""
+    """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up."""
+    overridden: Shares = {}  # noqa: RUF012 (never changed)
+    """Modules of which patterns say what is in host memory."""
 
-    def names(self, model: ModelShape) -> tuple[frozenset[str], ...]:
-        """Return the names of the modules of each layer that the CPU computes, and behind them of those
-        outside."""
+    def shares(self, model: ModelShape) -> tuple[Mapping[str, Fraction], ...]:
+        """Return the modules of each layer that the CPU computes, and behind them those outside, by name with
+        the share of each."""
         outside = (*model.modules_before, *model.modules_after)
         return tuple(
-            frozenset(one.name for one in modules if self.holds(number, one))
+            {one.name: self.share(number, one) for one in modules if self.holds(number, one)}
             for number, modules in (*enumerate(model.layers), (-1, outside))
         )
+
+    def share(self, layer: int, module: Module) -> Fraction:
+        """Return the share of a module that the CPU computes; ``layer`` is -1 outside of the layers."""
+        found = self.overridden.get((layer, module.name))
+        if found is not None:
+            return found
+        if self.kept and layer == self.experts.start and module.parallel == "experts" and module.parameters:
+            sizes = {one.name: one.stored_bytes(_HALF) for one in module.parameters}
+            inner = sum(size for name, size in sizes.items() if "down" not in name)
+            return 1 - Fraction(self.kept * inner, 2 * sum(sizes.values()))
+        return Fraction(self.holds(layer, module))
 
     def expert_bytes(self, model: ModelShape) -> int:
         """Return the size [B] of the experts that the CPU computes."""
         return sum(
-            part.stored_bytes(model.dtype_bytes)
+            round(stored_bytes([one], model) * self.share(number, one))
             for number, layer in enumerate(model.layers)
             for one in layer
             if one.share < 1 and self.holds(number, one)
-            for part in one.parameters
         )
 
     def behind(self, layers: int, on_gpu: int) -> CpuPlacement:
@@ -57,7 +76,14 @@ class CpuPlacement(NamedTuple):
         return Homes(model, lambda layer, one: Home("dram") if self.holds(layer, one) else Home())
 
     def holds(self, layer: int, module: Module) -> bool:
-        """Return whether the CPU computes a module; ``layer`` is -1 outside of the layers."""
+        """Return whether the CPU computes a module, or a part of it; an activation where the products before
+        it are. ``layer`` is -1 outside of the layers."""
+        if self.overridden:
+            found = self.overridden.get((layer, module.name))
+            if found is None and module.kind == "activation":
+                found = self._before_activation(layer, module)
+            if found is not None:
+                return found > 0
         if layer < 0:
             return module.kind == "embedding" or (self.head and module.kind in ("linear", "norm"))
         if layer < self.before:
@@ -67,6 +93,34 @@ class CpuPlacement(NamedTuple):
         if module.kind not in ("linear", "activation") or "attn" in module.name or "attention" in module.name:
             return False
         return layer in self.experts if module.share < 1 else layer < self.networks
+
+    def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> tuple[int, int]:
+        """Return the sizes [B] of the cache of a sequence in host memory and on the GPU; ``cells`` returns
+        the tokens for which the cache of a layer with a window has room."""
+        counts = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
+        first = {(id(layer), self.decides(number)): number for number, layer in enumerate(model.layers)}
+        found = [0, 0]
+        for key, number in first.items():
+            for one in model.layers[number]:
+                if one.kind == "attention":
+                    size = cells(one.window) * model.cache_width * model.dtype_bytes
+                    found[not self.holds(number, one)] += counts[key] * size
+        return found[0], found[1]
+
+    def decides(self, layer: int) -> Hashable:
+        """Return all that decides what ``holds`` says of the modules of a layer, equal for layers of which it
+        says the same."""
+        own = layer if self.overridden else -1
+        return layer < self.before, layer in self.experts, layer < self.networks, own
+
+    def _before_activation(self, layer: int, module: Module) -> Fraction | None:
+        """Return the share of what computes the input of an activation; None if patterns do not say it."""
+        network = module.name.rpartition(".")[0]
+        found = [
+            self.overridden.get((layer, f"{network}{one}"))
+            for one in ("", ".up_proj", ".gate_up_proj", ".dense_h_to_4h", ".gate_proj")
+        ]
+        return next((one for one in found if one is not None), None)
 
     def unused(self, model: ModelShape) -> Iterator[str]:
         """Yield a warning about numbers that name layers which the model does not have."""
@@ -88,27 +142,34 @@ class CpuPlacement(NamedTuple):
         )
 
     def kept_bytes(self, model: ModelShape) -> int:
-        """Return the size [B] of the tensors that are ``kept`` on the GPU."""
-        if not self.kept:
-            return 0
-        sizes = [
-            part.stored_bytes(model.dtype_bytes)
-            for one in model.layers[self.experts.start]
-            if one.parallel == "experts"
-            for part in one.parameters
-            if "down" not in part.name
-        ]
-        return sum(sizes) * self.kept // 2
+        """Return the size [B] of the tensors on the GPU of modules that the CPU computes in part."""
+        layers = (*enumerate(model.layers), (-1, (*model.modules_before, *model.modules_after)))
+        if not self.overridden:
+            layers = layers[self.experts.start : self.experts.start + 1] if self.kept else ()
+        parts = ((one, self.share(number, one)) for number, modules in layers for one in modules)
+        return sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
 
 
-def fitted(all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]) -> CpuPlacement:
-    """Return what ``--fit`` chooses: the most on the GPU that ``fits``.
+_FITTED: Recent[Hashable, tuple[ModelShape, CpuPlacement]] = Recent()
+"""Placements that ``--fit`` chose last, with the models, which keep their identity."""
+
+
+def fitted(
+    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool], key: Hashable
+) -> CpuPlacement:
+    """Return what ``--fit`` chooses: the most on the GPU that ``fits``, the same for an equal ``key``.
 
     Of dense models whole layers leave the GPU, from the first one on. Of a mixture of experts the experts of
     the last layers do, of the first of these tensor by tensor; if all of them are not enough, whole layers.
     The first layer on the GPU then keeps its experts, as the program counts the head as a layer whose experts
     could leave.
     """
+    return _FITTED.get((id(model), key), lambda: (model, _fitted(all_on_gpu, model, fits)))[1]
+
+
+def _fitted(
+    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]
+) -> CpuPlacement:
     layers = model.num_hidden_layers
     orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
     if any(module.parallel == "experts" for module in model.distinct_modules):

@@ -30,7 +30,7 @@ class GraphBuffers:
     brings: bool
     """Whether weights on the CPU are brought to the GPU for so many tokens."""
 
-    @property
+    @cached_property
     def _masks(self) -> list[int]:
         """Sizes of the masks of attention, in 16 bits [B]."""
         windows = {one.window for one in self.model.distinct_modules if one.kind == "attention"}
@@ -56,10 +56,14 @@ class GraphBuffers:
         if not self.brings:
             return sizes[0]
         sizes += [logits + hidden + size for _, size in self._brought(-1, model.modules_after)]
-        for number, layer in enumerate(model.layers):
+        mask = max(self._masks)
+        kinds = {
+            (id(layer), self.placement.decides(number)): number for number, layer in enumerate(model.layers)
+        }
+        for number in kinds.values():
             sizes += [
-                size + max(self._masks) + 3 * hidden + chosen * (wide * row + hidden)
-                for (chosen, wide), size in self._brought(number, layer)
+                size + mask + 3 * hidden + chosen * (wide * row + hidden)
+                for (chosen, wide), size in self._brought(number, model.layers[number])
             ]
         return max(sizes)
 

@@ -8,13 +8,15 @@ other. For many tokens the weights are copied to the GPU instead, on its compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from fractions import Fraction
 from math import hypot
 from typing import NamedTuple
 
 from simoffload.hardware import ProductKernel
 from simoffload.models import ModelShape, Module
 from simoffload.models.routing import recent_share
+from simoffload.models.shape import stored_bytes
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
@@ -83,13 +85,16 @@ class OnCpu(Hook):
     carry: int = 0
     """Bytes for each token to bring to the GPU where it goes on; -1: they are there."""
 
-    def __init__(self, model: ModelShape, layers: Sequence[frozenset[str]], settings: CpuSettings) -> None:
-        """``layers``: names of the modules of each layer on the CPU, and behind them of those outside."""
+    def __init__(
+        self, model: ModelShape, layers: Sequence[Mapping[str, Fraction]], settings: CpuSettings
+    ) -> None:
+        """``layers``: the modules of each layer on the CPU by name with the share of each, and behind them
+        those outside."""
         self._model, self._layers, self._settings = model, layers, settings
 
     def state(self, part: Part) -> Hashable:
         """Return what the CPU computes of a part."""
-        return self._layers[part.layer]
+        return frozenset(self._layers[part.layer].items())
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
         """Begin with the embeddings, which are in host memory."""
@@ -138,6 +143,10 @@ class OnCpu(Hook):
         fixed = picoseconds(self._meetings(module) * out.machine.host.products.operation.value)
         route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
+        rest = round(duration * (1 - self._here[module.name]))
+        if rest:  # tensors of it that are on the GPU
+            out.add("compute", COMPUTE, fixed=rest, after=out.so_far(HOST))
+            out.host_waits(COMPUTE)
         return True
 
     def _fault(self, module: Module, out: PassWriter) -> None:
@@ -159,8 +168,8 @@ class OnCpu(Hook):
         return self._model.experts_per_token if module.share < 1 else 0
 
     def _read(self, module: Module, out: PassWriter) -> float:
-        """Return the bytes of weights that a pass reads of a module [B]."""
-        stored = sum(one.stored_bytes(self._model.dtype_bytes) for one in module.parameters)
+        """Return the bytes of weights in host memory that a pass reads of a module [B]."""
+        stored = stored_bytes([module], self._model) * float(self._here[module.name])
         if module.kind == "embedding":
             rows = max(1, sum(one.numel for one in module.parameters) // module.width)
             return out.now.tokens * stored / rows
@@ -182,7 +191,11 @@ class OnCpu(Hook):
                 speed = products.attention.value
         bandwidth = host.memory_bandwidth.value
         rate = products.read_rate(kernel, bandwidth, threads=threads, experts=bool(chosen))
-        arithmetic = cost.flops / (threads * speed) if tokens > 1 or not module.parameters else 0.0
+        arithmetic = (
+            float(self._here[module.name]) * cost.flops / (threads * speed)
+            if tokens > 1 or not module.parameters
+            else 0.0
+        )
         return hypot(traffic / rate, arithmetic), traffic
 
     @property
@@ -235,7 +248,7 @@ def meetings(module: Module, *, weighed: int = 0) -> int:
     return _MEETINGS.get(module.kind, 1)
 
 
-_MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2}
+_MEETINGS = {"norm": 3, "attention": 5, "router": 8, "linear": 2, "container": 0, "rotary": 0}
 """Meetings of all threads for a module: a norm, its weight and the addition behind a block; two rotations,
 two writes to the cache, attention; the product of a router and six operations that choose experts."""
 _INPUTS = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simoffload.hardware import GgmlKernels
 from simoffload.models import Module, ModuleCost, Sequences
 from simoffload.strategies.passes.timing import FusedTiming, PassTimings
 
@@ -33,22 +34,7 @@ class GgmlTiming(FusedTiming):
 
     def kernels(self, module: Module) -> int:
         """Count the kernels of one call of ``module``."""
-        match module.kind:
-            case "attention":
-                return 5
-            case "norm":
-                return 2 if module.parallel == "whole" else 1
-            case "router":
-                return 2
-            case "linear" if module.parallel == "experts":
-                return 6
-            case "linear" if self.decodes and module.name.endswith("up_proj"):
-                return 0
-            case "linear":
-                return 2
-            case "activation":
-                return 0 if self.decodes else 1
-        return 0
+        return kernels_of(module, decodes=self.decodes)
 
     def _kernels_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of the kernels of ``module`` [s], each with the latency of ggml's."""
@@ -70,12 +56,8 @@ class GgmlTiming(FusedTiming):
             return super()._product_s(module, cost)
         gpu, code, model = self.machine.accelerator, self.machine.accelerator.llama_kernels, self._model
         experts, tokens = module.parallel == "experts", max(1, self._tokens(module))
-        bits = min(one.storage.format.bits_per_weight for one in module.parameters if one.storage is not None)
         read_s = cost.bytes / (gpu.hbm_bandwidth.value * gpu.kernels.read_efficiency.value)
-        if experts:
-            read_s += stored / code.decode_experts.value
-        elif bits < _EIGHT:
-            read_s += stored / code.decode.value
+        read_s += decoding_s(module, stored, code)
         rows, curve = float(tokens), code.products
         if experts:
             touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
@@ -83,6 +65,34 @@ class GgmlTiming(FusedTiming):
         if tokens == 1:
             return read_s
         return max(read_s, cost.flops / (gpu.peak("float16") * curve.at(rows)))
+
+
+def kernels_of(module: Module, *, decodes: bool) -> int:
+    """Count the kernels of one call of ``module``."""
+    match module.kind:
+        case "attention":
+            return 5
+        case "norm":
+            return 2 if module.parallel == "whole" else 1
+        case "router":
+            return 2
+        case "linear" if module.parallel == "experts":
+            return 6
+        case "linear" if decodes and module.name.endswith("up_proj"):
+            return 0
+        case "linear":
+            return 2
+        case "activation":
+            return 0 if decodes else 1
+    return 0
+
+
+def decoding_s(module: Module, stored: float, code: GgmlKernels) -> float:
+    """Return the time of decoding ``stored`` bytes of quantized weights of a module for one token [s]."""
+    if module.parallel == "experts":
+        return stored / code.decode_experts.value
+    forms = [one.storage.format.bits_per_weight for one in module.parameters if one.storage is not None]
+    return stored / code.decode.value if forms and min(forms) < _EIGHT else 0.0
 
 
 class GgmlTimings(PassTimings):

@@ -7,12 +7,13 @@ memory. Without any number the program chooses it itself (``hooks/cpu_placement.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -28,6 +29,7 @@ from simoffload.strategies.held import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement, fitted
 from simoffload.strategies.hooks.graph_buffers import GraphBuffers
 from simoffload.strategies.hooks.on_cpu import CpuSettings, MappedWeights, OnCpu
+from simoffload.strategies.hooks.tensor_overrides import overridden, read_overrides
 from simoffload.strategies.memory import cache_term, system_memory
 from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
@@ -41,9 +43,14 @@ _LEAST = 32
 """Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
 _MARGIN = 1 << 30
 """Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
+_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0, "override_tensor": ()}
+"""Values of the keys with which ``--fit`` chooses the placement."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 
+Overrides = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 
 
@@ -63,6 +70,8 @@ class LlamaCpp(HookedStrategy):
     """Number of layers, from the first one on, whose experts are on the CPU (``-ncmoe``; all: ``-cmoe``)."""
     cpu_ffn: Layers = 0
     """The same for dense layers' feed-forward networks (``-ncffn``)."""
+    override_tensor: Overrides = ()
+    """Patterns of tensors with their devices (``-ot``), such as ``blk\\.[0-9]\\.ffn_.*_exps=CPU``."""
     load_mode: LoadMode = "auto"
     """How the file is read (``-lm``); auto: mapped, so that weights on the CPU are pages of the file."""
     file: StorageTier | None = None
@@ -81,7 +90,7 @@ class LlamaCpp(HookedStrategy):
     @property
     def chooses(self) -> bool:
         """Whether the program itself chooses what is on the GPU: ``--fit`` does nothing if any is given."""
-        return self.gpu_layers == "auto" and self.cpu_moe is None and not self.cpu_ffn
+        return all(getattr(self, key) == value for key, value in _CHOSEN.items())
 
     @property
     def mapped(self) -> bool:
@@ -104,10 +113,8 @@ class LlamaCpp(HookedStrategy):
             placed = cls().plan(model, workload, machine).on_cpu
         except InputError:  # in weights of another program
             return
-        text = f"llama.cpp with {placed.phrase(model)}"
-        yield (
-            Tunable("division", (Change("placement", text, (Edit(("strategy",), {"kind": "llama_cpp"}),)),)),
-        )
+        text, edits = f"llama.cpp with {placed.phrase(model)}", (Edit(("strategy",), {"kind": "llama_cpp"}),)
+        yield (Tunable("division", (Change("placement", text, edits),)),)
 
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
@@ -116,11 +123,10 @@ class LlamaCpp(HookedStrategy):
     def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
         """Return the hook with which the CPU computes."""
         assert isinstance(plan, LlamaPlan)
-        return (OnCpu(plan.model, plan.on_cpu.names(plan.model), plan.cpu_settings),)
+        return (OnCpu(plan.model, plan.on_cpu.shares(plan.model), plan.cpu_settings),)
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> LlamaPlan:
-        """Apply the strategy. Raises InputError for weights that are in no format of GGUF, and for a cache
-        that llama.cpp does not have."""
+        """Apply the strategy. Raises InputError for weights in no format of GGUF, and for caches it lacks."""
         model = in_gguf(model)
         if self.ubatch_size > self.batch_size:
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
@@ -132,14 +138,19 @@ class LlamaCpp(HookedStrategy):
             homes, unused = on_cpu.homes(model), tuple(named.unused(model))
             return LlamaPlan(model, workload, machine, self, homes, cache, unused, on_cpu=on_cpu)
 
-        return placed(fitted(named, model, lambda one: placed(one).spare >= 0) if self.chooses else named)
+        if self.chooses:
+            key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
+            named = fitted(named, model, lambda one: placed(one).spare >= 0, key)
+        return placed(named)
 
     def _named(self, model: ModelShape) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPU."""
         layers, given, moe = model.num_hidden_layers, self.gpu_layers, self.cpu_moe
         found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
         experts = range(layers if moe == "all" else min(moe or 0, layers))
-        return found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
+        found = found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
+        patterns = read_overrides(self.override_tensor, "strategy.override_tensor")
+        return found._replace(overridden=overridden(model, patterns, found.holds)) if patterns else found
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -148,18 +159,19 @@ class LlamaCpp(HookedStrategy):
         if plan is None:
             return
         if not self.chooses:
-            yield Tunable("memory", [Change("setting", "placement chosen by --fit", _CHOSEN)])
-        yield Tunable("setting", self._settings())
+            edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in _CHOSEN.items())
+            yield Tunable("memory", [Change("setting", "placement chosen by --fit", edits)])
+        assert isinstance(plan, LlamaPlan)
+        yield Tunable("setting", self._settings(plan.workload.batch_size * plan.workload.prompt_length))
         yield from self.cache_tunables(plan)
 
-    def _settings(self) -> Iterator[Change]:
+    def _settings(self, tokens: int) -> Iterator[Change]:
         for size in (1024, 2048, 4096):
-            if size > self.ubatch_size:
+            if self.ubatch_size < min(size, tokens):
                 sizes = {"ubatch_size": size, "batch_size": max(size, self.batch_size)}
                 edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in sizes.items())
-                yield Change(
-                    "setting", f"ubatch_size {self.ubatch_size} → {size}", edits, key=f"ubatch-{size}"
-                )
+                text = f"ubatch_size {self.ubatch_size} → {size}"
+                yield Change("setting", text, edits, key=f"ubatch-{size}")
         if self.mapped:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
             yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
@@ -176,6 +188,7 @@ class LlamaCpp(HookedStrategy):
             "-cmoe": self.cpu_moe == "all",
             f"-ncmoe {self.cpu_moe}": isinstance(self.cpu_moe, int),
             f"-ncffn {self.cpu_ffn}": self.cpu_ffn > 0,
+            f"-ot {shlex.quote(','.join(self.override_tensor))}": bool(self.override_tensor),
             f"-lm {self.load_mode}": self.load_mode != "auto",
             "-nkvo": not self.kv_offload,
             f"-t {self.threads}": self.threads is not None,
@@ -187,12 +200,6 @@ class LlamaCpp(HookedStrategy):
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
         parts = (command, *(key for key, used in options.items() if used))
         return {"llama-server.sh": " ".join(parts) + "\n"}
-
-
-_CHOSEN = tuple(
-    Edit.at(f"strategy.{key}", value)
-    for key, value in (("gpu_layers", "auto"), ("cpu_moe", None), ("cpu_ffn", 0))
-)
 
 
 _CONTEXT, _CONTEXT_BYTES = "CUDA context", 527 << 20
@@ -256,9 +263,8 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def weights_on_cpu(self) -> int:
         """Size of the weights in host memory [B]."""
-        return sum(
-            sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram"
-        ) - self.on_cpu.kept_bytes(self.model)
+        stored = (sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
+        return sum(stored) - self.on_cpu.kept_bytes(self.model)
 
     @cached_property
     def _tied(self) -> int:
@@ -294,16 +300,11 @@ class LlamaPlan(HookedPlan):
         """What is needed beside the weights."""
         model, batch = self.model, self.workload.batch_size
         element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
-        each = dict.fromkeys((True, False), 0.0)
-        for number, layer in enumerate(model.layers):
-            for one in layer:
-                if one.kind == "attention":
-                    cells = self.cells(one.window)
-                    each[self.on_cpu.holds(number, one)] += cells * model.cache_width * model.dtype_bytes
+        on_cpu, on_gpu = self.on_cpu.cache_bytes(model, self.cells)
         state, remedy = batch * model.state_bytes, "lower ubatch_size"
         return (
-            cache_term("hbm", round(batch * each[False] * element) + state),
-            *([cache_term("dram", round(batch * each[True] * element))] if each[True] else []),
+            cache_term("hbm", round(batch * on_gpu * element) + state),
+            *([cache_term("dram", round(batch * on_cpu * element))] if on_cpu else []),
             Held("hbm", "buffers of the graph", self.buffers.on_gpu, remedy=remedy),
             Held("dram", "buffers of the graph", self.buffers.on_host, pinned=True, remedy=remedy),
             Held("hbm", _CONTEXT, _CONTEXT_BYTES),
