@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from math import exp
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -97,41 +96,3 @@ def touched_share(probabilities: tuple[float, ...], tokens: int) -> float:
     counts = Counter(probabilities)
     total = len(probabilities)
     return sum(times / total * (1.0 - (1.0 - chance) ** tokens) for chance, times in counts.items())
-
-
-REUSE = 0.45
-"""Share of a token's experts that the token before it chose as well: Qwen3-30B-A3B on a text (kekzl/imp, pull
-request 1359). Independent draws have 0.08 there; benchmarks with random tokens are like those."""
-
-
-@lru_cache(maxsize=256)
-def recent_share(probabilities: tuple[float, ...], kept: float, *, reuse: float = REUSE) -> float:
-    """Return the share of a token's experts that are among the last ones used, if a ``kept`` share of all
-    experts has room (LRU).
-
-    A share ``reuse`` of them are those of the token before; the others are drawn as ever. Of these the last
-    ones used within a time T are kept, where sum(1 - exp(-p T)) experts have room (Che, Tung and Wang, IEEE
-    JSAC 20(7), 2002); with room for fewer than one token needs, none is found.
-    """
-    experts, chosen = len(probabilities), sum(probabilities)
-    room = kept * experts
-    if kept >= 1:
-        return 1.0
-    if room < chosen:
-        return 0.0
-
-    def used(time: float) -> float:
-        return sum(1 - exp(-chance * time) for chance in probabilities)
-
-    low, high = 0.0, 1.0
-    while used(high) < room and high < _FOREVER:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if used(middle) < room else (low, middle)
-    found = sum(chance * (1 - exp(-chance * high)) for chance in probabilities) / chosen
-    return reuse + (1 - reuse) * found
-
-
-_FOREVER = 1e9
-"""Tokens after which every expert that is ever chosen was."""

@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, load_model, module_cost
-from simoffload.models.routing import DEFAULT, EVEN, Routing, _inclusion, recent_share, touched_share
+from simoffload.models.routing import DEFAULT, EVEN, Routing, _inclusion, touched_share
 
 ROUTINGS = [EVEN, DEFAULT, Routing(zipf=2.0), Routing(frequencies=tuple(range(16)))]
 
@@ -126,24 +126,3 @@ def test_many_experts_with_frequencies_take_no_time() -> None:
     assert Counted.sums < 20
     assert sum(chances) == pytest.approx(2000)
     assert chances[:900] == (1.0,) * 900
-
-
-@pytest.mark.parametrize("room", [12, 24, 48])
-def test_experts_used_last_are_found_as_often_as_when_they_are_drawn(room: int) -> None:
-    """Of independent draws from 64 experts, 6 for each token, the last ones used are kept."""
-    chances, rng = DEFAULT.probabilities(64, 6), random.Random(1)
-    recent: list[int] = []
-    found = total = 0
-    for token in range(3000):
-        for one in sorted(drawn(chances, rng), key=lambda _: rng.random()):
-            if token > 200:
-                total, found = total + 1, found + (one in recent)
-            recent = [one, *(other for other in recent if other != one)][:room]
-    assert recent_share(chances, room / 64, reuse=0.0) == pytest.approx(found / total, abs=0.03)
-
-
-def test_no_room_for_a_token_and_room_for_all() -> None:
-    chances = DEFAULT.probabilities(128, 8)
-    assert recent_share(chances, 0.06) == 0
-    assert recent_share(chances, 1.0) == 1
-    assert recent_share(chances, 0.5) > 0.45

@@ -10,7 +10,6 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.models.routing import recent_share
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.strategies.programs.llama_cpp import LlamaPlan
@@ -140,26 +139,29 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
 
 
 def test_pages_are_missing_where_memory_is_short() -> None:
-    """Of a dense model all, as a cyclic scan evicts what comes next; of experts of one token those that have
-    no room among the last ones used."""
+    """Of a dense model all, as a cyclic scan evicts what comes next; of experts as soon as the file, with the
+    weights of the GPU, has no room."""
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
     dense = plan_of(scenario("llama-3.3-70b", memory, "strategy.gpu_layers=8"))
-    assert dense.cpu_settings.missing(dense.model.layers[0][3], 1) == 1
+    assert dense.cpu_settings.missing(dense.model.layers[0][3]) == 1
     mixture = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))
     (experts,) = [one for one in mixture.model.layers[0] if one.parallel == "experts" and one.parameters]
-    room = 24 * GIB - mixture.machine.host.reserved_bytes - 151936 * 2048 * 34 // 32
-    share = room / (48 * 3 * 128 * 768 * 2048 * 34 // 32)
-    chances = mixture.model.routing.probabilities(128, 8)
-    assert mixture.cpu_settings.missing(experts, 1) == pytest.approx(
-        1 - recent_share(chances, share), abs=0.01
-    )
-    assert mixture.cpu_settings.missing(experts, 512) == 1
-    enough = scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")
-    assert not plan_of(enough).cpu_settings.missing(experts, 1)
+    assert mixture.cpu_settings.missing(experts) == 1
+    assert not plan_of(scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")).cpu_settings.missing(experts)
     pinned = so.fit(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", "strategy.load_mode=none"))
     assert not pinned.fits
-    short = so.simulate(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))
-    assert short.tpot_s > 2 * so.simulate(enough).tpot_s  # type: ignore[operator]
+
+
+def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded() -> None:
+    """A file of 59 GiB in 64 GiB, of which the system keeps 8: a published run with 24 GB of GPU memory has
+    1.57 tokens/s, others without mapping 20 to 30."""
+    memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=64 GiB"
+    settings = ("strategy.kind=llama_cpp", memory)
+    mapped = so.simulate(default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=settings))
+    loaded = ("strategy.load_mode=none", *settings)
+    kept = so.simulate(default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=loaded))
+    assert 0.8 < mapped.decode_tokens_per_s < 4  # type: ignore[operator]
+    assert 20 < kept.decode_tokens_per_s < 60  # type: ignore[operator]
 
 
 def test_a_cache_in_host_memory_is_attended_to_there() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
+import simoffload as so
 from validation.llama_cpp import placements, published_rates, recorded_rates
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 
 
 def test_held_out_rates() -> None:
@@ -64,3 +68,29 @@ def test_the_tables_are_those_of_the_page() -> None:
     for one in published_rates():
         if one.part in ("generation", "prompts"):
             assert f"| {one.name} | {one.measured:g} | {one.predicted:.1f} |" in page
+
+
+@pytest.mark.parametrize(
+    ("model", "limit", "measured"), [("llama-3.1-8b", 4, 2.494), ("qwen3-30b-a3b", 16, 1.003)]
+)
+def test_page_faults_take_as_long_as_recorded(
+    model: str, limit: int, measured: float, tmp_path: Path
+) -> None:
+    """In view when the rule was written; the rate of faults is a microbenchmark of the machine."""
+    machine = "{kind: platform, id: vm, name: a VM, base: h100-1gpu-vm, drives: [samsung-980-pro-2tb]}"
+    (tmp_path / "vm.yaml").write_text(machine)
+    (tmp_path / "run.yaml").write_text(
+        f"name: run\nmodel: {{name: {model}, quantization: q4_k_m}}\nplatform: vm.yaml\n"
+        "workload: {batch_size: 1, prompt_length: 4, output_length: 4}\n"
+        "strategy: {kind: llama_cpp, gpu_layers: 0, op_offload: false, threads: 16}\n"
+    )
+    kept = so.load_scenario(tmp_path / "run.yaml").plan().machine.host.reserved_bytes
+    room = f'profiles."host/h100-1gpu-vm-host".memory_capacity={kept + (limit << 30)} B'
+    result: Any = so.simulate(so.load_scenario(tmp_path / "run.yaml", overrides=[room]))
+    assert result.tpot_s == pytest.approx(measured, rel=0.25)
+    records = json.loads((ROOT / "docs/measurements/h100-2026-11-28/llama-cpp-faults.json").read_text())
+    (run,) = [
+        one for one in records if one.get("name", "").startswith(model) and f"limit {limit} " in one["part"]
+    ]
+    times = [one / 4e9 for one in run["tests"][0]["samples_ns"]]
+    assert sum(times) / len(times) == pytest.approx(measured, rel=0.01)

@@ -231,14 +231,15 @@ class LlamaPlan(HookedPlan):
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
         rates = self.machine.accelerator.llama_kernels.deciding
-        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates)
+        found = super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates)
+        short = self.evicted and self.memory_left < self.model.weight_bytes
+        return found._replace(uncompared=("read missing pages of its weights",)) if short else found
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own, experts = self.strategy, self.on_cpu.expert_bytes(self.model)
-        room, others = self.memory_left, self.weights_on_cpu - experts
-        pages = MappedWeights(self.model, room if self.evicted else experts + others, experts, others)
+        own, size = self.strategy, self.model.weight_bytes
+        pages = MappedWeights(size, self.weights_on_cpu, self.memory_left if self.evicted else size)
         return CpuSettings(
             threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
             least=_LEAST if own.op_offload else None,
