@@ -1,0 +1,281 @@
+"""Times of steps of a stream, from few simulated ones.
+
+A step of a plan depends on its tokens, the number of sequences that generate, the sum of their contexts, and
+the attention of chunks, which is the sum over the chunks of new tokens times the tokens to which these attend
+on average: how contexts are spread over sequences changes it by less than 0.1 %. ``StepTable`` divides the
+space of these numbers into cells, simulates the corners of those that occur, and interpolates linearly within
+the simplex of corners around a step (Kuhn's triangulation of a cell). The middle of each cell is simulated,
+too: where it differs by more than the bound, the cell is split.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from simoffload.models import Sequences
+from simoffload.results import Timeline
+from simoffload.scenario import LoadedScenario
+from simoffload.serving.replica import StepTime
+from simoffload.serving.scheduler import State, Work
+from simoffload.simulation import Runner
+from simoffload.strategies import Phase
+
+__all__ = ["BOUND", "StepTable", "Timed", "simulated_steps"]
+
+BOUND = 0.005
+"""Largest relative difference of the middle of a cell from the line between its ends (our choice)."""
+_LEAST = 2
+"""Context of a sequence that generates its second token; only what goes beyond is an axis."""
+
+
+class Timed(NamedTuple):
+    """A Timed has the times of one simulated step."""
+
+    time: float
+    """Time from the begin of the step to its end, on an idle replica [s]."""
+    host: float
+    """Time until the host thread has done its part [s]."""
+    busy: float
+    """Work of the busiest stream beside the host thread [s]."""
+
+
+Evaluate = Callable[[tuple[Sequences, ...]], Timed]
+
+
+def simulated_steps(scenario: LoadedScenario) -> Evaluate:
+    """Return the function that simulates a step of the scenario's plan with any mixture of sequences."""
+    plan, runner = scenario.plan(), Runner(scenario, keep=False)
+    step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
+
+    def evaluate(batch: tuple[Sequences, ...]) -> Timed:
+        timeline = runner.timeline(step(batch))
+        return Timed(timeline.makespan * 1e-12, *_host_and_busy(timeline))
+
+    return evaluate
+
+
+def _host_and_busy(timeline: Timeline) -> tuple[float, float]:
+    """Return the end of the work of the host thread, and the most work of another stream [s]."""
+    host = busy = 0
+    for track in timeline.tracks:
+        if not len(track):
+            continue
+        if track.stream == 0:
+            host = max(host, track.end_of(len(track) - 1))
+            continue
+        work = sum(
+            count * (sum(track.end[first:last]) - sum(track.start[first:last]))
+            for first, last, count in track.totals()
+        )
+        busy = max(busy, work)
+    return host * 1e-12, busy * 1e-12
+
+
+Point = tuple[int, int, int, int]
+"""Tokens of a step, generating sequences, sum of their contexts beyond ``_LEAST``, attention of chunks."""
+
+
+class _Cell:
+    """A _Cell is a box of points; one with parts is split at ``at`` of ``axis``."""
+
+    __slots__ = ("at", "axis", "high", "low", "parts")
+
+    def __init__(self, low: Point, high: Point) -> None:
+        self.low, self.high = low, high
+        self.axis, self.at = 0, 0
+        self.parts: tuple[_Cell, _Cell] | None = None
+
+
+class StepTable:
+    """A StepTable has the times of the steps of one replica, for ``Replica``.
+
+    ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
+    takes as long as the next one. With ``exact`` every step is simulated as it is.
+    """
+
+    def __init__(
+        self, evaluate: Evaluate, *, sizes: Sequence[int] = (), bound: float = BOUND, exact: bool = False
+    ) -> None:
+        self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
+        self._known: dict[Point, Timed] = {}
+        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
+        self.evaluations = 0
+        self.worst = 0.0
+        """Largest relative difference met in the middle of a cell in use."""
+
+    def of(self, work: Work, state: State) -> StepTime:
+        """Return the time of the first step of some work, and how it grows."""
+        if self._exact:
+            return self._as_it_is(work, state)
+        beyond = work.contexts - _LEAST * work.sequences
+        if not work.chunks:
+            return self._decoding(work.sequences, beyond, work.steps)
+        tokens = self._padded(work.tokens + work.sequences)
+        time = self._interpolated((tokens, work.sequences, beyond, round(work.attention)))
+        return StepTime(time.time, time.host, time.busy)
+
+    def _padded(self, tokens: int) -> int:
+        place = bisect_left(self._sizes, tokens)
+        return self._sizes[place] if place < len(self._sizes) else tokens
+
+    def _as_it_is(self, work: Work, state: State) -> StepTime:
+        """Return the time of a step with the sequences as they are, without padding."""
+        decoding = Counter(state.generating()) if work.sequences else Counter[int]()
+        chunks = Counter((new, state.computed[one]) for one, new in work.chunks)
+        batch = [Sequences(count, 1, context) for context, count in decoding.items()]
+        batch += [Sequences(count, *one) for one, count in chunks.items()]
+        self.evaluations += 1
+        time = self._evaluate(tuple(batch))
+        return StepTime(*time) if work.chunks else StepTime(time.time)
+
+    # -- steps of generating sequences alone --------------------------------------------------------
+
+    def _decoding(self, sequences: int, beyond: int, steps: int) -> StepTime:
+        """Return the time of a decode step, and of those within its cell."""
+        size = self._padded(sequences)
+        octave = (beyond // size).bit_length()
+        octaves = self._decode.setdefault(size, {})
+        if octave not in octaves:
+            low, high = (0, size) if octave == 0 else (size << (octave - 1), size << octave)
+            octaves[octave] = list(self._lines(size, low, high))
+        lines = octaves[octave]
+        place = 0
+        while place + 1 < len(lines) and lines[place][1] <= beyond:
+            place += 1
+        low, high, time, slope = lines[place]
+        first = time + slope * (beyond - low)
+        within = (high - beyond) // sequences + 1
+        return StepTime(first, 0.0, first, slope * sequences, max(1, min(steps, within)))
+
+    def _lines(self, size: int, low: int, high: int) -> list[tuple[int, int, float, float]]:
+        """Return the lines between two sums of contexts: begin, end, time at the begin, slope."""
+        ends = [self._at((size, size, one, 0)).time for one in (low, high)]
+        middle = (low + high) // 2
+        between = self._at((size, size, middle, 0)).time
+        line = ends[0] + (ends[1] - ends[0]) * (middle - low) / (high - low)
+        error = abs(line / between - 1)
+        if error > self._bound and middle - low >= size:
+            return self._lines(size, low, middle) + self._lines(size, middle, high)
+        self.worst = max(self.worst, error)
+        return [(low, high, ends[0], (ends[1] - ends[0]) / (high - low))]
+
+    # -- steps with chunks --------------------------------------------------------------------------
+
+    def _interpolated(self, point: Point) -> Timed:
+        """Return the times at a point, from corners of its cell."""
+        brackets = (_bracket(point[0], 1), *(_bracket(one, 2) for one in point[1:]))
+        key = tuple(low for low, _ in brackets)
+        cell = self._cells.get(key)
+        if cell is None:
+            lows, highs = zip(*brackets, strict=True)
+            cell = self._cells[key] = self._checked(_Cell(lows, highs))
+        while cell.parts is not None:
+            cell = cell.parts[point[cell.axis] > cell.at]
+            if cell.axis < 0:
+                self._checked(cell)
+        return self._within(cell, point)
+
+    def _within(self, cell: _Cell, point: Point) -> Timed:
+        """Interpolate in the simplex of a cell around a point: along the axes, from the largest part on."""
+        parts = [
+            ((value - low) / (high - low) if high > low else 0.0, axis)
+            for axis, (value, low, high) in enumerate(zip(point, cell.low, cell.high, strict=True))
+        ]
+        corner, last = list(cell.low), self._at(cell.low)
+        found: tuple[float, ...] = last
+        for part, axis in sorted(parts, reverse=True):
+            if part <= 0:
+                break
+            corner[axis] = cell.high[axis]
+            then = self._at((corner[0], corner[1], corner[2], corner[3]))
+            found = tuple([one + part * (b - a) for one, a, b in zip(found, last, then, strict=True)])
+            last = then
+        return Timed(*found)
+
+    def _checked(self, cell: _Cell) -> _Cell:
+        """Split a cell whose middle is not on the line between its ends; its parts are checked when they are
+        used."""
+        cell.axis = 0
+        middle = _middle(cell.low, cell.high)
+        error = self._error(cell, middle)
+        if error <= self._bound or max(high - low for low, high in zip(cell.low, cell.high, strict=True)) < 2:
+            self.worst = max(self.worst, error)
+            return cell
+        errors = []
+        for axis in range(4):
+            low, high, at = cell.low[axis], cell.high[axis], middle[axis]
+            if high - low >= 2:
+                edge = self._error(cell, _moved(cell.low, axis, at))
+                errors.append((edge, (high - low) / high, axis))
+        _, _, cell.axis = max(errors)
+        axis, cell.at = cell.axis, middle[cell.axis]
+        begin = cell.at + 1 if axis < 2 else cell.at  # tokens and sequences are counted
+        below = _Cell(cell.low, _moved(cell.high, axis, cell.at))
+        above = _Cell(_moved(cell.low, axis, begin), cell.high)
+        below.axis = above.axis = -1
+        cell.parts = below, above
+        return cell
+
+    def _error(self, cell: _Cell, point: Point) -> float:
+        """Return how much the times interpolated at a point differ from those simulated, over its time."""
+        found, right = self._within(cell, point), self._at(point)
+        return max(abs(a - b) for a, b in zip(found, right, strict=True)) / right.time
+
+    def _at(self, point: Point) -> Timed:
+        """Return the times at a point, of a mixture with these numbers."""
+        found = self._known.get(point)
+        if found is None:
+            self.evaluations += 1
+            found = self._known[point] = self._evaluate(_mixture(point))
+        return found
+
+
+def _bracket(value: int, doublings: int) -> tuple[int, int]:
+    """Return the first and the last number of the range in which a value is: 0, then ranges that grow by so
+    many doublings."""
+    if value <= 0:
+        return 0, 0
+    place = -(-(value - 1).bit_length() // doublings) * doublings
+    return (1 << (place - doublings)) + 1 if place else 1, 1 << place
+
+
+def _middle(low: Point, high: Point) -> Point:
+    a, b, c, d = ((one + other) // 2 for one, other in zip(low, high, strict=True))
+    return a, b, c, d
+
+
+def _moved(point: Point, axis: int, to: int) -> Point:
+    a, b, c, d = (to if one == axis else value for one, value in enumerate(point))
+    return a, b, c, d
+
+
+def _mixture(point: Point) -> tuple[Sequences, ...]:
+    """Return sequences with the numbers of a point; a corner with more sequences than tokens has fewer.
+
+    Chunks are alike, and as few as their attention allows, each to no fewer tokens than its own.
+    """
+    tokens, sequences, beyond, attention = point
+    new = 0 if attention == 0 else max(1, tokens - sequences)
+    sequences = tokens - new
+    batch = list[Sequences]()
+    if sequences:
+        each, more = divmod(beyond, sequences)
+        batch += _alike(sequences, more, 1, _LEAST + each)
+    if new:
+        chunks = min(new, max(1, -(-new * new // (2 * attention))))
+        each, more = divmod(new, chunks)
+        context = max(each, round(attention / new + new / chunks / 2))
+        if more:
+            batch.append(Sequences(more, each + 1, context + 1))
+        batch.append(Sequences(chunks - more, each, context))
+    return tuple(batch)
+
+
+def _alike(number: int, more: int, new: int, context: int) -> list[Sequences]:
+    """Return so many sequences, some of which have one token of context more."""
+    longer = [Sequences(more, new, context + 1)] if more else []
+    return [Sequences(number - more, new, context), *longer]
