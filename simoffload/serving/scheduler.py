@@ -33,9 +33,12 @@ class PrefixCache(Protocol):
     It counts no blocks of its own: blocks that no request uses and whose content is known are the cache.
     """
 
-    def match(self, request: int, runs: Runs) -> tuple[int, int]:
-        """Return the tokens of the prompt that are found, in full blocks and without its last token, and how
-        many of these blocks no request uses at present."""
+    def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
+        """Return how many of the first ``tokens`` tokens of a request are found, in full blocks and without
+        the last one, and how many of these blocks no request uses at present.
+
+        What is beyond its prompt, it generated before it was preempted.
+        """
 
     def pin(self, request: int, runs: Runs, tokens: int) -> None:
         """Let a request use the blocks of so many tokens that were found."""
@@ -57,7 +60,7 @@ class NoCache:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
 
-    def match(self, request: int, runs: Runs) -> tuple[int, int]:
+    def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
         """Return that nothing is found."""
         return 0, 0
 
@@ -234,7 +237,7 @@ class State:
         self.running[request] = self.prefilling[request] = None
         if cached:
             self.cache.pin(request, self.runs[request], cached)
-            if not self.generated[request]:
+            if not self.preemptions[request]:
                 self.cached[request] = cached
         self.computed[request] = cached + new
         self.free -= blocks
@@ -377,7 +380,7 @@ class VllmScheduler:
         while not preempted and left > 0 and state.waiting and len(state.running) < self._seqs:
             request = state.waiting[0]
             length = state.prompt[request] + state.generated[request]
-            cached, unused = state.cache.match(request, state.runs[request])
+            cached, unused = state.cache.match(request, state.runs[request], length)
             new = min(length - cached, left)
             found = cached // state.block_size - unused  # blocks that others use as well
             need = -(-(cached + new) // state.block_size) - found

@@ -78,6 +78,11 @@ Point = tuple[int, int, int, int]
 """Tokens of a step, generating sequences, sum of their contexts beyond ``_LEAST``, attention of chunks."""
 
 
+_DOUBLINGS = (1, 4, 5, 5)
+"""Doublings from the begin to the end of an unsplit cell on each axis (our choice, for few simulated steps).
+"""
+
+
 class _Cell:
     """A _Cell is a box of points; one with parts is split at ``at`` of ``axis``."""
 
@@ -167,7 +172,7 @@ class StepTable:
 
     def _interpolated(self, point: Point) -> Timed:
         """Return the times at a point, from corners of its cell."""
-        brackets = (_bracket(point[0], 1), *(_bracket(one, 2) for one in point[1:]))
+        brackets = tuple(map(_bracket, point, _DOUBLINGS))
         key = tuple(low for low, _ in brackets)
         cell = self._cells.get(key)
         if cell is None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from simpy import Environment
 
 from simoffload.serving.replica import Replica, Served, StepTime, serve
-from simoffload.serving.scheduler import Runs, Scheduler, State, VllmScheduler, Work
+from simoffload.serving.scheduler import PrefixCache, Runs, Scheduler, State, VllmScheduler, Work
 
 
 class Stream(NamedTuple):
@@ -76,6 +76,7 @@ def replay(
     async_scheduling: bool = False,
     jump: bool = True,
     watch: Callable[[State], None] | None = None,
+    cache: PrefixCache | None = None,
 ) -> Served:
     """Serve a stream; ``watch`` sees the state before each work."""
     chosen = scheduler or VllmScheduler(max_num_batched_tokens=budget, max_num_seqs=max_seqs)
@@ -85,7 +86,7 @@ def replay(
     replica = Replica(
         env,
         scheduler=chosen,
-        state=State(blocks=blocks),
+        state=State(blocks=blocks, cache=cache),
         times=times or Linear(),
         async_scheduling=async_scheduling,
         jump=jump,

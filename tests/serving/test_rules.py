@@ -11,6 +11,7 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.serving.replica import Served
 from simoffload.serving.scheduler import State, StaticBatches
+from tests.serving.block_pool import BlockPool
 from tests.serving.streams import Linear, Stream, poisson, replay, stream
 
 SCARCE = {"blocks": 260, "budget": 512, "max_seqs": 24}
@@ -153,6 +154,33 @@ def test_a_static_batch_ends_with_its_longest_output() -> None:
     served = replay(stream(rows), times=times, scheduler=StaticBatches(batch_size=8))
     assert list(served.first) == [1, 1, 6]
     assert list(served.finished) == [5, 2, 6]
+
+
+def test_a_common_text_is_computed_once() -> None:
+    # 64 common tokens are 4 blocks; the third request comes when the others have gone, and finds all but
+    # the last token of its prompt in full blocks.
+    rows = stream([(0.0, 100, 3), (0.02, 100, 3), (9.0, 64, 3)])
+    runs = [((1, 64), (-1, 36)), ((1, 64), (-2, 36)), ((1, 64),)]
+    cache = BlockPool()
+    seen = []
+    served = replay(
+        rows._replace(runs=runs), cache=cache, blocks=14, watch=lambda state: seen.append(state.free)
+    )
+    assert list(served.cached) == [0, 64, 48]
+    assert min(seen) == 14 - 7 - 3
+    assert seen[-1] == 14
+
+
+def test_a_preempted_request_finds_what_nobody_overwrote() -> None:
+    requests = poisson(150, 3.0)
+    without = replay(requests, **SCARCE)  # type: ignore[arg-type]  # numbers
+
+    def watch(state: State) -> None:
+        assert 0 <= state.free <= state.blocks
+
+    cached = replay(requests, cache=BlockPool(), watch=watch, **SCARCE)  # type: ignore[arg-type]
+    assert not cached.cached.any()  # of a first computation
+    assert cached.finished.max() < without.finished.max()
 
 
 def test_the_same_stream_has_the_same_bytes() -> None:

@@ -11,8 +11,8 @@ from simpy import Environment
 from simoffload.documents import parse_yaml
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.serving.replica import Replica, Served, serve
-from simoffload.serving.scheduler import Scheduler, State, StaticBatches, VllmScheduler
+from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
+from simoffload.serving.scheduler import Scheduler, State, StaticBatches, VllmScheduler, Work
 from simoffload.serving.steps import BOUND, StepTable, Timed, simulated_steps
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
@@ -35,7 +35,7 @@ def scenario(strategy: str = _COMPILED, *, batch: int = 1, model: str = "llama-3
     return resolve(parse_yaml(text, name="served.yaml"))
 
 
-def served(requests: Stream, table: StepTable, scheduler: Scheduler, *, ahead: bool = False) -> Served:
+def served(requests: Stream, table: StepTimes, scheduler: Scheduler, *, ahead: bool = False) -> Served:
     """Serve a stream with the times of a table."""
     env = Environment()
     replica = Replica(
@@ -68,18 +68,25 @@ def _ps(seconds: float | None) -> int:
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
 def test_a_table_is_within_its_bound(model: str) -> None:
-    # Above 512 tokens the host launches kernels one by one: the mixture takes three times as long at once.
+    # Above 512 tokens the host launches kernels one by one: a mixture takes three times as long at once.
+    # Groups of equal contexts cost some 10 us each in a step that is simulated as it is.
     evaluate = simulated_steps(scenario(model=model))
-    requests = poisson(60, 12.0, prompt=(20, 1500), output=(5, 60))
+    requests = poisson(60, 12.0, prompt=(300, 900), output=(20, 60))
     scheduler = VllmScheduler(max_num_batched_tokens=2048, max_num_seqs=32)
-    exact = StepTable(evaluate, exact=True)
-    table = StepTable(evaluate)
-    found, right = (served(requests, one, scheduler) for one in (table, exact))
+    exact, table = StepTable(evaluate, exact=True), StepTable(evaluate)
+    errors = []
+
+    class Both:
+        def of(self, work: Work, state: State) -> StepTime:
+            right = exact.of(work, state)
+            errors.append(abs(table.of(work, state).time / right.time - 1))
+            return right
+
+    served(requests, Both(), scheduler)
     assert 0 < table.worst <= BOUND
-    assert table.evaluations < exact.evaluations / 2
-    for name in ("ttft", "tpot"):
-        mine, other = (np.nanmean(getattr(one, name)) for one in (found, right))
-        assert mine == pytest.approx(other, rel=BOUND)
+    assert table.evaluations < exact.evaluations
+    assert np.mean(errors) < BOUND
+    assert max(errors) < 2 * BOUND
 
 
 def test_cells_follow_a_ridge_and_a_cliff() -> None:
