@@ -12,8 +12,8 @@ had arrived when the step two before it was done, and its output is seen when th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Sequence
-from math import ceil, nan, sqrt
+from collections.abc import Generator, Iterator, Sequence
+from math import ceil, inf, nan, sqrt
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -163,20 +163,39 @@ class Replica:
         self._now = 0.0
         self._jumping = False
         self._idle: Event | None = None
+        self._expected: Iterator[tuple[int, float]] = iter(())
+        self._next, self._upcoming = 0, inf
+        """Next request that is expected, and its arrival [s]."""
         self._process = env.process(self._serve())
 
     def submit(self, prompt: int, output: int, runs: Runs = None) -> int:
         """Let a request arrive now that passes ``State.check``, and return its number."""
-        empty = not self.state.waiting
-        number = self.state.add(prompt, output, runs, now=self._env.now)
-        for times in (self.first, self.finished, self._last):
-            times.append(nan)
+        seen, number = self._open(), self.state.add((prompt,), (output,), (runs,))
+        self._unknown(1)
+        self.state.arrive(number, self._env.now)
         if self._idle is not None:
             self._idle.succeed()
             self._idle = None
-        elif self._jumping and empty and self._scheduler.admits(self.state):
+        elif self._jumping and seen:
             self._process.interrupt()
         return number
+
+    def expect(self, arrivals: Arrivals) -> None:
+        """Let the requests of a stream arrive, all of which are known: none interrupts a jump.
+
+        Raises InputError if the replica can never serve one.
+        """
+        prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
+        for row in zip(prompt, output, strict=True):
+            self.state.check(*row)
+        first = self.state.add(prompt, output, arrivals.runs)
+        self._unknown(len(prompt))
+        self._expected = enumerate(arrivals.arrival.tolist(), first)
+        self._next, self._upcoming = next(self._expected, (0, inf))
+
+    def _unknown(self, count: int) -> None:
+        for times in (self.first, self.finished, self._last):
+            times.extend([nan] * count)
 
     @property
     def served(self) -> Served:
@@ -195,15 +214,18 @@ class Replica:
         while True:
             work = self._work(flight)
             if work is None:
-                if flight is None:
-                    self._idle = env.event()
-                    yield self._idle
-                    self._now = env.now
-                else:
+                if flight is not None:
                     yield env.timeout(max(0.0, flight.end - env.now))
                     self._now = flight.end
                     self._output(flight, self._now)
                     flight = None
+                elif self._upcoming < inf:
+                    yield env.timeout(max(0.0, self._upcoming - env.now))
+                    self._now = self._upcoming
+                else:
+                    self._idle = env.event()
+                    yield self._idle
+                    self._now = env.now
                 continue
             self.events += 1
             one, ahead, begin = self._times.of(work, state), 0, self._now
@@ -214,6 +236,8 @@ class Replica:
                 end = max(begin + (one.busy or one.time), end)
                 steps = 1 if flight.outputs.left else steps
             if steps > 1:  # a jump, of whose steps none waits for its launch
+                if self._upcoming < begin + one.total(steps) and self._open():
+                    steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
                 end = begin + one.total(steps)
                 then = begin + one.total(steps - ahead)
                 self._jumping = True
@@ -240,6 +264,9 @@ class Replica:
 
     def _work(self, flight: _Flight | None) -> Work | None:
         """Let the scheduler choose the next work; note the last tokens of requests that it preempts."""
+        while self._upcoming <= self._now:
+            self.state.arrive(self._next, self._upcoming)
+            self._next, self._upcoming = next(self._expected, (0, inf))
         work = self._scheduler.admit(self.state, self._now)
         if interrupted := self.state.interrupted:
             if flight is not None:
@@ -248,6 +275,10 @@ class Replica:
                 self._last[request] = self._now
             interrupted.clear()
         return work
+
+    def _open(self) -> bool:
+        """Return whether a request that arrives now may be admitted at once."""
+        return not self.state.waiting and self._scheduler.admits(self.state)
 
     def _output(self, flight: _Flight, now: float) -> None:
         """Note at which time the output of a step was there, and free what its requests held."""
@@ -266,20 +297,10 @@ class Replica:
 
 
 def serve(replica: Replica, arrivals: Arrivals, env: Environment) -> Served:
-    """Submit the requests of a stream at their times, and simulate until all are finished.
+    """Let the requests of a stream arrive at a replica, and simulate until all are finished.
 
     Raises InputError if the replica can never serve one.
     """
-    for row in zip(arrivals.prompt.tolist(), arrivals.output.tolist(), strict=True):
-        replica.state.check(*row)
-
-    def source() -> Generator[Event, Any, None]:
-        columns = arrivals.arrival.tolist(), arrivals.prompt.tolist(), arrivals.output.tolist()
-        for arrival, prompt, output, runs in zip(*columns, arrivals.runs, strict=True):
-            if arrival > env.now:
-                yield env.timeout(arrival - env.now)
-            replica.submit(prompt, output, runs)
-
-    env.process(source())
+    replica.expect(arrivals)
     env.run()
     return replica.served

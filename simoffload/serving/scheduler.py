@@ -106,6 +106,9 @@ class Outputs(NamedTuple):
     """Requests that are computed no more."""
 
 
+_NOTHING = Outputs((), (), ())
+
+
 class State:
     """State has the requests of a replica, and its KV blocks.
 
@@ -161,21 +164,25 @@ class State:
                 f"{self.blocks * self.block_size} tokens; raise kv_blocks, or leave the request out",
             )
 
-    def add(self, prompt: int, output: int, runs: Runs = None, *, now: float = 0.0) -> int:
-        """Append a request to those that wait, and return its number."""
-        number = len(self.prompt)
-        self.prompt.append(prompt)
-        self.output.append(output)
-        self.runs.append(runs)
-        self.length.append(prompt)
-        self.target.append(output)
+    def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
+        """Add requests that have not arrived, and return the number of the first one."""
+        first, count = len(self.prompt), len(prompt)
+        self.prompt.extend(prompt)
+        self.output.extend(output)
+        self.length.extend(prompt)
+        self.target.extend(output)
+        self.runs.extend(runs or (None,) * count)
         for zero in (self.computed, self.generated, self.cached, self.preemptions):
-            zero.append(0)
-        self.since.append(-1)
-        self.queued.append(now)
-        self.scheduled.append(nan)
-        self.waiting.append(number)
-        return number
+            zero.extend([0] * count)
+        self.since.extend([-1] * count)
+        for unknown in (self.queued, self.scheduled):
+            unknown.extend([nan] * count)
+        return first
+
+    def arrive(self, request: int, now: float) -> None:
+        """Append a request to those that wait."""
+        self.queued[request] = now
+        self.waiting.append(request)
 
     # -- what the next step needs -------------------------------------------------------------------
 
@@ -211,6 +218,14 @@ class State:
             done += 1
         return max(1, min(steps, done))
 
+    def generate(self, steps: int | None = None) -> Work | None:
+        """Return a token of each generating sequence, in so many steps, by default until something changes;
+        None if there is no sequence."""
+        if not self.decoding:
+            return None
+        most = self.steps_until_change() if steps is None else steps
+        return Work((), 0, 0.0, self.decoding, self.contexts, most)
+
     # -- changes ------------------------------------------------------------------------------------
 
     def preempt_last(self) -> int:
@@ -239,9 +254,17 @@ class State:
             self.cache.pin(request, self.runs[request], cached)
             if not self.preemptions[request]:
                 self.cached[request] = cached
-        self.computed[request] = cached + new
+        self.extend(request, cached + new, blocks)
+
+    def extend(self, request: int, computed: int, blocks: int) -> None:
+        """Let a running request have so many computed tokens, for which ``blocks`` are no longer free.
+
+        Others find its full blocks at once, as ``allocate_slots`` of vLLM makes them known.
+        """
+        self.computed[request] = computed
         self.free -= blocks
         self.cache.evict(self.free)
+        self.cache.insert(request, self.runs[request], computed)
 
     def advance(self, work: Work, steps: int) -> Outputs:
         """Count ``steps`` steps as scheduled; return what changes with the output of the last one."""
@@ -253,6 +276,8 @@ class State:
             self.free -= sum(self._filling[: begin + rest - size])
         self.cache.evict(self.free)
         self.step += steps
+        if not work.chunks and ends[0][0] > self.step:
+            return _NOTHING
         first, finished, left = list[int](), list[int](), list[int]()
         while ends and ends[0][0] <= self.step:
             _, request, since = heappop(ends)
@@ -271,7 +296,6 @@ class State:
         if not work.chunks:
             return Outputs(first, finished, left)
         for request, _ in work.chunks:
-            self.cache.insert(request, self.runs[request], self.computed[request])
             if self.computed[request] == self.length[request]:
                 self._generate(request, first, finished, left)
         self.leaving.update(left)
@@ -358,6 +382,8 @@ class VllmScheduler:
         while state.growth > state.free:
             state.preempt_last()
             preempted = True
+        if not preempted and not state.prefilling and not (state.waiting and self.admits(state)):
+            return state.generate()  # what follows would change nothing
         left, chunks, attention = self._budget - state.decoding, list[tuple[int, int]](), 0.0
         for request in tuple(state.prefilling):
             if request not in state.prefilling:
@@ -372,8 +398,7 @@ class VllmScheduler:
                 preempted = True
             if request not in state.prefilling:
                 break
-            state.free -= need
-            state.computed[request] = past + new
+            state.extend(request, past + new, need)
             chunks.append((request, new))
             attention += new * (past + new / 2)
             left -= new
@@ -394,11 +419,10 @@ class VllmScheduler:
             chunks.append((request, new))
             attention += new * (cached + new / 2)
             left -= new
-        if not chunks and not state.decoding:
-            return None
+        if not chunks:
+            return state.generate(1 if preempted else None)
         tokens = sum([new for _, new in chunks])
-        steps = 1 if chunks or preempted else state.steps_until_change()
-        return Work(tuple(chunks), tokens, attention, state.decoding, state.contexts, steps)
+        return Work(tuple(chunks), tokens, attention, state.decoding, state.contexts, 1)
 
 
 class StaticBatches:
@@ -414,10 +438,8 @@ class StaticBatches:
 
     def admit(self, state: State, now: float) -> Work | None:
         """Return the next work; None if there is none."""
-        if state.decoding:
-            return Work((), 0, 0.0, state.decoding, state.contexts, state.steps_until_change())
         if state.running or not state.waiting:
-            return None
+            return state.generate()
         batch = [state.waiting[place] for place in range(min(self._size, len(state.waiting)))]
         longest = max(state.prompt[one] for one in batch)
         last, need = max(state.output[one] for one in batch), -(-longest // state.block_size)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from simpy import Environment
+from simpy import Environment, Event
 
 from simoffload.serving.replica import Replica, Served, StepTime, serve
 from simoffload.serving.scheduler import PrefixCache, Runs, Scheduler, State, VllmScheduler, Work
@@ -77,8 +77,10 @@ def replay(
     jump: bool = True,
     watch: Callable[[State], None] | None = None,
     cache: PrefixCache | None = None,
+    known: bool = True,
 ) -> Served:
-    """Serve a stream; ``watch`` sees the state before each work."""
+    """Serve a stream; ``watch`` sees the state around each work, and requests are submitted one by one
+    unless they are ``known``."""
     chosen = scheduler or VllmScheduler(max_num_batched_tokens=budget, max_num_seqs=max_seqs)
     if watch is not None:
         chosen = _Watched(chosen, watch)
@@ -91,7 +93,17 @@ def replay(
         async_scheduling=async_scheduling,
         jump=jump,
     )
-    return serve(replica, requests, env)
+    if known:
+        return serve(replica, requests, env)
+
+    def source() -> Generator[Event, Any, None]:
+        for arrival, prompt, output, runs in zip(*requests, strict=True):
+            yield env.timeout(arrival - env.now)
+            replica.submit(prompt, output, runs)
+
+    env.process(source())
+    env.run()
+    return replica.served
 
 
 class _Watched:

@@ -62,6 +62,18 @@ def _gaps(served: Served) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_a_known_stream_equals_one_that_interrupts(ahead: bool) -> None:
+    requests = poisson(150, 3.0)
+    known, submitted = (
+        replay(requests, async_scheduling=ahead, known=known, **SCARCE)  # type: ignore[arg-type]
+        for known in (True, False)
+    )
+    for name in ("queued", "scheduled", "first", "finished"):
+        np.testing.assert_allclose(getattr(known, name), getattr(submitted, name), rtol=1e-13)
+    assert known.events == submitted.events
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_every_token_has_one_gap(ahead: bool) -> None:
     requests = poisson(150, 3.0, output=(2, 300))
     served = replay(requests, async_scheduling=ahead, **SCARCE)  # type: ignore[arg-type]
@@ -157,9 +169,9 @@ def test_a_static_batch_ends_with_its_longest_output() -> None:
 
 
 def test_a_common_text_is_computed_once() -> None:
-    # 64 common tokens are 4 blocks; the third request comes when the others have gone, and finds all but
-    # the last token of its prompt in full blocks.
-    rows = stream([(0.0, 100, 3), (0.02, 100, 3), (9.0, 64, 3)])
+    # 64 common tokens are 4 blocks, which the second request finds in the same step; the third one comes when
+    # the others have gone, and finds the full blocks of all but the last token of its prompt.
+    rows = stream([(0.0, 100, 3), (0.0, 100, 3), (9.0, 64, 3)])
     runs = [((1, 64), (-1, 36)), ((1, 64), (-2, 36)), ((1, 64),)]
     cache = BlockPool()
     seen = []
