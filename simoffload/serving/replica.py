@@ -201,11 +201,19 @@ class Replica:
     def served(self) -> Served:
         """Times of all requests, NaN for what has not happened."""
         state = self.state
-        times = map(np.array, (state.queued, state.scheduled, self.first, self.finished))
-        counts = map(np.array, (state.prompt, state.output, state.preemptions, state.cached))
-        log = np.array(self._log).reshape(-1, 5).T
-        steps = Steps(*log[:3], *log[3:].astype(np.int64))
-        return Served(*times, *counts, steps, self.events)
+        begin, time, growth, steps, sequences = np.array(self._log).reshape(-1, 5).T
+        return Served(
+            queued=np.array(state.queued),
+            scheduled=np.array(state.scheduled),
+            first=np.array(self.first),
+            finished=np.array(self.finished),
+            prompt=np.array(state.prompt),
+            output=np.array(state.output),
+            preemptions=np.array(state.preemptions),
+            cached=np.array(state.cached),
+            log=Steps(begin, time, growth, steps.astype(np.int64), sequences.astype(np.int64)),
+            events=self.events,
+        )
 
     # -- the process --------------------------------------------------------------------------------
 

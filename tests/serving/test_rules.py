@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from simoffload.errors import InputError
 from simoffload.serving.replica import Served
 from simoffload.serving.scheduler import State, StaticBatches
-from tests.serving.block_pool import BlockPool
-from tests.serving.streams import Linear, Stream, poisson, replay, stream
+from validation.block_pool import BlockPool
+from tests.serving.streams import Linear, poisson, replay, stream
 
 SCARCE = {"blocks": 260, "budget": 512, "max_seqs": 24}
 """A replica on which requests are preempted."""
@@ -84,9 +81,7 @@ def test_every_token_has_one_gap(ahead: bool) -> None:
 
 def test_one_place_is_a_queue_of_lindley() -> None:
     requests = poisson(400, 1.0, prompt=(10, 2000), output=(1, 60))
-    alone = np.array(
-        [replay(stream([(0.0, p, o)])).finished[0] for p, o in zip(*requests[1:3], strict=True)]
-    )
+    alone = np.array([replay(stream([(0.0, p, o)])).finished[0] for p, o in zip(*requests[1:3], strict=True)])
     wait = 0.0
     served = replay(requests, max_seqs=1)
     for number, service in enumerate(alone):
@@ -197,7 +192,8 @@ def test_a_preempted_request_finds_what_nobody_overwrote() -> None:
 
 def test_the_same_stream_has_the_same_bytes() -> None:
     one, other = (replay(poisson(100, 3.0), **SCARCE) for _ in range(2))  # type: ignore[arg-type]
-    assert all(np.array(a).tobytes() == np.array(b).tobytes() for a, b in zip(one[:8], other[:8], strict=True))
+    for mine, others in zip(one[:8], other[:8], strict=True):
+        assert np.array(mine).tobytes() == np.array(others).tobytes()
     assert one.log.time.tobytes() == other.log.time.tobytes()
 
 
