@@ -22,7 +22,7 @@ from simpy import Environment
 from simoffload.documents import parse_yaml
 from simoffload.scenario import resolve
 from simoffload.serving.replica import Replica, Served, StepTimes, serve
-from simoffload.serving.scheduler import Runs, State, VllmScheduler
+from simoffload.serving.scheduler import ReplicaState, Runs, VllmScheduler
 from simoffload.serving.steps import StepTable, simulated_steps
 from validation.block_pool import BlockPool
 
@@ -101,7 +101,7 @@ class RecordedStream(NamedTuple):
         replica = Replica(
             env,
             scheduler=VllmScheduler(max_num_batched_tokens=self.tokens, max_num_seqs=self.sequences),
-            state=State(blocks=self.blocks, cache=BlockPool() if self.caches else None),
+            state=ReplicaState(blocks=self.blocks, cache=BlockPool() if self.caches else None),
             times=times,
             async_scheduling=async_scheduling,
         )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Environment, Event, Interrupt
 
-from simoffload.serving.scheduler import Outputs, Runs, Scheduler, State, Work
+from simoffload.serving.scheduler import Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
 
 __all__ = ["Arrivals", "Replica", "Served", "StepTime", "StepTimes", "Steps", "serve"]
 
@@ -63,7 +63,7 @@ class StepTime(NamedTuple):
 class StepTimes(Protocol):
     """StepTimes are the durations of steps on one replica."""
 
-    def of(self, work: Work, state: State) -> StepTime:
+    def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of the first step of some work, and how it grows."""
 
 
@@ -76,15 +76,15 @@ class Arrivals(Protocol):
 
     @property
     def prompt(self) -> npt.NDArray[np.int64]:
-        """Tokens of its prompt."""
+        """Tokens of the prompt of each request."""
 
     @property
     def output(self) -> npt.NDArray[np.int64]:
-        """Tokens that it generates."""
+        """Tokens that each request generates."""
 
     @property
     def runs(self) -> Sequence[Runs]:
-        """Runs of equal tokens of its prompt."""
+        """Runs of equal tokens of each prompt."""
 
 
 class Steps(NamedTuple):
@@ -150,7 +150,7 @@ class Replica:
         env: Environment,
         *,
         scheduler: Scheduler,
-        state: State,
+        state: ReplicaState,
         times: StepTimes,
         async_scheduling: bool = True,
         jump: bool = True,
@@ -169,7 +169,7 @@ class Replica:
         self._process = env.process(self._serve())
 
     def submit(self, prompt: int, output: int, runs: Runs = None) -> int:
-        """Let a request arrive now that passes ``State.check``, and return its number."""
+        """Let a request arrive now that passes ``ReplicaState.check``, and return its number."""
         seen, number = self._open(), self.state.add((prompt,), (output,), (runs,))
         self._unknown(1)
         self.state.arrive(number, self._env.now)
@@ -270,7 +270,7 @@ class Replica:
                 self._output(flight, then)
                 flight = None
 
-    def _work(self, flight: _Flight | None) -> Work | None:
+    def _work(self, flight: _Flight | None) -> ScheduledWork | None:
         """Let the scheduler choose the next work; note the last tokens of requests that it preempts."""
         while self._upcoming <= self._now:
             self.state.arrive(self._next, self._upcoming)

@@ -4,9 +4,9 @@ Source: wheel of vLLM 0.33.0, ``v1/core/sched/scheduler.py`` (``schedule``) and
 ``v1/core/kv_cache_manager.py`` (``allocate_slots``). There are no phases: every request catches up with its
 tokens, those that run first, in the order of their admission, then those that wait.
 
-All sequences that generate advance together, one token a step, so that ``State`` keeps sums over them and
-no number of each: the context of a sequence is the number of the step plus a constant of the sequence, its
-base. Sequences whose bases leave the same remainder fill a block in the same step.
+All sequences that generate advance together, one token a step, so that ``ReplicaState`` keeps sums over them
+and no number of each: the context of a sequence is the number of the step plus a constant of the sequence,
+its base. Sequences whose bases leave the same remainder fill a block in the same step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import NamedTuple, Protocol
 
 from simoffload.errors import InputError
 
-__all__ = ["PrefixCache", "Runs", "Scheduler", "State", "StaticBatches", "VllmScheduler", "Work"]
+__all__ = [
+    "PrefixCache",
+    "ReplicaState",
+    "Runs",
+    "ScheduledWork",
+    "Scheduler",
+    "StaticBatches",
+    "VllmScheduler",
+]
 
 Runs = tuple[tuple[int, int], ...] | None
 """Runs (key, tokens) of a prompt, of which equal keys at equal positions are equal tokens; None: a prompt
@@ -54,17 +62,17 @@ class PrefixCache(Protocol):
         """Forget blocks until no more than ``free`` are known that no request uses."""
 
 
-class Work(NamedTuple):
-    """Work is what a replica computes in the next step, or in several equal ones."""
+class ScheduledWork(NamedTuple):
+    """ScheduledWork is what a replica computes in the next step, or in several equal ones."""
 
     chunks: tuple[tuple[int, int], ...]
     """Request and new tokens of each part of a prompt."""
     tokens: int
-    """Tokens of all chunks."""
+    """Number of new tokens of all chunks."""
     attention: float
     """Sum over the chunks of new tokens times the mean number of tokens that these attend to."""
     sequences: int
-    """Sequences that generate."""
+    """Number of sequences that generate."""
     contexts: int
     """Sum of their contexts in the first step, the new token included."""
     steps: int
@@ -85,8 +93,8 @@ class Outputs(NamedTuple):
 _NOTHING = Outputs((), (), ())
 
 
-class State:
-    """State has the requests of a replica, and its KV blocks.
+class ReplicaState:
+    """A ReplicaState has the requests of a replica, and its KV blocks.
 
     A request is the number of a row. What is scheduled counts as computed.
     """
@@ -117,9 +125,9 @@ class State:
         """Requests whose last token is scheduled, and not yet there."""
         self.step = 0
         self.decoding = 0
-        """Sequences that generate."""
+        """Number of sequences that generate."""
         self.base = 0
-        """Sum of their bases."""
+        """Sum of the bases of these sequences."""
         self._filling = [0] * block_size
         """Number of those sequences that need a block in each step, by the remainder of its number."""
         self._ends: list[tuple[int, int, int]] = []
@@ -191,20 +199,20 @@ class State:
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
         if free >= self.decoding * (steps // size + 1):
             return steps
-        whole = free // self.decoding
-        done, free = whole * size, free - whole * self.decoding
+        full = free // self.decoding
+        done, free = full * size, free - full * self.decoding
         while done < steps and (need := self._filling[(self.step + done) % size]) <= free:
             free -= need
             done += 1
         return max(1, min(steps, done))
 
-    def generate(self, steps: int | None = None) -> Work | None:
+    def generate(self, steps: int | None = None) -> ScheduledWork | None:
         """Return a token of each generating sequence, in so many steps, by default until something changes;
         None if there is no sequence."""
         if not self.decoding:
             return None
         most = self.steps_until_change() if steps is None else steps
-        return Work((), 0, 0.0, self.decoding, self.contexts, most)
+        return ScheduledWork((), 0, 0.0, self.decoding, self.contexts, most)
 
     # -- changes ------------------------------------------------------------------------------------
 
@@ -247,12 +255,12 @@ class State:
             self.cache.evict(self.free)
             self.cache.insert(request, self.runs[request], computed)
 
-    def advance(self, work: Work, steps: int) -> Outputs:
+    def advance(self, work: ScheduledWork, steps: int) -> Outputs:
         """Count ``steps`` steps as scheduled; return what changes with the output of the last one."""
         size, ends = self.block_size, self._ends
-        whole, rest = divmod(steps, size)
+        full, rest = divmod(steps, size)
         begin = self.step % size
-        self.free -= whole * self.decoding + sum(self._filling[begin : begin + rest])
+        self.free -= full * self.decoding + sum(self._filling[begin : begin + rest])
         if begin + rest > size:
             self.free -= sum(self._filling[: begin + rest - size])
         if self.cache is not None:
@@ -334,10 +342,10 @@ class State:
 class Scheduler(Protocol):
     """A Scheduler decides what a replica computes next."""
 
-    def admit(self, state: State, now: float) -> Work | None:
+    def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         """Return the next work, for which requests were admitted and preempted; None if there is none."""
 
-    def admits(self, state: State) -> bool:
+    def admits(self, state: ReplicaState) -> bool:
         """Return whether a request that arrives at an empty queue may be admitted before others finish."""
 
 
@@ -361,11 +369,11 @@ class VllmScheduler:
             )
         self._budget, self._seqs, self._reserve = max_num_batched_tokens, max_num_seqs, reserve_full_isl
 
-    def admits(self, state: State) -> bool:
+    def admits(self, state: ReplicaState) -> bool:
         """Return whether there is a place."""
         return len(state.running) < self._seqs
 
-    def admit(self, state: State, now: float) -> Work | None:
+    def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         """Return the next work; None if there is none."""
         preempted = False
         while state.growth > state.free:
@@ -399,8 +407,8 @@ class VllmScheduler:
             new = min(length - cached, left)
             found = cached // state.block_size - unused  # blocks that others use as well
             need = -(-(cached + new) // state.block_size) - found
-            whole = -(-length // state.block_size) - found if self._reserve else need
-            if whole > state.free - state.growth:
+            full = -(-length // state.block_size) - found if self._reserve else need
+            if full > state.free - state.growth:
                 break
             state.length[request] = length
             if state.scheduled[request] != state.scheduled[request]:
@@ -412,7 +420,7 @@ class VllmScheduler:
         if not chunks:
             return state.generate(1 if preempted else None)
         tokens = sum([new for _, new in chunks])
-        return Work(tuple(chunks), tokens, attention, state.decoding, state.contexts, 1)
+        return ScheduledWork(tuple(chunks), tokens, attention, state.decoding, state.contexts, 1)
 
 
 class StaticBatches:
@@ -422,11 +430,11 @@ class StaticBatches:
     def __init__(self, *, batch_size: int) -> None:
         self._size = batch_size
 
-    def admits(self, state: State) -> bool:
+    def admits(self, state: ReplicaState) -> bool:
         """Return whether no batch is being computed."""
         return not state.running
 
-    def admit(self, state: State, now: float) -> Work | None:
+    def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         """Return the next work; None if there is none."""
         if state.running or not state.waiting:
             return state.generate()
@@ -437,4 +445,4 @@ class StaticBatches:
             state.length[one], state.target[one], state.scheduled[one] = longest, last, now
             state.admit(one, longest, 0, need)
         chunks = tuple((one, longest) for one in batch)
-        return Work(chunks, len(batch) * longest, len(batch) * longest**2 / 2, 0, 0, 1)
+        return ScheduledWork(chunks, len(batch) * longest, len(batch) * longest**2 / 2, 0, 0, 1)

@@ -19,7 +19,7 @@ from simoffload.models import Sequences
 from simoffload.results import Timeline
 from simoffload.scenario import LoadedScenario
 from simoffload.serving.replica import StepTime
-from simoffload.serving.scheduler import State, Work
+from simoffload.serving.scheduler import ReplicaState, ScheduledWork
 from simoffload.simulation import Runner
 from simoffload.strategies import Phase
 
@@ -39,7 +39,7 @@ class Timed(NamedTuple):
     host: float
     """Time until the host thread has done its part [s]."""
     busy: float
-    """Work of the busiest stream beside the host thread [s]."""
+    """ScheduledWork of the busiest stream beside the host thread [s]."""
 
 
 Evaluate = Callable[[tuple[Sequences, ...]], Timed]
@@ -112,7 +112,7 @@ class StepTable:
         self.worst = 0.0
         """Largest relative difference met in the middle of a cell in use."""
 
-    def of(self, work: Work, state: State) -> StepTime:
+    def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of the first step of some work, and how it grows."""
         if self._exact:
             return self._as_it_is(work, state)
@@ -127,7 +127,7 @@ class StepTable:
         place = bisect_left(self._sizes, tokens)
         return self._sizes[place] if place < len(self._sizes) else tokens
 
-    def _as_it_is(self, work: Work, state: State) -> StepTime:
+    def _as_it_is(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of a step with the sequences as they are, without padding."""
         decoding = Counter(state.generating()) if work.sequences else Counter[int]()
         chunks = Counter((new, state.computed[one]) for one, new in work.chunks)
@@ -214,13 +214,13 @@ class StepTable:
         for axis in range(4):
             low, high, at = cell.low[axis], cell.high[axis], middle[axis]
             if high - low >= 2:
-                edge = self._error(cell, _moved(cell.low, axis, at))
+                edge = self._error(cell, _with_axis(cell.low, axis, at))
                 errors.append((edge, (high - low) / high, axis))
         _, _, cell.axis = max(errors)
         axis, cell.at = cell.axis, middle[cell.axis]
         begin = cell.at + 1 if axis < 2 else cell.at  # tokens and sequences are counted
-        below = _Cell(cell.low, _moved(cell.high, axis, cell.at))
-        above = _Cell(_moved(cell.low, axis, begin), cell.high)
+        below = _Cell(cell.low, _with_axis(cell.high, axis, cell.at))
+        above = _Cell(_with_axis(cell.low, axis, begin), cell.high)
         below.axis = above.axis = -1
         cell.parts = below, above
         return cell
@@ -253,7 +253,7 @@ def _middle(low: Point, high: Point) -> Point:
     return a, b, c, d
 
 
-def _moved(point: Point, axis: int, to: int) -> Point:
+def _with_axis(point: Point, axis: int, to: int) -> Point:
     a, b, c, d = (to if one == axis else value for one, value in enumerate(point))
     return a, b, c, d
 
@@ -266,10 +266,12 @@ def _mixture(point: Point) -> tuple[Sequences, ...]:
     tokens, sequences, beyond, attention = point
     new = 0 if attention == 0 else max(1, tokens - sequences)
     sequences = tokens - new
-    batch = list[Sequences]()
+    batch: list[Sequences] = []
     if sequences:
         each, more = divmod(beyond, sequences)
-        batch += _alike(sequences, more, 1, _LEAST + each)
+        batch.append(Sequences(sequences - more, 1, _LEAST + each))
+        if more:
+            batch.append(Sequences(more, 1, _LEAST + each + 1))
     if new:
         chunks = min(new, max(1, -(-new * new // (2 * attention))))
         each, more = divmod(new, chunks)
@@ -278,9 +280,3 @@ def _mixture(point: Point) -> tuple[Sequences, ...]:
             batch.append(Sequences(more, each + 1, context + 1))
         batch.append(Sequences(chunks - more, each, context))
     return tuple(batch)
-
-
-def _alike(number: int, more: int, new: int, context: int) -> list[Sequences]:
-    """Return so many sequences, some of which have one token of context more."""
-    longer = [Sequences(more, new, context + 1)] if more else []
-    return [Sequences(number - more, new, context), *longer]

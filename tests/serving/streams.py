@@ -10,7 +10,14 @@ import numpy.typing as npt
 from simpy import Environment, Event
 
 from simoffload.serving.replica import Replica, Served, StepTime, serve
-from simoffload.serving.scheduler import PrefixCache, Runs, Scheduler, State, VllmScheduler, Work
+from simoffload.serving.scheduler import (
+    PrefixCache,
+    ReplicaState,
+    Runs,
+    ScheduledWork,
+    Scheduler,
+    VllmScheduler,
+)
 
 
 class Stream(NamedTuple):
@@ -56,7 +63,7 @@ class Linear(NamedTuple):
     gpu: float = 1.0
     """Share of that time in which it keeps the GPU from the next step."""
 
-    def of(self, work: Work, _: State) -> StepTime:
+    def of(self, work: ScheduledWork, _: ReplicaState) -> StepTime:
         """Return the time of a step."""
         time = self.fixed + self.token * (work.tokens + work.sequences) + self.context * work.contexts
         time += self.attention * work.attention
@@ -75,7 +82,7 @@ def replay(
     max_seqs: int = 256,
     async_scheduling: bool = False,
     jump: bool = True,
-    watch: Callable[[State], None] | None = None,
+    watch: Callable[[ReplicaState], None] | None = None,
     cache: PrefixCache | None = None,
     known: bool = True,
 ) -> Served:
@@ -88,7 +95,7 @@ def replay(
     replica = Replica(
         env,
         scheduler=chosen,
-        state=State(blocks=blocks, cache=cache),
+        state=ReplicaState(blocks=blocks, cache=cache),
         times=times or Linear(),
         async_scheduling=async_scheduling,
         jump=jump,
@@ -107,13 +114,13 @@ def replay(
 
 
 class _Watched:
-    def __init__(self, scheduler: Scheduler, watch: Callable[[State], None]) -> None:
+    def __init__(self, scheduler: Scheduler, watch: Callable[[ReplicaState], None]) -> None:
         self._scheduler, self._watch = scheduler, watch
 
-    def admits(self, state: State) -> bool:
+    def admits(self, state: ReplicaState) -> bool:
         return self._scheduler.admits(state)
 
-    def admit(self, state: State, now: float) -> Work | None:
+    def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         self._watch(state)
         work = self._scheduler.admit(state, now)
         self._watch(state)

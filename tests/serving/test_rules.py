@@ -7,9 +7,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.serving.replica import Served
-from simoffload.serving.scheduler import State, StaticBatches
-from validation.block_pool import BlockPool
+from simoffload.serving.scheduler import ReplicaState, StaticBatches
 from tests.serving.streams import Linear, poisson, replay, stream
+from validation.block_pool import BlockPool
 
 SCARCE = {"blocks": 260, "budget": 512, "max_seqs": 24}
 """A replica on which requests are preempted."""
@@ -96,7 +96,7 @@ def test_littles_law_and_conservation(ahead: bool) -> None:
     requests = poisson(150, 3.0)
     seen = []
 
-    def watch(state: State) -> None:
+    def watch(state: ReplicaState) -> None:
         held = sum(-(-_tokens(state, one) // state.block_size) for one in state.running)
         assert held + state.free == state.blocks
         assert state.free >= 0
@@ -118,7 +118,7 @@ def test_littles_law_and_conservation(ahead: bool) -> None:
     assert present[-1] == 0
 
 
-def _tokens(state: State, one: int) -> int:
+def _tokens(state: ReplicaState, one: int) -> int:
     """Return the tokens of a running request that are in its blocks."""
     since = state.since[one]
     return state.computed[one] if since < 0 else state.length[one] + state.step - since
@@ -182,7 +182,7 @@ def test_a_preempted_request_finds_what_nobody_overwrote() -> None:
     requests = poisson(150, 3.0)
     without = replay(requests, **SCARCE)  # type: ignore[arg-type]  # numbers
 
-    def watch(state: State) -> None:
+    def watch(state: ReplicaState) -> None:
         assert 0 <= state.free <= state.blocks
 
     cached = replay(requests, cache=BlockPool(), watch=watch, **SCARCE)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from simoffload.documents import parse_yaml
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
-from simoffload.serving.scheduler import Scheduler, State, StaticBatches, VllmScheduler, Work
+from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
 from simoffload.serving.steps import BOUND, StepTable, Timed, simulated_steps
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
@@ -39,7 +39,7 @@ def served(requests: Stream, table: StepTimes, scheduler: Scheduler, *, ahead: b
     """Serve a stream with the times of a table."""
     env = Environment()
     replica = Replica(
-        env, scheduler=scheduler, state=State(blocks=10**6), times=table, async_scheduling=ahead
+        env, scheduler=scheduler, state=ReplicaState(blocks=10**6), times=table, async_scheduling=ahead
     )
     return serve(replica, requests, env)
 
@@ -77,7 +77,7 @@ def test_a_table_is_within_its_bound(model: str) -> None:
     errors = []
 
     class Both:
-        def of(self, work: Work, state: State) -> StepTime:
+        def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
             right = exact.of(work, state)
             errors.append(abs(table.of(work, state).time / right.time - 1))
             return right
@@ -118,3 +118,26 @@ def test_a_captured_size_is_the_time_of_fewer_tokens() -> None:
     assert found.time == pytest.approx(8 + 1e-3 * (100 + 2 * 8))
     assert found.growth == pytest.approx(5e-3)
     assert math.isclose(table._decoding(9, 100, 50).time, 9 + 1e-3 * (100 + 18))
+
+
+@pytest.mark.parametrize(
+    ("platform", "tokens", "sequences", "graphs"),
+    [("h100-1gpu-vm", 8192, 1024, 51), ("rtx-4090-desktop", 2048, 256, 51), ("dgx-h200", 8192, 1024, 51)],
+)
+def test_limits_are_those_of_the_card(platform: str, tokens: int, sequences: int, graphs: int) -> None:
+    text = _SCENARIO.format(model="llama-3.1-8b", batch=1, strategy=_COMPILED)
+    plan = resolve(parse_yaml(text.replace("h100-1gpu-vm", platform), name="served.yaml")).plan()
+    limits = plan.serving_limits
+    assert limits is not None
+    assert (limits.tokens, limits.sequences, len(limits.graphs)) == (tokens, sequences, graphs)
+    assert scenario("{kind: resident}").plan().serving_limits is None
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("llama-3.1-8b", 28123), ("qwen3-14b", 17167)])
+def test_blocks_are_as_many_as_recorded(model: str, blocks: int) -> None:
+    # vLLM 0.25.1 on one H100 with gpu_memory_utilization 0.9 (docs/measurements/h100-2026-11-28).
+    served = "{kind: tensor_parallel, compiled: true, gpu_memory_utilization: 0.9}"
+    for batch in (1, 1024):
+        limits = scenario(served, model=model, batch=batch).plan().serving_limits
+        assert limits is not None
+        assert limits.blocks == pytest.approx(blocks, rel=0.03)
