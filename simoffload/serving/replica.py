@@ -35,7 +35,7 @@ class StepTime(NamedTuple):
     host: float = 0.0
     """Time until the host has launched the step [s]; 0 where it is hidden."""
     busy: float = 0.0
-    """Time for which the step keeps the GPU from the next one [s]; 0: ``time``."""
+    """Work of the busiest stream beside the host, which keeps it from the next step [s]; 0: ``time``."""
     growth: float = 0.0
     """By how much each further step is longer [s]."""
     steps: int = 1

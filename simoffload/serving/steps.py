@@ -2,8 +2,9 @@
 
 A step of a plan depends on its tokens, the number of sequences that generate, the sum of their contexts, and
 the attention of chunks, which is the sum over the chunks of new tokens times the tokens to which these attend
-on average: how contexts are spread over sequences changes it by less than 0.1 %. ``StepTable`` divides the
-space of these numbers into cells, simulates the corners of those that occur, and interpolates linearly within
+on average. How contexts are spread over sequences hardly matters: a plan counts the latency of a kernel, some
+10 us, for each group of equal contexts, which is left out. ``StepTable`` divides the space of these numbers
+into cells, simulates the corners of those that occur, and interpolates linearly within
 the simplex of corners around a step (Kuhn's triangulation of a cell). The middle of each cell is simulated,
 too: where it differs by more than the bound, the cell is split.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from simoffload.models import Sequences
 from simoffload.results import Timeline
@@ -23,7 +23,7 @@ from simoffload.serving.scheduler import ReplicaState, ScheduledWork
 from simoffload.simulation import Runner
 from simoffload.strategies import Phase
 
-__all__ = ["BOUND", "StepTable", "Timed", "simulated_steps"]
+__all__ = ["BOUND", "StepTable", "simulated_steps"]
 
 BOUND = 0.005
 """Largest relative difference of the middle of a cell from the line between its ends (our choice)."""
@@ -31,18 +31,8 @@ _LEAST = 2
 """Context of a sequence that generates its second token; only what goes beyond is an axis."""
 
 
-class Timed(NamedTuple):
-    """A Timed has the times of one simulated step."""
-
-    time: float
-    """Time from the begin of the step to its end, on an idle replica [s]."""
-    host: float
-    """Time until the host thread has done its part [s]."""
-    busy: float
-    """ScheduledWork of the busiest stream beside the host thread [s]."""
-
-
-Evaluate = Callable[[tuple[Sequences, ...]], Timed]
+Evaluate = Callable[[tuple[Sequences, ...]], StepTime]
+"""Function that simulates a step of a mixture of sequences."""
 
 
 def simulated_steps(scenario: LoadedScenario) -> Evaluate:
@@ -50,9 +40,9 @@ def simulated_steps(scenario: LoadedScenario) -> Evaluate:
     plan, runner = scenario.plan(), Runner(scenario, keep=False)
     step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
 
-    def evaluate(batch: tuple[Sequences, ...]) -> Timed:
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
         timeline = runner.timeline(step(batch))
-        return Timed(timeline.makespan * 1e-12, *_host_and_busy(timeline))
+        return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
 
     return evaluate
 
@@ -78,6 +68,7 @@ Point = tuple[int, int, int, int]
 """Tokens of a step, generating sequences, sum of their contexts beyond ``_LEAST``, attention of chunks."""
 
 
+_AXES = range(4)
 _DOUBLINGS = (1, 4, 5, 5)
 """Doublings from the begin to the end of an unsplit cell on each axis (our choice, for few simulated steps).
 """
@@ -86,10 +77,13 @@ _DOUBLINGS = (1, 4, 5, 5)
 class _Cell:
     """A _Cell is a box of points; one with parts is split at ``at`` of ``axis``."""
 
-    __slots__ = ("at", "axis", "high", "low", "parts")
+    __slots__ = ("at", "axis", "corners", "high", "low", "parts", "scale")
 
     def __init__(self, low: Point, high: Point) -> None:
         self.low, self.high = low, high
+        self.scale = [1 / (b - a) if b > a else 0.0 for a, b in zip(low, high, strict=True)]
+        self.corners: dict[int, StepTime] = {}
+        """Times at the corners in use, by the sum of 2^axis of the axes on which they are high."""
         self.axis, self.at = 0, 0
         self.parts: tuple[_Cell, _Cell] | None = None
 
@@ -105,7 +99,7 @@ class StepTable:
         self, evaluate: Evaluate, *, sizes: Sequence[int] = (), bound: float = BOUND, exact: bool = False
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._known: dict[Point, Timed] = {}
+        self._known: dict[Point, StepTime] = {}
         self._cells: dict[tuple[int, ...], _Cell] = {}
         self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
         self.evaluations = 0
@@ -120,8 +114,7 @@ class StepTable:
         if not work.chunks:
             return self._decoding(work.sequences, beyond, work.steps)
         tokens = self._padded(work.tokens + work.sequences)
-        time = self._interpolated((tokens, work.sequences, beyond, round(work.attention)))
-        return StepTime(time.time, time.host, time.busy)
+        return self._interpolated((tokens, work.sequences, beyond, round(work.attention)))
 
     def _padded(self, tokens: int) -> int:
         place = bisect_left(self._sizes, tokens)
@@ -135,7 +128,7 @@ class StepTable:
         batch += [Sequences(count, *one) for one, count in chunks.items()]
         self.evaluations += 1
         time = self._evaluate(tuple(batch))
-        return StepTime(*time) if work.chunks else StepTime(time.time)
+        return time if work.chunks else StepTime(time.time)
 
     # -- steps of generating sequences alone --------------------------------------------------------
 
@@ -170,13 +163,12 @@ class StepTable:
 
     # -- steps with chunks --------------------------------------------------------------------------
 
-    def _interpolated(self, point: Point) -> Timed:
+    def _interpolated(self, point: Point) -> StepTime:
         """Return the times at a point, from corners of its cell."""
-        brackets = tuple(map(_bracket, point, _DOUBLINGS))
-        key = tuple(low for low, _ in brackets)
+        key = tuple(map(_range_of, point, _DOUBLINGS))
         cell = self._cells.get(key)
         if cell is None:
-            lows, highs = zip(*brackets, strict=True)
+            lows, highs = zip(*map(_bracket, key, _DOUBLINGS), strict=True)
             cell = self._cells[key] = self._checked(_Cell(lows, highs))
         while cell.parts is not None:
             cell = cell.parts[point[cell.axis] > cell.at]
@@ -184,22 +176,30 @@ class StepTable:
                 self._checked(cell)
         return self._within(cell, point)
 
-    def _within(self, cell: _Cell, point: Point) -> Timed:
+    def _within(self, cell: _Cell, point: Point) -> StepTime:
         """Interpolate in the simplex of a cell around a point: along the axes, from the largest part on."""
-        parts = [
-            ((value - low) / (high - low) if high > low else 0.0, axis)
-            for axis, (value, low, high) in enumerate(zip(point, cell.low, cell.high, strict=True))
-        ]
-        corner, last = list(cell.low), self._at(cell.low)
-        found: tuple[float, ...] = last
-        for part, axis in sorted(parts, reverse=True):
+        scaled = zip(point, cell.low, cell.scale, _AXES, strict=True)
+        parts = [((value - low) * scale, axis) for value, low, scale, axis in scaled]
+        parts.sort(reverse=True)
+        corner, last = 0, self._corner(cell, 0)
+        time, host, busy, *_ = last
+        for part, axis in parts:
             if part <= 0:
                 break
-            corner[axis] = cell.high[axis]
-            then = self._at((corner[0], corner[1], corner[2], corner[3]))
-            found = tuple([one + part * (b - a) for one, a, b in zip(found, last, then, strict=True)])
+            corner += 1 << axis
+            then = cell.corners.get(corner) or self._corner(cell, corner)
+            time += part * (then[0] - last[0])
+            host += part * (then[1] - last[1])
+            busy += part * (then[2] - last[2])
             last = then
-        return Timed(*found)
+        return StepTime(time, host, busy)
+
+    def _corner(self, cell: _Cell, corner: int) -> StepTime:
+        """Return the times at a corner of a cell, by its number."""
+        if corner not in cell.corners:
+            a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
+            cell.corners[corner] = self._at((a, b, c, d))
+        return cell.corners[corner]
 
     def _checked(self, cell: _Cell) -> _Cell:
         """Split a cell whose middle is not on the line between its ends; its parts are checked when they are
@@ -228,9 +228,9 @@ class StepTable:
     def _error(self, cell: _Cell, point: Point) -> float:
         """Return how much the times interpolated at a point differ from those simulated, over its time."""
         found, right = self._within(cell, point), self._at(point)
-        return max(abs(a - b) for a, b in zip(found, right, strict=True)) / right.time
+        return max(abs(a - b) for a, b in zip(found[:3], right[:3], strict=True)) / right.time
 
-    def _at(self, point: Point) -> Timed:
+    def _at(self, point: Point) -> StepTime:
         """Return the times at a point, of a mixture with these numbers."""
         found = self._known.get(point)
         if found is None:
@@ -239,13 +239,17 @@ class StepTable:
         return found
 
 
-def _bracket(value: int, doublings: int) -> tuple[int, int]:
-    """Return the first and the last number of the range in which a value is: 0, then ranges that grow by so
-    many doublings."""
-    if value <= 0:
+def _range_of(value: int, doublings: int) -> int:
+    """Return the number of the range in which a value is: -1 for 0, then of ranges that grow by so many
+    doublings."""
+    return -(-(value - 1).bit_length() // doublings) if value > 0 else -1
+
+
+def _bracket(number: int, doublings: int) -> tuple[int, int]:
+    """Return the first and the last value of a range."""
+    if number < 0:
         return 0, 0
-    place = -(-(value - 1).bit_length() // doublings) * doublings
-    return (1 << (place - doublings)) + 1 if place else 1, 1 << place
+    return (1 << (number - 1) * doublings) + 1 if number else 1, 1 << number * doublings
 
 
 def _middle(low: Point, high: Point) -> Point:

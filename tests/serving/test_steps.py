@@ -13,7 +13,7 @@ from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
-from simoffload.serving.steps import BOUND, StepTable, Timed, simulated_steps
+from simoffload.serving.steps import BOUND, StepTable, simulated_steps
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
 
@@ -92,11 +92,11 @@ def test_a_table_is_within_its_bound(model: str) -> None:
 def test_cells_follow_a_ridge_and_a_cliff() -> None:
     calls = []
 
-    def evaluate(batch: tuple[Sequences, ...]) -> Timed:
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
         tokens = sum(one.number * one.new_tokens for one in batch)
         calls.append(tokens)
         time = max(1.0, tokens / 300) + (3.0 if tokens > 700 else 0.0)
-        return Timed(time, time / 2, time)
+        return StepTime(time, time / 2, time)
 
     table = StepTable(evaluate)
     for tokens in (*range(1, 1025, 13), 300, 301, 700, 701):
@@ -108,10 +108,10 @@ def test_cells_follow_a_ridge_and_a_cliff() -> None:
 
 
 def test_a_captured_size_is_the_time_of_fewer_tokens() -> None:
-    def evaluate(batch: tuple[Sequences, ...]) -> Timed:
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
         tokens = sum(one.number * one.new_tokens for one in batch)
         contexts = sum(one.number * one.context for one in batch)
-        return Timed(tokens + contexts * 1e-3, 0.0, 0.0)
+        return StepTime(tokens + contexts * 1e-3, 0.0, 0.0)
 
     table = StepTable(evaluate, sizes=(1, 2, 4, 8))
     found = table._decoding(5, 100, 50)
