@@ -242,7 +242,8 @@ class Replica:
             if flight is not None:
                 begin, ahead = flight.end, 1
                 end = max(begin + (one.busy or one.time), end)
-                steps = 1 if flight.outputs.left else steps
+                if flight.outputs.left and not self._open():
+                    steps = 1  # what it frees may admit a request
             if steps > 1:  # a jump, of whose steps none waits for its launch
                 if self._upcoming < begin + one.total(steps) and self._open():
                     steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
