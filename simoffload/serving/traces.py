@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 from simoffload.documents import candidates, either, exists, file_errors
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.scenario.streams import StreamOptions, TraceOptions
+from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.requests import Requests, arrival_times, open_requests
 from simoffload.serving.scheduler import Runs
 from simoffload.shipped import shipped_folder
@@ -77,7 +78,11 @@ def read_trace(
     with file_errors(path), path.open(encoding="utf-8-sig", errors="strict", newline="") as file:
         reader = _Reader(str(path), file)
         kind, rows = reader.open()
-        kept = list(islice(rows, trace.skip, None if options.num_prompts is None else trace.skip + options.num_prompts))
+        kept = list(
+            islice(
+                rows, trace.skip, None if options.num_prompts is None else trace.skip + options.num_prompts
+            )
+        )
     if not kept:
         what = f"has no requests after the first {trace.skip}" if trace.skip else "has no requests"
         raise reader.error(f"{what}{f' but {reader.failed} that failed' if reader.failed else ''}")
@@ -104,7 +109,9 @@ def _located(name: str, root: Path | None) -> Path:
     if name in shipped_traces():
         return shipped_folder("traces") / name
     hint = candidates(name, shipped_traces()) or f"; shipped are {either(shipped_traces())}"
-    raise InputError.at("stream.trace.file", f"no such file, and no shipped trace of that name{hint}", path=name)
+    raise InputError.at(
+        "stream.trace.file", f"no such file, and no shipped trace of that name{hint}", path=name
+    )
 
 
 def _spread(arrival: np.ndarray) -> np.ndarray:
@@ -119,7 +126,7 @@ def _spread(arrival: np.ndarray) -> np.ndarray:
 # -- formats -------------------------------------------------------------------------------------
 
 
-class _Broken(Exception):
+class _BrokenRowError(Exception):
     """A row cannot be used; the text says why."""
 
 
@@ -146,7 +153,7 @@ class _Reader:
         for kind, columns, read in _TABLES:
             if set(columns) <= set(names):
                 places = [names.index(one) for one in columns]
-                return kind, self._rows(csv.reader(lines), lambda row: read(*(row[one] for one in places)))
+                return kind, self._rows(csv.reader(lines), partial(_read_table, read, places))
         raise self._unknown()
 
     def _unknown(self) -> InputError:
@@ -176,13 +183,29 @@ class _Reader:
                 if not value:
                     continue
                 row = read(value)
-            except (_Broken, csv.Error, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-                why = str(error) if isinstance(error, _Broken) else _reason(error)
+            except (
+                _BrokenRowError,
+                csv.Error,
+                ValueError,
+                TypeError,
+                KeyError,
+                IndexError,
+                AttributeError,
+            ) as error:
+                why = str(error) if isinstance(error, _BrokenRowError) else _reason(error)
                 raise self.error(f"a broken row: {why}; correct or remove it", line=self._line) from None
             if row is None:
                 self.failed += 1
             else:
-                yield _checked(row, self)
+                yield self._checked(row)
+
+    def _checked(self, row: Row) -> Row:
+        """Refuse a row without tokens, or with more than any model has."""
+        for name, tokens in (("prompt", row.prompt), ("output", row.output)):
+            if not 1 <= tokens <= _MOST_TOKENS:
+                text = f"a broken row: its {name} has {tokens} tokens; correct or remove it"
+                raise self.error(text, line=self._line)
+        return row
 
     def _json(self, first: str, lines: Iterator[str]) -> tuple[str, Iterator[Row]]:
         head = first[:_LONGEST]
@@ -193,7 +216,7 @@ class _Reader:
         for kind, key, read in _LINES:
             if isinstance(row, dict) and key in row:
                 rows = (one.strip() for one in chain([first], lines))
-                return kind, self._rows(rows, lambda text: read(json.loads(text)))
+                return kind, self._rows(rows, partial(_read_line, read))
         if not isinstance(row, dict) or (row and "input_lens" not in row):
             raise self._unknown()
         if not row:
@@ -240,25 +263,26 @@ def _reason(error: Exception) -> str:
             return shortened(str(error), 100)
 
 
-def _checked(row: Row, reader: _Reader) -> Row:
-    """Refuse a row without tokens, or with more than any model has."""
-    for name, tokens in (("prompt", row.prompt), ("output", row.output)):
-        if not 1 <= tokens <= _MOST_TOKENS:
-            text = f"a broken row: its {name} has {tokens} tokens; correct or remove it"
-            raise reader.error(text, line=reader._line)
-    return row
+def _read_table(
+    read: Callable[[str, str, str], Row | None], places: Sequence[int], row: Sequence[str]
+) -> Row | None:
+    return read(*(row[one] for one in places))
+
+
+def _read_line(read: Callable[[Mapping[str, Any]], Row | None], text: str) -> Row | None:
+    return read(json.loads(text))
 
 
 def _number(value: Any) -> float:
     number = float(value)
     if isinstance(value, bool) or not isfinite(number):
-        raise _Broken(f"{shortened(str(value))} is no finite number")
+        raise _BrokenRowError(f"{shortened(str(value))} is no finite number")
     return number
 
 
 def _tokens(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise _Broken(f"{shortened(str(value))} is no number of tokens")
+        raise _BrokenRowError(f"{shortened(str(value))} is no number of tokens")
     return int(value)
 
 
@@ -289,9 +313,11 @@ def _mooncake(row: Mapping[str, Any]) -> Row:
     runs: list[tuple[int, int]] = []
     if hashes is not None:
         if not all(type(one) is int and one >= 0 for one in hashes):
-            raise _Broken("hash_ids are no whole numbers")
+            raise _BrokenRowError("hash_ids are no whole numbers")
         if len(hashes) != -(-prompt // _MOONCAKE_BLOCK):
-            raise _Broken(f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {_MOONCAKE_BLOCK}")
+            raise _BrokenRowError(
+                f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {_MOONCAKE_BLOCK}"
+            )
         begin = 0
         for place in range(1, len(hashes) + 1):
             if place == len(hashes) or hashes[place] != hashes[place - 1] + 1:
@@ -306,8 +332,9 @@ def _aiperf(record: Mapping[str, Any]) -> Row | None:
     about, found = record["metadata"], record.get("metrics") or {}
     if record.get("error") or about.get("was_cancelled") or about.get("benchmark_phase") == "warmup":
         return None
-    lengths = (_tokens(found[f"{one}_sequence_length"]["value"]) for one in ("input", "output"))
-    return Row(_number(about.get("request_start_ns") or about["timestamp_ns"]) * 1e-9, *lengths)
+    start = about["request_start_ns"] if "request_start_ns" in about else about["timestamp_ns"]
+    prompt, output = (_tokens(found[f"{one}_sequence_length"]["value"]) for one in ("input", "output"))
+    return Row(_number(start) * 1e-9, prompt, output)
 
 
 class _Table(NamedTuple):
