@@ -7,8 +7,8 @@ import pytest
 
 from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.scheduler import PrefixCache, Runs
-from tests.serving.block_pool import BlockPool
 from tests.serving.streams import Stream, poisson, replay
+from validation.block_pool import BlockPool
 
 
 def _texts(draw: np.random.Generator, number: int) -> list[Runs]:
