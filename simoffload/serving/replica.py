@@ -166,31 +166,49 @@ class Replica:
         self._expected: Iterator[tuple[int, float]] = iter(())
         self._next, self._upcoming = 0, inf
         """Next request that is expected, and its arrival [s]."""
+        self._followers: dict[int, tuple[int, float]] = {}
+        """Request that arrives after the end of another one, and how long after it [s]."""
         self._process = env.process(self._serve())
 
     def submit(self, prompt: int, output: int, runs: Runs = None) -> int:
         """Let a request arrive now that passes ``ReplicaState.check``, and return its number."""
-        seen, number = self._open(), self.state.add((prompt,), (output,), (runs,))
+        number = self.state.add((prompt,), (output,), (runs,))
         self._unknown(1)
-        self.state.arrive(number, self._env.now)
+        self._arrive(number)
+        return number
+
+    def _arrive(self, request: int) -> None:
+        seen = self._open()
+        self.state.arrive(request, self._env.now)
         if self._idle is not None:
             self._idle.succeed()
             self._idle = None
         elif self._jumping and seen:
             self._process.interrupt()
-        return number
 
-    def expect(self, arrivals: Arrivals) -> None:
+    def _follow(self, request: int, delay: float) -> Generator[Event, Any, None]:
+        yield self._env.timeout(delay)
+        self._arrive(request)
+
+    def expect(self, arrivals: Arrivals, *, after: npt.NDArray[np.int64] | None = None) -> None:
         """Let the requests of a stream arrive, all of which are known: none interrupts a jump.
 
-        Raises InputError if the replica can never serve one.
+        ``after`` has, for each request, the row of another one, after whose end it arrives, its arrival being
+        the time between [s]; -1: none. Raises InputError if the replica can never serve one.
         """
         prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
         for row in zip(prompt, output, strict=True):
             self.state.check(*row)
         first = self.state.add(prompt, output, arrivals.runs)
         self._unknown(len(prompt))
-        self._expected = enumerate(arrivals.arrival.tolist(), first)
+        rows = list(enumerate(arrivals.arrival.tolist(), first))
+        if after is not None:
+            followed = after.tolist()
+            self._followers = {
+                first + other: row for other, row in zip(followed, rows, strict=True) if other >= 0
+            }
+            rows = [row for other, row in zip(followed, rows, strict=True) if other < 0]
+        self._expected = iter(rows)
         self._next, self._upcoming = next(self._expected, (0, inf))
 
     def _unknown(self, count: int) -> None:
@@ -227,13 +245,17 @@ class Replica:
                     self._now = flight.end
                     self._output(flight, self._now)
                     flight = None
-                elif self._upcoming < inf:
+                elif self._upcoming < inf and not self._followers:
                     yield env.timeout(max(0.0, self._upcoming - env.now))
                     self._now = self._upcoming
                 else:
-                    self._idle = env.event()
-                    yield self._idle
-                    self._now = env.now
+                    called = self._idle = env.event()
+                    if self._upcoming < inf:
+                        yield called | env.timeout(max(0.0, self._upcoming - env.now))
+                    else:
+                        yield called
+                    self._now = env.now if called.triggered else self._upcoming
+                    self._idle = None
                 continue
             self.events += 1
             one, ahead, begin = self._times.of(work, state), 0, self._now
@@ -242,8 +264,9 @@ class Replica:
             if flight is not None:
                 begin, ahead = flight.end, 1
                 end = max(begin + (one.busy or one.time), end)
-                if flight.outputs.left and not self._open():
-                    steps = 1  # what it frees may admit a request
+                followed = any(one in self._followers for one in flight.outputs.finished)
+                if followed or (flight.outputs.left and not self._open()):
+                    steps = 1  # what it frees may admit a request, and its end may call one
             if steps > 1:  # a jump, of whose steps none waits for its launch
                 if self._upcoming < begin + one.total(steps) and self._open():
                     steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
@@ -300,16 +323,25 @@ class Replica:
                 self._log.extend((last, now - last, 0.0, 1, 1))
         for request in finished:
             self.finished[request] = now
+            if request in self._followers:
+                self._env.process(self._follow(*self._followers.pop(request)))
         for request in flight.interrupted:
             self._last[request] = now
         self.state.leave(left)
 
 
-def serve(replica: Replica, arrivals: Arrivals, env: Environment) -> Served:
-    """Let the requests of a stream arrive at a replica, and simulate until all are finished.
+def serve(
+    replica: Replica,
+    arrivals: Arrivals,
+    env: Environment,
+    *,
+    after: npt.NDArray[np.int64] | None = None,
+) -> Served:
+    """Let the requests of a stream arrive at a replica, ``after`` others as in ``expect``, and simulate until
+    all are finished.
 
     Raises InputError if the replica can never serve one.
     """
-    replica.expect(arrivals)
+    replica.expect(arrivals, after=after)
     env.run()
     return replica.served

@@ -85,6 +85,7 @@ def replay(
     watch: Callable[[ReplicaState], None] | None = None,
     cache: PrefixCache | None = None,
     known: bool = True,
+    after: npt.NDArray[np.int64] | None = None,
 ) -> Served:
     """Serve a stream; ``watch`` sees the state around each work, and requests are submitted one by one
     unless they are ``known``."""
@@ -101,7 +102,7 @@ def replay(
         jump=jump,
     )
     if known:
-        return serve(replica, requests, env)
+        return serve(replica, requests, env, after=after)
 
     def source() -> Generator[Event, Any, None]:
         for arrival, prompt, output, runs in zip(*requests, strict=True):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from simoffload.errors import InputError
 from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.requests import Requests, drawn
+from tests.serving.streams import Stream, replay
 
 POISSON = {"kind": "poisson", "request_rate": 4.0}
 USUAL: dict[str, Any] = {
@@ -168,3 +169,33 @@ def test_users_send_the_next_request_after_the_last_answer() -> None:
 def test_bad_streams_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         StreamOptions.model_validate({**USUAL, **changes})
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_that_follows_arrives_after_the_answer(ahead: bool) -> None:
+    requests = stream(
+        arrivals={"kind": "closed", "users": 5, "think_time": "2 s"},
+        **{**CONVERSATIONS, "num_prompts": 150, "output": {"kind": "uniform", "min": 1, "max": 90}},
+    )
+    served = [
+        replay(Stream(*requests[:4]), after=requests.after, async_scheduling=ahead, jump=jump)
+        for jump in (True, False)
+    ]
+    first = served[0]
+    follows = requests.after >= 0
+    before = first.finished[requests.after[follows]]
+    np.testing.assert_allclose(first.queued[follows] - before, requests.arrival[follows], atol=1e-9)
+    times = np.concatenate([first.queued, first.finished])
+    change = np.repeat([1, -1], 150)[np.lexsort((np.repeat([1, 0], 150), times))]
+    assert change.cumsum().max() <= 5
+    assert first.events < served[1].events
+    np.testing.assert_allclose(first.finished, served[1].finished, rtol=1e-12)
+
+
+def test_users_without_think_time_are_always_there() -> None:
+    # N = X (R + Z) of a closed system, with Z = 0.
+    requests = stream(arrivals={"kind": "closed", "users": 8}, num_prompts=400)
+    served = replay(Stream(*requests[:4]), after=requests.after)
+    duration = served.finished[-8:].min()  # then the first user is done
+    present = (np.minimum(served.finished, duration) - np.minimum(served.queued, duration)).sum() / duration
+    assert present == pytest.approx(8, rel=1e-9)
