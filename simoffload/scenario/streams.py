@@ -42,7 +42,7 @@ Positive = Annotated[Seconds, Field(gt=0)]
 class Poisson(Frozen):
     """Arrivals at a mean rate, as ``vllm bench serve`` draws them: gaps have a gamma distribution."""
 
-    kind: Literal["poisson"] = "poisson"
+    kind: Literal["poisson"]
     request_rate: PerSecond
     """Mean number of arrivals per second."""
     burstiness: Factor = 1.0
@@ -106,7 +106,7 @@ Arrivals = Annotated[Poisson | Constant | Ramp | Clients | Closed, Field(discrim
 class Fixed(Frozen):
     """The same number for all."""
 
-    kind: Literal["fixed"] = "fixed"
+    kind: Literal["fixed"]
     tokens: Count
 
 
@@ -220,6 +220,11 @@ class StreamLimits(Frozen):
     """Share of requests that must keep all limits for a rate to be sustained (DistServe: 0.9; MLPerf:
     0.99)."""
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit."""
+        return (self.ttft, self.tpot, self.e2el) != (None, None, None)
+
 
 class StreamOptions(Frozen):
     """Requests that arrive at one replica of the scenario's plan, and its scheduler."""
@@ -243,22 +248,21 @@ class StreamOptions(Frozen):
     replications: Annotated[Count, Field(le=1000)] = 5
     """Number of simulated streams with random numbers of their own, from which intervals come; a trace with
     its own stamps has one."""
-    warm_up: Annotated[float, Field(ge=0, lt=1)] | Literal["mser"] = "mser"
-    """Share of the requests at the begin that is not counted; "mser": where MSER-5 finds the steady state,
-    up to the half; a trace and a closed set of rows at one time are counted whole with 0."""
+    warm_up: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the requests at the begin that is not counted; None: none of a trace with its own stamps, of
+    other streams those before the times to the first token are steady (MSER-5), half of them at most."""
     scheduler: Literal["vllm", "static"] = "vllm"
     """``vllm``: vLLM V1 with chunked prefill. ``static``: batches one after the other."""
-    max_num_batched_tokens: Count = 8192
-    """Largest number of tokens in a step."""
-    max_num_seqs: Annotated[Count, Field(le=1_000_000)] = 1024
-    """Largest number of running requests; the size of static batches."""
-    block_size: Annotated[Count, Field(le=65_536)] = 16
-    """Tokens of a block of the key-value cache."""
+    max_num_batched_tokens: Count | None = None
+    """Largest number of tokens in a step; None: as the strategy has it, or vLLM on this GPU."""
+    max_num_seqs: Annotated[Count, Field(le=1_000_000)] | None = None
+    """Largest number of running requests, and the size of static batches; None: as vLLM has it on this
+    GPU."""
+    block_size: Annotated[Count, Field(le=65_536)] | None = None
+    """Tokens of a block of the key-value cache; None: 16."""
     kv_blocks: Count | None = None
     """Number of blocks of the key-value cache (``num_gpu_blocks_override``); None: what the memory of the
     GPU holds."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
-    """Share of the GPU's memory that weights, activations and blocks may use."""
     enable_prefix_caching: bool = True
     """Whether blocks of earlier requests are used again."""
     async_scheduling: bool = True
@@ -278,19 +282,9 @@ class StreamOptions(Frozen):
             raise ValueError("a trace has its own lengths; remove prompt, output, prefixes and conversations")
         if self.trace is None and (self.prompt is None or self.output is None or self.arrivals is None):
             raise ValueError("write arrivals, prompt and output, or a trace")
-        if self.scheduler == "vllm" and self.max_num_seqs > self.max_num_batched_tokens:
+        most, running = self.max_num_batched_tokens, self.max_num_seqs
+        if self.scheduler == "vllm" and most is not None and running is not None and running > most:
             raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} is above max_num_batched_tokens "
-                f"{self.max_num_batched_tokens}: every running request needs a token; lower it"
+                f"max_num_seqs {running} is above max_num_batched_tokens {most}: every running request needs "
+                "a token; lower it"
             )
-
-    @property
-    def open_rate(self) -> float | None:
-        """Mean rate of arrivals that does not depend on answers [1/s]; None where there is none."""
-        match self.arrivals:
-            case Poisson(request_rate=rate) | Constant(request_rate=rate):
-                return rate
-            case Clients(clients=clients):
-                return sum(one.request_rate for one in clients)
-            case _:
-                return None

@@ -20,7 +20,7 @@ from simoffload.results import Metric
 from simoffload.results.metrics import MetricAttribute, metric
 from simoffload.scenario.streams import StreamLimits
 from simoffload.serving.replica import Served
-from simoffload.units import format_number
+from simoffload.units import format_number, per_second
 
 __all__ = [
     "CONFIDENCE",
@@ -85,6 +85,10 @@ def quantiles(values: Times, weights: npt.NDArray[np.int64], parts: Sequence[flo
         low = at(int(whole))
         found.append(low + rest * (at(int(whole) + 1) - low) if rest else low)
     return found
+
+
+def _per_second(rate: float) -> str:
+    return per_second(rate, " requests/s")
 
 
 # -- one stream ----------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class Measures:
     def _rate(self, amount: float) -> float:
         return amount / self.duration if self.duration else nan
 
-    @metric()
+    @metric(text=_per_second)
     def requests_per_s(self) -> float:
         """Requests [1/s]: finished requests over the duration."""
         return self._rate(self.number)
@@ -193,7 +197,7 @@ class Measures:
         other = Measures(self.served, limits=limits, skip=self.skip)
         return float(other._good.mean()) if self.number else nan
 
-    @metric()
+    @metric(text=_per_second)
     def goodput_per_s(self) -> float:
         """Goodput [1/s]: requests that keep all limits over the duration."""
         return self._rate(float(self._good.sum()))
@@ -223,6 +227,16 @@ class Measures:
         """Prompt tokens from the cache []: tokens found in the prefix cache over tokens of prompts."""
         prompt = self.served.prompt[self._counted].sum()
         return float(self.served.cached[self._counted].sum() / prompt) if prompt else nan
+
+    @property
+    def backlog(self) -> tuple[float, float]:
+        """Share of all requests that wait when the last one arrives, and by how many the queue grew each
+        second until then."""
+        queued, scheduled = self.served.queued, self.served.scheduled
+        if len(queued) < 2 or queued.max() == queued.min():
+            return 0.0, 0.0
+        waiting = float((scheduled > queued.max()).sum())
+        return waiting / len(queued), waiting / float(queued.max() - queued.min())
 
     @property
     def values(self) -> dict[str, float]:

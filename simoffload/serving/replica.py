@@ -22,7 +22,7 @@ from simpy import Environment, Event, Interrupt
 
 from simoffload.serving.scheduler import Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
 
-__all__ = ["Arrivals", "Replica", "Served", "StepTime", "StepTimes", "Steps", "serve"]
+__all__ = ["Arrivals", "Replica", "Served", "StepTime", "StepTimes", "Steps", "serve", "serve_alone"]
 
 Times = npt.NDArray[np.float64]
 
@@ -345,3 +345,18 @@ def serve(
     replica.expect(arrivals, after=after)
     env.run()
     return replica.served
+
+
+def serve_alone(
+    arrivals: Arrivals,
+    *,
+    scheduler: Scheduler,
+    state: ReplicaState,
+    times: StepTimes,
+    async_scheduling: bool = True,
+    after: npt.NDArray[np.int64] | None = None,
+) -> Served:
+    """Let one replica serve a stream, as ``serve`` does, with a clock of its own."""
+    env = Environment()
+    replica = Replica(env, scheduler=scheduler, state=state, times=times, async_scheduling=async_scheduling)
+    return serve(replica, arrivals, env, after=after)

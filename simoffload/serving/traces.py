@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from simoffload.documents import candidates, either, exists, file_errors
+from simoffload.documents import candidates, either, exists, file_errors, quoted
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.requests import Requests, arrival_times, open_requests
@@ -109,9 +109,8 @@ def _located(name: str, root: Path | None) -> Path:
     if name in shipped_traces():
         return shipped_folder("traces") / name
     hint = candidates(name, shipped_traces()) or f"; shipped are {either(shipped_traces())}"
-    raise InputError.at(
-        "stream.trace.file", f"no such file, and no shipped trace of that name{hint}", path=name
-    )
+    text = f"no file {quoted(name)}, and no shipped trace of that name{hint}"
+    raise InputError.at("stream.trace.file", text)
 
 
 def _spread(arrival: np.ndarray) -> np.ndarray:

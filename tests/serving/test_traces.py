@@ -164,7 +164,7 @@ def test_broken_files_are_refused_with_their_line(tmp_path: Path, text: str, mes
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r'no such file.*did you mean "mooncake-conversation-1000.jsonl"'):
+    with pytest.raises(InputError, match=r'no file .*did you mean "mooncake-conversation-1000.jsonl"'):
         read("mooncake-conversation.jsonl")
     with pytest.raises(InputError, match="cannot be read"):
         read(tmp_path)
