@@ -20,7 +20,7 @@ from simoffload.report.document import (
 from simoffload.report.sections.background import COMMAND
 from simoffload.results import Metric
 from simoffload.scenario.streams import StreamLimits
-from simoffload.serving.answers import CONFIDENCE, MEASURES, Estimate
+from simoffload.serving.answers import CONFIDENCE, MEASURES, ReplicatedMean
 from simoffload.serving.simulate import RateTrial, StreamResult
 from simoffload.units import format_number, format_seconds, percent, plural
 
@@ -130,11 +130,11 @@ _OF_LIMITS = ("goodput_per_s", "attained")
 _SHARES = ("attained", "cached")
 
 
-def _datum(metric: Metric, one: Estimate) -> Entry:
+def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
     return Datum(metric.text(one.value), one.value, metric.unit.name) if one.value == one.value else ""
 
 
-def _ends(metric: Metric, one: Estimate) -> str:
+def _ends(metric: Metric, one: ReplicatedMean) -> str:
     if one.low != one.low:
         return ""
     most = 1.0 if metric.name in _SHARES else inf

@@ -54,7 +54,7 @@ class Poisson(Frozen):
 
 
 class Constant(Frozen):
-    """Arrivals at equal gaps."""
+    """Arrivals with equal gaps between them."""
 
     kind: Literal["constant"]
     request_rate: PerSecond
@@ -139,7 +139,7 @@ class Lognormal(_Bounded):
 
 
 class Exponential(_Bounded):
-    """ServeGen's distribution of outputs."""
+    """ServeGen's distribution of the lengths of outputs."""
 
     kind: Literal["exponential"]
     mean: Factor
@@ -157,7 +157,7 @@ class Pareto(_Bounded):
     scale: Factor
     """Smallest number in the tail."""
     alpha: Factor
-    """Exponent of the tail."""
+    """Exponent with which the tail falls."""
 
 
 Length = Annotated[Fixed | Uniform | Lognormal | Exponential | Pareto, Field(discriminator="kind")]
@@ -170,9 +170,9 @@ class SharedPrefix(Frozen):
     """Texts that requests begin with: system prompts, or documents; each request has one of them."""
 
     tokens: Length
-    """Length of each text."""
+    """Number of tokens of each text."""
     number: Annotated[Count, Field(le=1_000_000)] = 1
-    """Number of different texts."""
+    """Number of different texts to choose from."""
     zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Exponent of their popularity: the k-th text has a weight of 1/k^zipf; 0: all are as popular."""
 
@@ -238,7 +238,7 @@ class StreamOptions(Frozen):
     prompt: Length | None = None
     """Tokens of a prompt, or of a turn, beside what it shares."""
     output: Length | None = None
-    """Tokens of an output."""
+    """Tokens that a request generates."""
     trace: TraceOptions | None = None
     """Recorded requests, instead of lengths and prefixes."""
     prefixes: Annotated[tuple[SharedPrefix, ...], Field(max_length=100)] = ()
@@ -268,7 +268,7 @@ class StreamOptions(Frozen):
     async_scheduling: bool = True
     """Whether a step is scheduled while the one before is computed."""
     slo: StreamLimits = StreamLimits()
-    """Limits for goodput."""
+    """Limits that count for goodput."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simoffload.results import Metric
-from simoffload.results.metrics import MetricAttribute, metric
+from simoffload.results import Metric, MetricAttribute, metric
 from simoffload.scenario.streams import StreamLimits
 from simoffload.serving.replica import Served
 from simoffload.units import format_number, per_second
@@ -25,12 +24,12 @@ from simoffload.units import format_number, per_second
 __all__ = [
     "CONFIDENCE",
     "MEASURES",
-    "Estimate",
-    "Measures",
-    "Timeline",
-    "estimate",
+    "ReplicatedMean",
+    "RequestTimeline",
+    "StreamMeasures",
     "mser",
     "quantiles",
+    "replicated_mean",
     "student_quantile",
 ]
 
@@ -45,7 +44,7 @@ _LATENCIES = {
     "e2el": ("E2EL", "time from arrival to the last token"),
 }
 _BATCH = 5
-"""Values that MSER-5 averages."""
+"""Number of values that MSER-5 averages."""
 _POINTS = 200
 """Points of a timeline (our choice)."""
 
@@ -81,9 +80,9 @@ def quantiles(values: Times, weights: npt.NDArray[np.int64], parts: Sequence[flo
 
     found = []
     for part in parts:
-        whole, rest = divmod(part * (total - 1), 1)
-        low = at(int(whole))
-        found.append(low + rest * (at(int(whole) + 1) - low) if rest else low)
+        place, rest = divmod(part * (total - 1), 1)
+        low = at(int(place))
+        found.append(low + rest * (at(int(place) + 1) - low) if rest else low)
     return found
 
 
@@ -94,16 +93,16 @@ def _per_second(rate: float) -> str:
 # -- one stream ----------------------------------------------------------------------------------
 
 
-class Timeline(NamedTuple):
-    """A Timeline has the number of requests over time, at equal distances."""
+class RequestTimeline(NamedTuple):
+    """A RequestTimeline has the number of requests over time, at equal distances."""
 
     time: list[float]
     running: list[int]
     waiting: list[int]
 
 
-class Measures:
-    """Measures are the metrics of one simulated stream, without the first ``skip`` requests."""
+class StreamMeasures:
+    """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests."""
 
     def __init__(self, served: Served, *, limits: StreamLimits | None = None, skip: int = 0) -> None:
         self.served, self.skip, self._limits = served, skip, limits or StreamLimits()
@@ -115,7 +114,7 @@ class Measures:
 
     @property
     def number(self) -> int:
-        """Number of counted requests."""
+        """Number of requests after the warm-up."""
         return len(self._counted)
 
     @cached_property
@@ -194,7 +193,7 @@ class Measures:
 
     def share_within(self, limits: StreamLimits) -> float:
         """Return the share of counted requests that keep other limits."""
-        other = Measures(self.served, limits=limits, skip=self.skip)
+        other = StreamMeasures(self.served, limits=limits, skip=self.skip)
         return float(other._good.mean()) if self.number else nan
 
     @metric(text=_per_second)
@@ -240,25 +239,25 @@ class Measures:
 
     @property
     def values(self) -> dict[str, float]:
-        """All metrics by name."""
+        """Values of all metrics by name."""
         return {name: getattr(self, name) for name in MEASURES}
 
-    def timeline(self, points: int = _POINTS) -> Timeline:
+    def timeline(self, points: int = _POINTS) -> RequestTimeline:
         """Return how many requests ran and waited, from the first arrival to the last token."""
         queued, scheduled, finished = map(
             np.sort, (self.served.queued, self.served.scheduled, self.served.finished)
         )
         if not len(queued):
-            return Timeline([], [], [])
+            return RequestTimeline([], [], [])
         time = np.linspace(queued[0], finished[-1], points)
         came, began, ended = (one.searchsorted(time, side="right") for one in (queued, scheduled, finished))
-        return Timeline(time.tolist(), (began - ended).tolist(), (came - began).tolist())
+        return RequestTimeline(time.tolist(), (began - ended).tolist(), (came - began).tolist())
 
 
 def _latency(kind: str, part: str) -> MetricAttribute:
     short, meaning = _LATENCIES[kind]
 
-    def value(measures: Measures) -> float:
+    def value(measures: StreamMeasures) -> float:
         return measures.latency(kind, part)
 
     which = "mean" if part == "mean" else f"{part[1:]}th percentile"
@@ -272,9 +271,9 @@ def _with_latencies() -> dict[str, Metric]:
         for part in _PARTS:
             attribute = _latency(kind, part)
             name = attribute.metric.name
-            setattr(Measures, name, attribute)
-            attribute.__set_name__(Measures, name)
-    found = (one.metric for one in vars(Measures).values() if isinstance(one, MetricAttribute))
+            setattr(StreamMeasures, name, attribute)
+            attribute.__set_name__(StreamMeasures, name)
+    found = (one.metric for one in vars(StreamMeasures).values() if isinstance(one, MetricAttribute))
     order = {name: place for place, name in enumerate(_LATENCIES)}
     metrics = sorted(found, key=lambda one: order.get(one.name.partition("_")[0], len(order)))
     return {one.name: one for one in metrics}
@@ -287,8 +286,8 @@ MEASURES: Mapping[str, Metric] = _with_latencies()
 # -- replications --------------------------------------------------------------------------------
 
 
-class Estimate(NamedTuple):
-    """An Estimate is the mean of a metric over replications, with its interval."""
+class ReplicatedMean(NamedTuple):
+    """An ReplicatedMean is the mean of a metric over replications, with its interval."""
 
     value: float
     low: float
@@ -296,18 +295,18 @@ class Estimate(NamedTuple):
     """Ends of the interval; NaN with fewer than two replications."""
 
 
-def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+def replicated_mean(values: Sequence[float], *, confidence: float = CONFIDENCE) -> ReplicatedMean:
     """Return the mean of independent replications and its t-interval; values that are NaN do not count."""
     known = np.array([one for one in values if one == one])
     if not len(known):
-        return Estimate(nan, nan, nan)
+        return ReplicatedMean(nan, nan, nan)
     mean = float(known.mean())
     if len(known) < 2:
-        return Estimate(mean, nan, nan)
+        return ReplicatedMean(mean, nan, nan)
     half = (
         student_quantile((1 + confidence) / 2, len(known) - 1) * float(known.std(ddof=1)) / sqrt(len(known))
     )
-    return Estimate(mean, mean - half, mean + half)
+    return ReplicatedMean(mean, mean - half, mean + half)
 
 
 def student_quantile(part: float, freedom: int) -> float:

@@ -167,9 +167,9 @@ def lengths(length: Length, draw: np.random.Generator, number: int) -> Tokens:
 
 class _Shared(NamedTuple):
     which: Tokens
-    """Text of each conversation."""
+    """Number of the text of each conversation."""
     tokens: Tokens
-    """Length of each text."""
+    """Number of tokens of each text."""
 
 
 def _shared(prefix: SharedPrefix, draw: np.random.Generator, number: int) -> _Shared:

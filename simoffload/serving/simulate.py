@@ -10,13 +10,21 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from simoffload.documents import Edit, quoted, suggest
-from simoffload.errors import InputError, WorkLimitError
+from simoffload.documents import Edit, read_option, suggest
+from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.limits import keep, limited, now_doing
 from simoffload.progress import stage, steps
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.scenario.streams import Clients, Closed, Constant, Poisson, StreamLimits, StreamOptions
-from simoffload.serving.answers import CONFIDENCE, MEASURES, Estimate, Measures, Timeline, estimate, mser
+from simoffload.serving.answers import (
+    CONFIDENCE,
+    MEASURES,
+    ReplicatedMean,
+    RequestTimeline,
+    StreamMeasures,
+    mser,
+    replicated_mean,
+)
 from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.replica import serve_alone
 from simoffload.serving.requests import Requests, drawn
@@ -24,9 +32,9 @@ from simoffload.serving.scheduler import ReplicaState, Scheduler, StaticBatches,
 from simoffload.serving.steps import StepTable, simulated_steps
 from simoffload.serving.traces import read_trace
 from simoffload.strategies import ServingLimits
-from simoffload.units import format_number, parse_seconds, percent
+from simoffload.units import format_number, percent
 
-__all__ = ["RateTrial", "StreamResult", "parse_limits", "stream"]
+__all__ = ["RateTrial", "StreamResult", "stream", "with_limits"]
 
 _SCHEMA = "simoffload/stream/1"
 _FEW = 1000
@@ -44,9 +52,9 @@ class RateTrial(NamedTuple):
 
     load: float
     """Requests per second, users, or the factor of a trace's rate."""
-    attained: Estimate
+    attained: ReplicatedMean
     """Share of requests that keep all limits."""
-    goodput: Estimate
+    goodput: ReplicatedMean
     """Requests per second that keep all limits."""
     binds: str
     """Limit that most requests miss: "ttft", "tpot" or "e2el"; "" if all keep all."""
@@ -65,7 +73,7 @@ class StreamResult:
     limits: ServingLimits
     gpus: int
     """Number of GPUs of a replica."""
-    measures: tuple[Measures, ...]
+    measures: tuple[StreamMeasures, ...]
     evaluations: int
     """Number of steps that were simulated; the others are interpolated."""
     worst: float
@@ -77,10 +85,10 @@ class StreamResult:
     """Why not all was simulated."""
 
     @cached_property
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self) -> dict[str, ReplicatedMean]:
         """Mean and interval of each metric over the replications."""
         values = [one.values for one in self.measures]
-        return {name: estimate([one[name] for one in values]) for name in MEASURES}
+        return {name: replicated_mean([one[name] for one in values]) for name in MEASURES}
 
     @property
     def unit(self) -> Literal["users", "requests/s", "times the trace's rate"]:
@@ -96,7 +104,7 @@ class StreamResult:
         return held[-1] if held else None
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> RequestTimeline:
         """Running and waiting requests of the first replication."""
         return self.measures[0].timeline()
 
@@ -137,7 +145,7 @@ class StreamResult:
         }
 
 
-def _plain(one: Estimate) -> dict[str, float | None]:
+def _plain(one: ReplicatedMean) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in one._asdict().items()}
 
 
@@ -151,7 +159,7 @@ def stream(
     scenario without the section, and for requests that can never be served.
     """
     replicas = _Replicas(loaded(scenario), slo=(slo,) if isinstance(slo, str) else slo, exact=exact_steps)
-    measures, stopped = list[Measures](), ""
+    measures, stopped = list[StreamMeasures](), ""
     trials = list[RateTrial]()
     try:
         for number in steps(range(replicas.replications), lambda one: f"replication {one + 1}"):
@@ -178,27 +186,21 @@ def stream(
     )
 
 
-def parse_limits(texts: Sequence[str], limits: StreamLimits) -> StreamLimits:
-    """Return limits with those of ``ttft=2s``, ``tpot=50ms``, ``e2el=20s`` or ``attain=0.99`` set.
+def with_limits(scenario: LoadedScenario, texts: Sequence[str]) -> LoadedScenario:
+    """Return the scenario with the limits ``ttft=2s``, ``tpot=50ms``, ``e2el=20s`` or ``attain=0.99``.
 
     Raises InputError.
     """
-    names = tuple(StreamLimits.model_fields)
-    found: dict[str, float] = {}
+    names, edits = tuple(StreamLimits.model_fields), list[Edit]()
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if name not in names:
             message = f"no limit of a stream{suggest(name, names)}; it has {', '.join(names)}"
-            raise InputError.at(quoted(name), message, path="--slo")
-        try:
-            found[name] = float(value) if name == "attain" else parse_seconds(value)
-        except ValueError as error:
-            why = str(error) if equals else "has no limit; write e.g. ttft=2s"
-            raise InputError.at(name, why, path="--slo") from None
-        if not 0 < found[name] <= (1 if name == "attain" else 1e9):
-            above = "above 0 and at most 1" if name == "attain" else "above zero and finite"
-            raise InputError.at(name, f"must be {above}", path="--slo")
-    return limits.model_copy(update=found)
+            raise InputError.at(shortened(name), message, path="--slo")
+        if not equals:
+            raise InputError.at(name, "has no limit; write e.g. ttft=2s", path="--slo")
+        edits.append(Edit(("stream", "slo", name), read_option(value, option="--slo", key=name).data))
+    return scenario.edited(*edits) if edits else scenario
 
 
 class _Replicas:
@@ -212,8 +214,8 @@ class _Replicas:
         if options is None:
             text = "the scenario has no section stream, which says what requests arrive (docs/streams.md)"
             raise InputError([scenario.document.problem((), text)])
-        self.options = options.model_copy(update={"slo": parse_limits(slo, options.slo)})
-        self.scenario = scenario
+        scenario = with_limits(scenario, slo)
+        self.scenario, self.options = scenario, scenario.scenario.stream or options
         self.failed = 0
         strategy = scenario.scenario.strategy
         self.gpus = max(1, strategy.gpus // max(1, strategy.replicas))
@@ -270,8 +272,8 @@ class _Replicas:
         return 1 if recorded else self.options.replications
 
     @limited
-    def run(self, options: StreamOptions, number: int) -> Measures:
-        """Simulate a replication."""
+    def run(self, options: StreamOptions, number: int) -> StreamMeasures:
+        """Simulate a replication of the stream."""
         keep(self.scenario.scenario.engine.limits)
         now_doing("simulating requests")
         requests = self._requests(options, number)
@@ -298,7 +300,7 @@ class _Replicas:
             skip = 0
         order = np.argsort(served.queued, kind="stable")
         first = mser(served.ttft[order]) if skip is None else int(skip * len(order))
-        return Measures(served, limits=options.slo, skip=first)
+        return StreamMeasures(served, limits=options.slo, skip=first)
 
     def _requests(self, options: StreamOptions, number: int) -> Requests:
         if options.trace is None:
@@ -318,7 +320,7 @@ class _Replicas:
             for one in error.problems
         )
 
-    def notes(self, measures: Sequence[Measures]) -> Iterator[str]:
+    def notes(self, measures: Sequence[StreamMeasures]) -> Iterator[str]:
         """Yield what a reader must know to judge the numbers."""
         least = min(one.number for one in measures)
         if least < _FEW:
@@ -357,24 +359,30 @@ def _rate(options: StreamOptions) -> float:
             return 0.0
 
 
-def _at(options: StreamOptions, load: float) -> StreamOptions:
-    """Return the stream with another load, and the same random numbers."""
-    arrivals, trace = options.arrivals, options.trace
-    match arrivals:
+def _at(scenario: LoadedScenario, load: float) -> StreamOptions:
+    """Return the stream of a scenario with another load, and the same random numbers."""
+    options = scenario.scenario.stream
+    assert options is not None
+    arrivals = ("stream", "arrivals")
+    match options.arrivals:
         case Poisson() | Constant():
-            arrivals = arrivals.model_copy(update={"request_rate": load})
+            edits = [Edit((*arrivals, "request_rate"), load)]
         case Clients(clients=clients):
             factor = load / _rate(options)
-            scaled = (one.model_copy(update={"request_rate": one.request_rate * factor}) for one in clients)
-            arrivals = arrivals.model_copy(update={"clients": tuple(scaled)})
+            edits = [
+                Edit((*arrivals, "clients", at, "request_rate"), one.request_rate * factor)
+                for at, one in enumerate(clients)
+            ]
         case Closed():
-            arrivals = arrivals.model_copy(update={"users": round(load)})
-        case None if trace is not None:
-            trace = trace.model_copy(update={"rate_factor": trace.rate_factor * load})
+            edits = [Edit((*arrivals, "users"), round(load))]
+        case None if options.trace is not None:
+            edits = [Edit(("stream", "trace", "rate_factor"), options.trace.rate_factor * load)]
         case _:
             text = "a ramp has no rate to vary; write arrivals of kind poisson, constant, clients or closed"
             raise InputError.at("stream.arrivals", text, path="--slo")
-    return options.model_copy(update={"arrivals": arrivals, "trace": trace})
+    changed = scenario.edited(*edits).scenario.stream
+    assert changed is not None
+    return changed
 
 
 def _search(replicas: _Replicas) -> Iterator[RateTrial]:
@@ -382,10 +390,10 @@ def _search(replicas: _Replicas) -> Iterator[RateTrial]:
     halves of the range between, as goodput need not fall evenly with the load."""
     options = replicas.options
     limits = options.slo
-    whole = isinstance(options.arrivals, Closed)
+    counted = isinstance(options.arrivals, Closed)
     begin = float(options.arrivals.users) if isinstance(options.arrivals, Closed) else _rate(options) or 1.0
-    _at(options, begin)  # refuses a ramp
-    most = float(options.num_prompts or 1000) if whole else 1e6
+    _at(replicas.scenario, begin)  # refuses a ramp
+    most = float(options.num_prompts or 1000) if counted else 1e6
     tried: dict[float, bool] = {}
 
     with stage() as searching:
@@ -402,34 +410,34 @@ def _search(replicas: _Replicas) -> Iterator[RateTrial]:
             load = min(2 * load, most)
             yield attempt(load)
             failed = 0 if tried[load] else failed + 1
-        while not any(tried.values()) and len(tried) <= _DOUBLINGS and (load > 1 or not whole):
-            load = max(1.0, load // 2) if whole else load / 2
+        while not any(tried.values()) and len(tried) <= _DOUBLINGS and (load > 1 or not counted):
+            load = max(1.0, load // 2) if counted else load / 2
             yield attempt(load)
         held = [one for one, good in tried.items() if good]
         above = [one for one, good in tried.items() if not good and held and one > max(held)]
         if not held or not above:
             return
         low, high = max(held), min(above)
-        while (high - low > 1) if whole else (high / low > _EXACTLY):
-            middle = float((low + high) // 2) if whole else (low * high) ** 0.5
+        while (high - low > 1) if counted else (high / low > _EXACTLY):
+            middle = float((low + high) // 2) if counted else (low * high) ** 0.5
             yield attempt(middle)
             low, high = (middle, high) if tried[middle] else (low, middle)
 
 
 def _tried(replicas: _Replicas, load: float) -> RateTrial:
-    options = _at(replicas.options, load)
+    options = _at(replicas.scenario, load)
     found = [replicas.run(options, number) for number in range(replicas.replications)]
     limits = options.slo
     single = {
-        name: sum(one.share_within(StreamLimits().model_copy(update={name: limit})) for one in found)
+        name: sum(one.share_within(StreamLimits.model_construct(**{name: limit})) for one in found)
         for name in ("ttft", "tpot", "e2el")
         if (limit := getattr(limits, name)) is not None
     }
-    attained = estimate([one.values["attained"] for one in found])
+    attained = replicated_mean([one.values["attained"] for one in found])
     missed = attained.value < 1 and bool(single)
     return RateTrial(
         load,
         attained,
-        estimate([one.values["goodput_per_s"] for one in found]),
+        replicated_mean([one.values["goodput_per_s"] for one in found]),
         min(single, key=lambda name: single[name]) if missed else "",
     )

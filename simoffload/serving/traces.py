@@ -27,7 +27,7 @@ from simoffload.serving.requests import Requests, arrival_times, open_requests
 from simoffload.serving.scheduler import Runs
 from simoffload.shipped import shipped_folder
 
-__all__ = ["Trace", "read_trace", "shipped_traces"]
+__all__ = ["RecordedTrace", "read_trace", "shipped_traces"]
 
 _LONGEST = 10_000_000
 """Longest line [characters]; a prompt of 10,000,000 tokens has 20,000 hashes."""
@@ -48,8 +48,8 @@ class Row(NamedTuple):
     runs: Runs = None
 
 
-class Trace(NamedTuple):
-    """A Trace is recorded requests, and what was left out of them."""
+class RecordedTrace(NamedTuple):
+    """A RecordedTrace is recorded requests, and what was left out of them."""
 
     requests: Requests
     format: str
@@ -66,7 +66,7 @@ def shipped_traces() -> tuple[str, ...]:
 
 def read_trace(
     options: StreamOptions, *, root: Path | None = None, draw: np.random.Generator | None = None
-) -> Trace:
+) -> RecordedTrace:
     """Read the requests of a stream with a trace; ``root`` is the folder of the scenario.
 
     ``draw`` gives the arrivals where the stream has its own. Raises InputError for a file that is missing,
@@ -99,7 +99,9 @@ def read_trace(
         assert draw is not None
         arrival = arrival_times(options.arrivals, draw, len(arrival))
     prompt, output = np.tile(lengths, (repeat, 1)).T
-    return Trace(open_requests(arrival, prompt.copy(), output.copy(), runs * repeat), kind, reader.failed)
+    return RecordedTrace(
+        open_requests(arrival, prompt.copy(), output.copy(), runs * repeat), kind, reader.failed
+    )
 
 
 def _located(name: str, root: Path | None) -> Path:
@@ -219,10 +221,10 @@ class _Reader:
         if not isinstance(row, dict) or (row and "input_lens" not in row):
             raise self._unknown()
         if not row:
-            row = self._whole(first)
+            row = self._one_object(first)
         return "vllm bench", self._bench(row)
 
-    def _whole(self, first: str) -> dict[str, Any]:
+    def _one_object(self, first: str) -> dict[str, Any]:
         """Return a file that is one object of JSON."""
         rest = self._file.read(_LARGEST)
         if self._file.read(1):
@@ -287,9 +289,9 @@ def _tokens(value: Any) -> int:
 
 def _azure(stamp: str, prompt: str, output: str) -> Row | None:
     """Return a request of Azure; its stamps have up to seven decimals, and in 2024 an offset."""
-    whole, _, part = stamp.strip().partition(".")
+    second, _, part = stamp.strip().partition(".")
     digits = part[: len(part) - len(part.lstrip("0123456789"))]
-    day = datetime.fromisoformat(whole.removesuffix("Z").partition("+")[0])
+    day = datetime.fromisoformat(second.removesuffix("Z").partition("+")[0])
     seconds = (day - datetime(2020, 1, 1)).total_seconds()  # noqa: DTZ001
     if _tokens(output) == 0:
         return None

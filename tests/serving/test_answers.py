@@ -8,11 +8,11 @@ import pytest
 from simoffload.scenario.streams import StreamLimits, StreamOptions
 from simoffload.serving.answers import (
     MEASURES,
-    Estimate,
-    Measures,
-    estimate,
+    ReplicatedMean,
+    StreamMeasures,
     mser,
     quantiles,
+    replicated_mean,
     student_quantile,
 )
 from simoffload.serving.replica import Served, Steps
@@ -25,7 +25,7 @@ EVEN = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)
 def test_metrics_of_a_stream_by_hand() -> None:
     # Steps of 1 s: the first request has its tokens at 1, 2, 3, 4 s, the second one at 3 and 4 s.
     served = replay(stream([(0.0, 10, 4), (1.5, 30, 2)]), times=EVEN)
-    found = Measures(served, limits=StreamLimits.model_validate({"ttft": "1.2 s", "tpot": "1 s"}))
+    found = StreamMeasures(served, limits=StreamLimits.model_validate({"ttft": "1.2 s", "tpot": "1 s"}))
     assert found.latency("ttft", "mean") == pytest.approx(1.25)
     assert found.latency("ttft", "p90") == pytest.approx(1.45)
     assert found.latency("tpot", "p99") == found.latency("itl", "p50") == 1
@@ -48,7 +48,7 @@ def test_metrics_of_a_stream_by_hand() -> None:
 def test_gaps_between_tokens_are_those_of_all_requests() -> None:
     requests = poisson(150, 3.0, output=(2, 200))
     options = {"blocks": 260, "budget": 512, "max_seqs": 24}
-    jumped, stepped = (Measures(replay(requests, jump=one, **options)) for one in (True, False))  # type: ignore[arg-type]
+    jumped, stepped = (StreamMeasures(replay(requests, jump=one, **options)) for one in (True, False))  # type: ignore[arg-type]
     assert jumped.served.preemptions.sum() > 10
     for part in ("mean", "p50", "p95", "p99"):
         assert jumped.latency("itl", part) == pytest.approx(stepped.latency("itl", part), rel=1e-9)
@@ -66,11 +66,11 @@ def test_weighted_quantiles_equal_those_of_numpy() -> None:
 
 
 def test_a_stream_of_nothing_has_no_latencies() -> None:
-    found = Measures(replay(stream([])))
+    found = StreamMeasures(replay(stream([])))
     assert found.number == 0
     assert np.isnan(found.values["ttft_mean_s"])
     assert found.timeline() == ([], [], [])
-    one = Measures(replay(stream([(1.0, 5, 1)]), times=EVEN))
+    one = StreamMeasures(replay(stream([(1.0, 5, 1)]), times=EVEN))
     assert one.values["ttft_p99_s"] == 1
     assert np.isnan(one.values["tpot_mean_s"])
     assert one.values["attained"] == 1
@@ -97,11 +97,11 @@ def test_quantiles_of_student() -> None:
     table = {1: 6.314, 2: 2.920, 4: 2.132, 9: 1.833, 30: 1.697}
     for freedom, value in table.items():
         assert student_quantile(0.95, freedom) == pytest.approx(value, abs=5e-4)
-    assert estimate([1.0, 2.0, 3.0]) == pytest.approx(
-        Estimate(2, 2 - 2.920 / 3**0.5, 2 + 2.920 / 3**0.5), rel=1e-3
+    assert replicated_mean([1.0, 2.0, 3.0]) == pytest.approx(
+        ReplicatedMean(2, 2 - 2.920 / 3**0.5, 2 + 2.920 / 3**0.5), rel=1e-3
     )
-    assert np.isnan(estimate([1.0]).low)
-    assert np.isnan(estimate([]).value)
+    assert np.isnan(replicated_mean([1.0]).low)
+    assert np.isnan(replicated_mean([]).value)
 
 
 def _queue(arrival: np.ndarray, service: float) -> Served:
@@ -138,7 +138,7 @@ def test_intervals_cover_the_mean_of_a_queue() -> None:
         found = []
         for replication in range(options.replications):
             served = _queue(drawn(options, replication=replication).arrival, 1.0)
-            found.append(Measures(served, skip=mser(served.ttft)).latency("ttft", "mean"))
-        _, low, high = estimate(found)
+            found.append(StreamMeasures(served, skip=mser(served.ttft)).latency("ttft", "mean"))
+        _, low, high = replicated_mean(found)
         covered += low <= expected <= high
     assert 170 <= covered <= 190

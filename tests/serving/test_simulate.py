@@ -13,9 +13,8 @@ from simoffload.cli import main
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.scenario import resolve
-from simoffload.scenario.streams import StreamLimits
 from simoffload.serving import simulate
-from simoffload.serving.simulate import StreamResult, parse_limits
+from simoffload.serving.simulate import StreamResult
 
 TEXT = """\
 name: a stream
@@ -154,13 +153,13 @@ def test_bad_streams_are_refused_in_one_line(overrides: list[str], message: str)
         ("ttft", "has no limit; write e.g. ttft=2s"),
         ("tfft=2s", 'no limit of a stream; did you mean "ttft"'),
         ("ttft=2", "has no unit"),
-        ("ttft=0s", "must be above zero"),
-        ("attain=2", "above 0 and at most 1"),
+        ("ttft=0s", r"stream\.slo\.ttft: must be above 0"),
+        ("attain=2", r"stream\.slo\.attain: must be at most 1"),
     ],
 )
 def test_bad_limits_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_limits([text], StreamLimits())
+        stream(slo=text)
 
 
 def test_a_ramp_has_no_rate_to_vary() -> None:

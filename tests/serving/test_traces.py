@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.requests import Requests
-from simoffload.serving.traces import Trace, read_trace, shipped_traces
+from simoffload.serving.traces import RecordedTrace, read_trace, shipped_traces
 from simoffload.shipped import shipped_folder
 from validation.block_pool import BlockPool
 from validation.prefix_hits import hit_rate
@@ -21,7 +21,7 @@ from validation.prefix_hits import hit_rate
 MOONCAKE, AZURE = "mooncake-conversation-1000.jsonl", "azure-2023-conversation-2000.csv"
 
 
-def read(file: Path | str, *, number: int | None = None, draw: Any = None, **options: Any) -> Trace:
+def read(file: Path | str, *, number: int | None = None, draw: Any = None, **options: Any) -> RecordedTrace:
     arrivals = options.pop("arrivals", None)
     trace = {"file": str(file), **options}
     stream = StreamOptions.model_validate({"num_prompts": number, "trace": trace, "arrivals": arrivals})
