@@ -69,9 +69,9 @@ class _Node:
         self.users: set[int] = set()
         self.known = False
         """Whether its blocks can be found; others are kept while blocks after them are known."""
-        self.older: _Node = self
-        self.newer: _Node = self
-        """Neighbours in the queue of blocks that nobody uses; the node itself outside the queue."""
+        self.older: _Node | None = None
+        self.newer: _Node | None = None
+        """Neighbours in the queue of blocks that nobody uses; None outside the queue."""
 
 
 class _Own(NamedTuple):
@@ -87,6 +87,7 @@ class RadixCache:
         self._size = block_size
         self._root = _Node(_Text((), ()), 0, 0, None)
         self._queue = _Node(_Text((), ()), 0, 0, None)
+        self._queue.older = self._queue.newer = self._queue
         """The ends of the queue: its ``newer`` is the oldest node, its ``older`` the newest one."""
         self._own: dict[int, _Own] = {}
         self.unused = 0
@@ -162,13 +163,14 @@ class RadixCache:
             if node.users:
                 shared += node.end - node.begin
             else:
-                self._enqueue(node, self._queue.older)
+                self._enqueue(node)
         return -(-tokens // self._size) - shared
 
     def evict(self, free: int) -> None:
         """Forget the blocks that were released first until at most ``free`` are known that nobody uses."""
         while self.unused > free:
             node, over = self._queue.newer, self.unused - free
+            assert node is not None
             if over < node.end - node.begin:
                 if not node.children:
                     node.end -= over
@@ -212,7 +214,7 @@ class RadixCache:
         node.parent.children[node.text.begins(node.begin * size, size)] = head
         head.children[node.text.begins(at * size, size)] = node
         node.parent, node.begin = head, at
-        if node.newer is not node:
+        if node.newer is not None:
             head.older, head.newer = node, node.newer
             node.newer.older = head
             node.newer = head
@@ -228,14 +230,15 @@ class RadixCache:
 
     # -- the queue ----------------------------------------------------------------------------------
 
-    def _enqueue(self, node: _Node, older: _Node) -> None:
-        node.older, node.newer = older, older.newer
-        older.newer.older = node
-        older.newer = node
+    def _enqueue(self, node: _Node) -> None:
+        older = self._queue.older
+        assert older is not None
+        node.older, node.newer = older, self._queue
+        older.newer = self._queue.older = node
         self.unused += node.end - node.begin
 
     def _unqueue(self, node: _Node) -> None:
-        if node.newer is not node:
+        if node.newer is not None and node.older is not None:
             node.older.newer, node.newer.older = node.newer, node.older
-            node.older = node.newer = node
+            node.older = node.newer = None
             self.unused -= node.end - node.begin
