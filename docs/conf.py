@@ -36,7 +36,8 @@ autodoc_default_options = {"members": True, "no-value": True, "show-inheritance"
 autodoc_class_signature = "separated"  # results are not made by hand
 CONTENTS = {
     "Start": "docs/tutorial docs/how-to docs/which-tool docs/page notebooks/*",
-    "Questions": "docs/fit docs/explanations docs/costs docs/advise docs/reach docs/sweeps docs/reports",
+    "Questions": "docs/fit docs/explanations docs/costs docs/advise docs/reach docs/streams "
+    "docs/sweeps docs/reports",
     "What is simulated": "docs/llama-cpp docs/kv-cache docs/checkpoints-and-data docs/limits",
     "Machines": "docs/profiles docs/CALIBRATION docs/measurements/*",
     "Reference": "docs/python docs/scenarios docs/reference/* docs/nomenclature",

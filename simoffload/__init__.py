@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
+    from simoffload.serving.simulate import StreamResult, stream
 
 __all__ = [
     "CheckpointResult",
@@ -44,6 +45,7 @@ __all__ = [
     "SimoffloadError",
     "SimulationError",
     "SimulationResult",
+    "StreamResult",
     "SweepResult",
     "TrainingResult",
     "advise",
@@ -77,6 +79,7 @@ __all__ = [
     "simulate",
     "smallest_changes",
     "storage_curve",
+    "stream",
     "sweep",
     "write_comparison",
     "write_report",
@@ -95,6 +98,7 @@ _HOME = {
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
+    "StreamResult": "simoffload.serving.simulate",
     "SweepResult": "simoffload.planning.sweep.answer",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
@@ -128,6 +132,7 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
+    "stream": "simoffload.serving.simulate",
     "sweep": "simoffload.planning.sweep.answer",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",

@@ -8,7 +8,7 @@ __all__ = ["shipped_folder"]
 
 
 def shipped_folder(name: str) -> Path:
-    """Return the path of the folder "hardware_profiles" or "scenarios"."""
+    """Return the path of the folder "hardware_profiles", "scenarios" or "traces"."""
     package = Path(__file__).parent
     packaged = package / "_data" / name
     return packaged if packaged.is_dir() else package.parent / name

@@ -148,7 +148,7 @@ def test_wheel_carries_the_package_and_its_data(repository: Path, wheel: zipfile
         path for name in ("simoffload", "simoffload_calibrate") for path in tracked_files(repository, name)
     ]
     expected = {str(path.relative_to(repository)) for path in packages}
-    for data in ["hardware_profiles", "scenarios"]:
+    for data in ["hardware_profiles", "scenarios", "traces"]:
         files = [str(path.relative_to(repository)) for path in tracked_files(repository, data)]
         assert files, f"{data} is empty"
         expected |= {f"simoffload/_data/{name}" for name in files}

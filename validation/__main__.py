@@ -22,6 +22,7 @@ from validation.llama_cpp import llama_cpp_rows, llama_cpp_tables, published_rat
 from validation.measured import Profile, compare_measured, error_rows, measured_machines
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
+from validation.recorded_streams import predicted_streams, streams_table
 from validation.serving import serving_rows, serving_steps, serving_table
 
 __all__ = ["files", "inserted"]
@@ -45,6 +46,7 @@ def files() -> dict[str, str]:
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
     page = inserted(page, "serving", serving_table(served))
     page = inserted(page, "llama.cpp", llama_cpp_tables())
+    page = inserted(page, "streams", streams_table(predicted_streams()))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
         _ERRORS: _csv(CalibrationError._fields, rows),

@@ -273,6 +273,29 @@ def _add_reach(parser: _Parser) -> None:
     parser.set_defaults(command=reaching.find_values)
 
 
+def _add_stream(parser: _Parser) -> None:
+    from simoffload.cli import streaming
+
+    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="a scenario with a section stream")
+    parser.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="METRIC=LIMIT",
+        help="also find the largest rate, or number of users, at which enough requests keep all limits: "
+        "ttft=2s, tpot=50ms, e2el=20s; attain=0.99 says how many (default: 0.9); may be repeated",
+    )
+    parser.add_argument(
+        "--exact-steps", action="store_true", help="simulate every step instead of interpolating between some"
+    )
+    add_model(parser)
+    add_parts(parser)
+    add_overrides(parser)
+    add_json(parser)
+    add_output(parser, _WRITTEN)
+    parser.set_defaults(command=streaming.simulate_stream)
+
+
 def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
     parser.add_argument(
         "--slo",
@@ -480,6 +503,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
         "find changes that help, with their costs: drives, memory, cables, batch, settings",
         _add_advise,
     ),
+    "stream": ("simulate requests that arrive at a replica: latencies, goodput, users per GPU", _add_stream),
     "reach": ("find the values of a number with which a scenario keeps service levels", _add_reach),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
     "detect": ("write a platform file for this machine, from what it says of itself", _add_detect),

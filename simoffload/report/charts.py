@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
     from simoffload.planning.reach import Reach
+    from simoffload.serving.simulate import StreamResult
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""
@@ -330,6 +331,54 @@ def reached(found: Reach) -> draw.Properties:
         xaxis=draw.axis(draw.plain(found.path), tickvals=list(range(len(names))), ticktext=names),
         yaxis=draw.axis("over the limit (dotted)", type="log"),
         shapes=[],
+    )
+
+
+def goodput(found: StreamResult) -> draw.Properties:
+    """Draw the requests that keep all limits per second over the load."""
+    tried = found.trials
+    hover = [
+        f"{format_number(one.load)} {found.unit}: {format_number(one.goodput.value)}/s, "
+        f"{percent(one.attained.value)} within limits"
+        for one in tried
+    ]
+    line = draw.points(
+        "goodput",
+        x=[one.load for one in tried],
+        y=[one.goodput.value for one in tried],
+        hover=hover,
+        mode="lines+markers",
+        line={"color": draw.BLUE},
+    )
+    return draw.figure(
+        [line],
+        _HEIGHT,
+        xaxis=draw.axis(found.unit, type="log"),
+        yaxis=draw.axis("requests within limits per second", rangemode="tozero"),
+    )
+
+
+def requests_over_time(found: StreamResult) -> draw.Properties:
+    """Draw the requests that run and that wait over the time of the first replication."""
+    time, running, waiting = found.timeline
+    data = [
+        draw.points(
+            name,
+            x=time,
+            y=values,
+            hover=[f"{format_seconds(at)}: {one} {name}" for at, one in zip(time, values, strict=True)],
+            mode="lines+text",
+            line={"color": color, "shape": "hv"},
+            **draw.at_one(name, len(time), max(range(len(time)), key=values.__getitem__, default=0)),
+        )
+        for name, values, color in (("running", running, draw.BLUE), ("waiting", waiting, draw.ORANGE))
+    ]
+    return draw.figure(
+        data,
+        _HEIGHT,
+        showlegend=False,
+        xaxis=draw.axis("time [s]"),
+        yaxis=draw.axis("requests", rangemode="tozero"),
     )
 
 

@@ -38,7 +38,7 @@ from simoffload.results.endurance import (
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.kinds import KINDS, declared_metrics
-from simoffload.results.metrics import Metric, metric
+from simoffload.results.metrics import Metric, MetricAttribute, metric
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.quality import (
@@ -83,6 +83,7 @@ __all__ = [
     "MemoryStage",
     "MemoryTerm",
     "Metric",
+    "MetricAttribute",
     "Order",
     "Outlook",
     "PassResult",

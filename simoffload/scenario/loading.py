@@ -237,8 +237,11 @@ def _value(part: Mapping[str, Any], key: str) -> Any:
 
 
 def _out_of_place(document: Document, scenario: Scenario) -> list[Problem]:
-    """Return a problem for each section that is valid only for training."""
+    """Return a problem for each section that is not valid for the kind of work."""
     work = scenario.workload
+    if scenario.stream is not None and work.kind != "inference":
+        text = f"is valid only for a workload of inference, not for {work.kind}; remove it"
+        return [document.problem(("stream",), text, at_key=True)]
     if isinstance(work, Training):
         return []
     misplaced = [name for name in _OF_TRAINING if getattr(scenario, name) is not None]
@@ -311,6 +314,8 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     document = rename_keys(document, RENAMED, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
+    if "stream" in document.data and "workload" not in document.data:
+        document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
     strategy = document.data.get("strategy")

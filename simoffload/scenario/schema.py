@@ -11,6 +11,7 @@ from simoffload.documents import Frozen
 from simoffload.hardware import Parts
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
+from simoffload.scenario.streams import StreamOptions
 from simoffload.strategies import AnyStrategy
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
@@ -83,5 +84,7 @@ class Scenario(Frozen):
     """Checkpoints that the training run saves."""
     dataset: Dataset | None = None
     """Training data that the run reads from storage."""
+    stream: StreamOptions | None = None
+    """Requests that arrive one after the other, for ``simoffload stream``; other commands ignore it."""
     engine: EngineOptions = EngineOptions()
     """Shortcuts and limits of the simulator."""

@@ -12,7 +12,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
 from simoffload.simulation.runner import Execution, Runner, Scope, remembering
 
-__all__ = ["Execution", "Scope", "fit", "remembering", "simulate"]
+__all__ = ["Execution", "Runner", "Scope", "fit", "remembering", "simulate"]
 
 
 @limited

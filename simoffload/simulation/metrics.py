@@ -216,7 +216,7 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, metho
     assert result.step is not None
     kind = "decode" if result.decode else "prefill"
     phase = next(one for one in copies.phases if one.kind == kind)
-    fast = runner.time_s(phase.step(1) if isinstance(phase, PhaseSeries) else phase)
+    fast = runner.timeline(phase.step(1) if isinstance(phase, PhaseSeries) else phase).makespan * 1e-12
     size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
     text = (
         f"offloading is not needed here: a copy of the weights ({size}) fits on every GPU; without {method}"

@@ -166,9 +166,10 @@ class Runner:
             verify_decoding(decode(series.steps, durations, by_step.__getitem__, later), full)
         return full
 
-    def time_s(self, phase: Phase) -> float:
-        """Return the time [s] of a phase that is not part of the result."""
-        return self._executed(phase.schedule({})).makespan * 1e-12
+    def timeline(self, phase: Phase) -> Timeline:
+        """Execute a phase that is not part of the result."""
+        with _uncollected():
+            return self._executed(phase.schedule({}))
 
     def execute(self, name: str, schedule: Schedule) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.

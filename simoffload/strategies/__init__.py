@@ -3,7 +3,7 @@
 A strategy's module is imported when a document names its kind (``registry``).
 """
 
-from simoffload.strategies.base import SERVED, Earlier, Phase, PhaseSeries, Plan, Strategy
+from simoffload.strategies.base import SERVED, Earlier, Phase, PhaseSeries, Plan, ServingLimits, Strategy
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
 from simoffload.strategies.tunables import Placement, Placements, Tunable
 
@@ -16,6 +16,7 @@ __all__ = [
     "Placement",
     "Placements",
     "Plan",
+    "ServingLimits",
     "Strategy",
     "Tunable",
     "register",

@@ -109,6 +109,21 @@ class Basis(NamedTuple):
     """Warnings about numbers used outside the range in which they were measured."""
 
 
+class ServingLimits(NamedTuple):
+    """ServingLimits are those of an engine that serves a stream of requests on one replica."""
+
+    tokens: int
+    """Most tokens of a step (``max_num_batched_tokens``)."""
+    sequences: int
+    """Most sequences at once (``max_num_seqs``)."""
+    blocks: int
+    """Number of blocks of the key-value cache on each GPU."""
+    block_size: int
+    """Number of tokens of a block."""
+    graphs: tuple[int, ...]
+    """Batch sizes of which CUDA graphs are captured, up to which a step of fewer tokens is padded."""
+
+
 class Plan(ABC):
     """A Plan is a strategy applied to a model, a workload and a machine: what tiers hold, and phases."""
 
@@ -144,6 +159,11 @@ class Plan(ABC):
         """Measured numbers and real runs on which its times rest."""
         costs = self.machine.host.deepspeed
         return Basis(host_costs=(costs.linear_call, costs.hook))
+
+    @property
+    def serving_limits(self) -> ServingLimits | None:
+        """Limits of the engine that runs the plan, if it serves streams of requests."""
+        return None
 
     def saving(self, _options: TrainingCheckpoints) -> Plan | None:
         """Return the plan with checkpoints as the options specify; None where they are not modelled.

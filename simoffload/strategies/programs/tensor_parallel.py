@@ -25,7 +25,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
-from simoffload.strategies.base import SERVED, Basis, Description, Plan, Strategy
+from simoffload.strategies.base import SERVED, Basis, Description, Plan, ServingLimits, Strategy
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
@@ -49,8 +49,10 @@ from simoffload.strategies.programs.vllm_engine import (
     VllmEngine,
     block_bytes,
     connector_command,
+    default_sequences,
     default_tokens,
     fuller,
+    graph_sizes,
     most_utilization,
     served_runs,
     stored_weights,
@@ -172,6 +174,17 @@ class TensorParallelPlan(InferencePlan):
         if not each:  # no layer has attention over earlier tokens
             return None
         return CacheBlocks(max(0, tier.capacity - used) // each, VLLM_BLOCK, engine.utilization, stated=False)
+
+    @property
+    def serving_limits(self) -> ServingLimits | None:
+        """Limits of vLLM's engine, with as many sequences as it runs by default; None for another program and
+        without a paged cache in HBM."""
+        engine, blocks = self.engine, self.cache_blocks
+        if engine is None or blocks is None:
+            return None
+        sequences = min(engine.tokens, default_sequences(self.machine))
+        graphs = graph_sizes(sequences) if self.compiled else ()
+        return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs)
 
     @property
     def facts(self) -> Facts:

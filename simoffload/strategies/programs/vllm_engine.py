@@ -318,6 +318,12 @@ def default_tokens(machine: Machine) -> int:
     return 8_192 if capacity >= 70 * _GIB and not small else 2_048
 
 
+def default_sequences(machine: Machine) -> int:
+    """Return how many sequences ``vllm serve`` runs at once by default: 1,024 where it computes 8,192 tokens
+    or more, else 256."""
+    return 1024 if default_tokens(machine) > 2_048 else 256
+
+
 def graph_sizes(sequences: int) -> tuple[int, ...]:
     """Return the batch sizes of which vLLM captures CUDA graphs for ``sequences`` at most: 1, 2, 4, then by 8
     and from 256 on by 16, up to twice the sequences and 512."""

@@ -1,0 +1,152 @@
+"""The report document of a stream of requests: latencies, rates, memory, and the load within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from math import inf
+
+from simoffload.report import charts
+from simoffload.report.answer import Verdict, VerdictPart
+from simoffload.report.document import (
+    Chart,
+    Datum,
+    Entry,
+    Listing,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+)
+from simoffload.report.sections.background import COMMAND
+from simoffload.results import Metric
+from simoffload.scenario.streams import StreamLimits
+from simoffload.serving.answers import CONFIDENCE, MEASURES, ReplicatedMean
+from simoffload.serving.simulate import RateTrial, StreamResult
+from simoffload.units import format_number, format_seconds, percent, plural
+
+_INTERVAL = f"{CONFIDENCE:.0%} interval"
+_MEANINGS = (
+    "TTFT, TPOT, ITL and E2EL as vllm bench serve defines them; ITL is over all tokens of all requests",
+    f"interval = where the long-run value is with a confidence of {CONFIDENCE:.0%}, by replications alone",
+    "errors of the simulated step times are not in the intervals",
+)
+
+
+def stream_document(found: StreamResult, *, command: str = "") -> ReportDocument:
+    """Return the document of a stream; ``command`` is the one that asked."""
+    sections = [*([_loads(found)] if found.trials else []), _metrics(found), _memory(found)]
+    if command:
+        sections.append(ReportSection(COMMAND, listings=(Listing("", command),), page_only=True))
+    return ReportDocument(
+        (found.scenario.name, found.scenario.model.name, found.scenario.machine.platform),
+        None,
+        (_verdict(found),),
+        (*found.notes, *([f"not complete: {found.stopped}"] if found.stopped else [])),
+        tuple(sections),
+        (),
+    )
+
+
+def _verdict(found: StreamResult) -> Verdict:
+    if found.trials:
+        return _best(found)
+    values = found.estimates
+    tokens = MEASURES["output_tokens_per_s"].text(values["output_tokens_per_s"].value)
+    return Verdict.of(
+        f"p99 of TTFT {_text('ttft_p99_s', found)}, of TPOT {_text('tpot_p99_s', found)}",
+        VerdictPart(f" at {_text('requests_per_s', found)}"),
+        VerdictPart(f", {tokens} of output"),
+    )
+
+
+def _text(name: str, found: StreamResult) -> str:
+    return MEASURES[name].text(found.estimates[name].value)
+
+
+def _best(found: StreamResult) -> Verdict:
+    """Return the largest load within the limits, for a GPU where there are several."""
+    limits, best = found.options.slo, found.best
+    what = f"{_limits(limits)} for {percent(limits.attain)} of the requests"
+    if best is None:
+        least = found.trials[0]
+        given = f"; with {format_number(least.load)} {found.unit} {percent(least.attained.value)} keep them"
+        return Verdict.of(f"no load that was tried keeps {what}", VerdictPart(given))
+    load = f"{format_number(best.load)} {found.unit}"
+    each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
+    above = next((one for one in found.trials if one.load > best.load), None)
+    beyond = f"; beyond, {above.binds} is missed first" if above is not None and above.binds else ""
+    parts = [VerdictPart(each if found.gpus > 1 else ""), VerdictPart(beyond)]
+    return Verdict.of(f"up to {load} with {what}", *parts)
+
+
+def _limits(limits: StreamLimits) -> str:
+    values = ((name, getattr(limits, name)) for name in ("ttft", "tpot", "e2el"))
+    return " and ".join(f"{name} ≤ {format_seconds(one)}" for name, one in values if one is not None)
+
+
+def _loads(found: StreamResult) -> ReportSection:
+    head = (found.unit, "", "within limits", _INTERVAL, "goodput", "missed first")
+    rows = tuple(tuple(_load(one, found.options.slo)) for one in found.trials)
+    missed = tuple(at for at, one in enumerate(found.trials) if not one.holds(found.options.slo))
+    chart = Chart(f"goodput over {found.unit}", partial(charts.goodput, found))
+    table = ReportTable("", head, rows, (0, 2, 3, 4), refused=missed)
+    return ReportSection("Loads that were tried", (), (table,), charts=(chart,))
+
+
+def _load(one: RateTrial, limits: StreamLimits) -> Iterator[Entry]:
+    yield Datum(format_number(one.load), one.load)
+    yield "kept" if one.holds(limits) else "missed"
+    yield Datum(percent(one.attained.value), one.attained.value)
+    yield _ends(MEASURES["attained"], one.attained)
+    goodput = MEASURES["goodput_per_s"]
+    yield Datum(goodput.short(one.goodput.value), one.goodput.value, goodput.unit.name)
+    yield one.binds
+
+
+def _metrics(found: StreamResult) -> ReportSection:
+    many = len(found.measures) > 1
+    head = ("metric", "value", *([_INTERVAL] if many else []))
+    shown = {name: one for name, one in MEASURES.items() if found.options.slo.any or name not in _OF_LIMITS}
+    rows = tuple(
+        (
+            metric.title,
+            _datum(metric, found.estimates[name]),
+            *([_ends(metric, found.estimates[name])] if many else []),
+        )
+        for name, metric in shown.items()
+    )
+    number = plural(sum(one.number for one in found.measures), "request")
+    cut = sum(one.skip for one in found.measures)
+    text = f"{number} in {plural(len(found.measures), 'replication')}"
+    text += f", after {cut} that are left out as warm-up" if cut else ""
+    chart = Chart("running and waiting requests over time", partial(charts.requests_over_time, found))
+    table = ReportTable("", head, rows, tuple(range(1, len(head))))
+    return ReportSection(
+        "What requests meet", (text,), (table,), _MEANINGS, charts=(chart,), notes_on_terminal=True
+    )
+
+
+_OF_LIMITS = ("goodput_per_s", "attained")
+_SHARES = ("attained", "cached")
+
+
+def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
+    return Datum(metric.text(one.value), one.value, metric.unit.name) if one.value == one.value else ""
+
+
+def _ends(metric: Metric, one: ReplicatedMean) -> str:
+    if one.low != one.low:
+        return ""
+    most = 1.0 if metric.name in _SHARES else inf
+    return f"{metric.short(max(0.0, one.low))} … {metric.short(min(most, one.high))}"
+
+
+def _memory(found: StreamResult) -> ReportSection:
+    limits = found.limits
+    tokens = limits.blocks * limits.block_size
+    sentences = [
+        f"{limits.blocks:,} KV blocks of {limits.block_size} tokens, {tokens:,} tokens in all",
+        f"at most {limits.tokens:,} tokens and {limits.sequences:,} sequences in a step",
+        f"{found.evaluations:,} steps were simulated, others interpolated with an error of {found.worst:.2%}",
+    ]
+    return ReportSection("Engine", tuple(sentences))

@@ -1,0 +1,337 @@
+"""What a stream of requests met: latencies, rates and memory, with intervals from replications.
+
+Definitions are those of ``vllm bench serve`` (vLLM 0.33.0, ``vllm/benchmarks/serve.py``): TTFT from arrival
+to the first token; TPOT the time after it over the tokens after it, of requests with several; ITL every gap
+between two tokens, of all requests together; E2EL from arrival to the last token; percentiles are linear;
+rates are sums over the time from the first arrival to the last token. Requests of the warm-up are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import cos, nan, pi, sin, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simoffload.results import Metric, MetricAttribute, metric
+from simoffload.scenario.streams import StreamLimits
+from simoffload.serving.replica import Served
+from simoffload.units import format_number, per_second
+
+__all__ = [
+    "CONFIDENCE",
+    "MEASURES",
+    "ReplicatedMean",
+    "RequestTimeline",
+    "StreamMeasures",
+    "mser",
+    "quantiles",
+    "replicated_mean",
+    "student_quantile",
+]
+
+Times = npt.NDArray[np.float64]
+CONFIDENCE = 0.9
+"""Share of intervals that contain the long-run value (our choice)."""
+_PARTS = {"mean": nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_LATENCIES = {
+    "ttft": ("TTFT", "time from arrival to the first token"),
+    "tpot": ("TPOT", "time after the first token over the tokens after it"),
+    "itl": ("ITL", "time between two tokens of a request"),
+    "e2el": ("E2EL", "time from arrival to the last token"),
+}
+_BATCH = 5
+"""Number of values that MSER-5 averages."""
+_POINTS = 200
+"""Points of a timeline (our choice)."""
+
+
+def mser(values: Times) -> int:
+    """Return how many values at the begin MSER-5 leaves out, at most half of them.
+
+    White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics", WSC 2000: of the means
+    of five values each, those are left out without which the standard error of the others is least.
+    """
+    count = len(values) // _BATCH
+    if count < 2:
+        return 0
+    means = values[: count * _BATCH].reshape(count, _BATCH).mean(axis=1)[::-1]
+    number = np.arange(1, count + 1)
+    mean = means.cumsum() / number
+    errors = ((means**2).cumsum() / number - mean**2) / number
+    kept = number >= count - count // 2
+    return _BATCH * (count - int(number[kept][errors[kept].argmin()]))
+
+
+def quantiles(values: Times, weights: npt.NDArray[np.int64], parts: Sequence[float]) -> list[float]:
+    """Return quantiles of values of which each occurs as often as its weight, as ``np.percentile`` with
+    linear interpolation; NaN of none."""
+    total = int(weights.sum())
+    if not total:
+        return [nan] * len(parts)
+    order = values.argsort()
+    values, ends = values[order], weights[order].cumsum()
+
+    def at(place: int) -> float:
+        return float(values[ends.searchsorted(place, side="right")])
+
+    found = []
+    for part in parts:
+        place, rest = divmod(part * (total - 1), 1)
+        low = at(int(place))
+        found.append(low + rest * (at(int(place) + 1) - low) if rest else low)
+    return found
+
+
+def _per_second(rate: float) -> str:
+    return per_second(rate, " requests/s")
+
+
+# -- one stream ----------------------------------------------------------------------------------
+
+
+class RequestTimeline(NamedTuple):
+    """A RequestTimeline has the number of requests over time, at equal distances."""
+
+    time: list[float]
+    running: list[int]
+    waiting: list[int]
+
+
+class StreamMeasures:
+    """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests."""
+
+    def __init__(self, served: Served, *, limits: StreamLimits | None = None, skip: int = 0) -> None:
+        self.served, self.skip, self._limits = served, skip, limits or StreamLimits()
+        order = np.argsort(served.queued, kind="stable")
+        self._counted = order[skip:]
+
+    def _of(self, values: Times) -> Times:
+        return values[self._counted]
+
+    @property
+    def number(self) -> int:
+        """Number of requests after the warm-up."""
+        return len(self._counted)
+
+    @cached_property
+    def _begin(self) -> float:
+        return float(self._of(self.served.queued)[0]) if self.number else 0.0
+
+    @cached_property
+    def duration(self) -> float:
+        """Time from the first counted arrival to the last token [s]."""
+        return float(self.served.finished.max()) - self._begin if self.number else 0.0
+
+    @cached_property
+    def _latencies(self) -> dict[str, dict[str, float]]:
+        served, ends = self.served, self._of(self.served.finished)
+        tpot = self._of(served.tpot)
+        each = {
+            "ttft": self._of(served.ttft),
+            "tpot": tpot[~np.isnan(tpot)],
+            "e2el": ends - self._of(served.queued),
+        }
+        parts = [part for part in _PARTS.values() if part == part]
+        found = {}
+        for name, values in each.items():
+            some = len(values) > 0
+            shares = np.quantile(values, parts).tolist() if some else [nan] * len(parts)
+            found[name] = dict(zip(_PARTS, [float(values.mean()) if some else nan, *shares], strict=True))
+        gaps, weights = self._gaps
+        total = weights.sum()
+        mean = float(gaps @ weights / total) if total else nan
+        found["itl"] = dict(zip(_PARTS, [mean, *quantiles(gaps, weights, parts)], strict=True))
+        return found
+
+    @cached_property
+    def _gaps(self) -> tuple[Times, npt.NDArray[np.int64]]:
+        """Times between tokens, and how many requests had each."""
+        log = self.served.log
+        inside = (log.begin >= self._begin) & (log.sequences > 0)
+        steps = log.steps[inside]
+        place = np.arange(steps.sum()) - np.repeat(steps.cumsum() - steps, steps)
+        times = np.repeat(log.time[inside], steps) + np.repeat(log.growth[inside], steps) * place
+        return times, np.repeat(log.sequences[inside], steps)
+
+    def latency(self, kind: str, part: str) -> float:
+        """Return the mean or a percentile of a latency [s]: ``latency("ttft", "p99")``."""
+        return self._latencies[kind][part]
+
+    def _rate(self, amount: float) -> float:
+        return amount / self.duration if self.duration else nan
+
+    @metric(text=_per_second)
+    def requests_per_s(self) -> float:
+        """Requests [1/s]: finished requests over the duration."""
+        return self._rate(self.number)
+
+    @metric()
+    def output_tokens_per_s(self) -> float:
+        """Output tokens [1/s]: generated tokens over the duration."""
+        return self._rate(float(self.served.output[self._counted].sum()))
+
+    @metric()
+    def total_tokens_per_s(self) -> float:
+        """Tokens [1/s]: prompt and output tokens over the duration."""
+        return self._rate(float((self.served.output + self.served.prompt)[self._counted].sum()))
+
+    @cached_property
+    def _good(self) -> npt.NDArray[np.bool_]:
+        served = self.served
+        tpot = np.nan_to_num(served.tpot, nan=0.0)
+        values = {"ttft": served.ttft, "tpot": tpot, "e2el": served.finished - served.queued}
+        good = np.ones(len(tpot), dtype=bool)
+        for name, one in values.items():
+            limit = getattr(self._limits, name)
+            if limit is not None:
+                good &= one <= limit
+        return np.asarray(good[self._counted])
+
+    def share_within(self, limits: StreamLimits) -> float:
+        """Return the share of counted requests that keep other limits."""
+        other = StreamMeasures(self.served, limits=limits, skip=self.skip)
+        return float(other._good.mean()) if self.number else nan
+
+    @metric(text=_per_second)
+    def goodput_per_s(self) -> float:
+        """Goodput [1/s]: requests that keep all limits over the duration."""
+        return self._rate(float(self._good.sum()))
+
+    @metric(better="higher")
+    def attained(self) -> float:
+        """Requests within limits []: requests that keep all limits over all requests."""
+        return float(self._good.mean()) if self.number else nan
+
+    @metric(text=format_number)
+    def running(self) -> float:
+        """Running requests []: sum of the times from admission to the last token over the duration."""
+        return self._rate(float((self._of(self.served.finished) - self._of(self.served.scheduled)).sum()))
+
+    @metric(text=format_number)
+    def waiting(self) -> float:
+        """Waiting requests []: sum of the times from arrival to admission over the duration."""
+        return self._rate(float((self._of(self.served.scheduled) - self._of(self.served.queued)).sum()))
+
+    @metric(text=format_number)
+    def preemptions(self) -> float:
+        """Preemptions []: requests whose blocks were taken from them, counted each time."""
+        return float(self.served.preemptions[self._counted].sum())
+
+    @metric(better="higher")
+    def cached(self) -> float:
+        """Prompt tokens from the cache []: tokens found in the prefix cache over tokens of prompts."""
+        prompt = self.served.prompt[self._counted].sum()
+        return float(self.served.cached[self._counted].sum() / prompt) if prompt else nan
+
+    @property
+    def backlog(self) -> tuple[float, float]:
+        """Share of all requests that wait when the last one arrives, and by how many the queue grew each
+        second until then."""
+        queued, scheduled = self.served.queued, self.served.scheduled
+        if len(queued) < 2 or queued.max() == queued.min():
+            return 0.0, 0.0
+        waiting = float((scheduled > queued.max()).sum())
+        return waiting / len(queued), waiting / float(queued.max() - queued.min())
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Values of all metrics by name."""
+        return {name: getattr(self, name) for name in MEASURES}
+
+    def timeline(self, points: int = _POINTS) -> RequestTimeline:
+        """Return how many requests ran and waited, from the first arrival to the last token."""
+        queued, scheduled, finished = map(
+            np.sort, (self.served.queued, self.served.scheduled, self.served.finished)
+        )
+        if not len(queued):
+            return RequestTimeline([], [], [])
+        time = np.linspace(queued[0], finished[-1], points)
+        came, began, ended = (one.searchsorted(time, side="right") for one in (queued, scheduled, finished))
+        return RequestTimeline(time.tolist(), (began - ended).tolist(), (came - began).tolist())
+
+
+def _latency(kind: str, part: str) -> MetricAttribute:
+    short, meaning = _LATENCIES[kind]
+
+    def value(measures: StreamMeasures) -> float:
+        return measures.latency(kind, part)
+
+    which = "mean" if part == "mean" else f"{part[1:]}th percentile"
+    value.__name__ = f"{kind}_{part}_s"
+    value.__doc__ = f"{short} {part} [s]: {which} of the {meaning}."
+    return MetricAttribute(value)
+
+
+def _with_latencies() -> dict[str, Metric]:
+    for kind in _LATENCIES:
+        for part in _PARTS:
+            attribute = _latency(kind, part)
+            name = attribute.metric.name
+            setattr(StreamMeasures, name, attribute)
+            attribute.__set_name__(StreamMeasures, name)
+    found = (one.metric for one in vars(StreamMeasures).values() if isinstance(one, MetricAttribute))
+    order = {name: place for place, name in enumerate(_LATENCIES)}
+    metrics = sorted(found, key=lambda one: order.get(one.name.partition("_")[0], len(order)))
+    return {one.name: one for one in metrics}
+
+
+MEASURES: Mapping[str, Metric] = _with_latencies()
+"""Metrics of a stream by name, latencies first."""
+
+
+# -- replications --------------------------------------------------------------------------------
+
+
+class ReplicatedMean(NamedTuple):
+    """An ReplicatedMean is the mean of a metric over replications, with its interval."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the interval; NaN with fewer than two replications."""
+
+
+def replicated_mean(values: Sequence[float], *, confidence: float = CONFIDENCE) -> ReplicatedMean:
+    """Return the mean of independent replications and its t-interval; values that are NaN do not count."""
+    known = np.array([one for one in values if one == one])
+    if not len(known):
+        return ReplicatedMean(nan, nan, nan)
+    mean = float(known.mean())
+    if len(known) < 2:
+        return ReplicatedMean(mean, nan, nan)
+    half = (
+        student_quantile((1 + confidence) / 2, len(known) - 1) * float(known.std(ddof=1)) / sqrt(len(known))
+    )
+    return ReplicatedMean(mean, mean - half, mean + half)
+
+
+def student_quantile(part: float, freedom: int) -> float:
+    """Return the quantile, from 0.5 to 1, of Student's t distribution of so many degrees of freedom.
+
+    Abramowitz and Stegun 26.7.3 and 26.7.4, inverted by halving.
+    """
+    low, high = 0.0, pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        if (1 + _within(angle, freedom)) / 2 < part:
+            low = angle
+        else:
+            high = angle
+    return sqrt(freedom) * sin(low) / cos(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Return the probability that t lies between -x and x, where x = sqrt(freedom) tan(angle)."""
+    square, total = cos(angle) ** 2, 0.0
+    first = 1 if freedom % 2 else 0
+    term = cos(angle) if first else 1.0
+    for number in range(first, freedom - 1, 2):
+        total += term
+        term *= square * (number + 1) / (number + 2)
+    if first:
+        return 2 / pi * (angle + sin(angle) * total)
+    return sin(angle) * total

@@ -1,0 +1,286 @@
+"""Times of steps of a stream, from few simulated ones.
+
+A step of a plan depends on its tokens, the number of sequences that generate, the sum of their contexts, and
+the attention of chunks, which is the sum over the chunks of new tokens times the tokens to which these attend
+on average. How contexts are spread over sequences hardly matters: a plan counts the latency of a kernel, some
+10 us, for each group of equal contexts, which is left out. ``StepTable`` divides the space of these numbers
+into cells, simulates the corners of those that occur, and interpolates linearly within
+the simplex of corners around a step (Kuhn's triangulation of a cell). The middle of each cell is simulated,
+too: where it differs by more than the bound, the cell is split.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from simoffload.models import Sequences
+from simoffload.results import Timeline
+from simoffload.scenario import LoadedScenario
+from simoffload.serving.replica import StepTime
+from simoffload.serving.scheduler import ReplicaState, ScheduledWork
+from simoffload.simulation import Runner
+from simoffload.strategies import Phase
+
+__all__ = ["BOUND", "StepTable", "simulated_steps"]
+
+BOUND = 0.005
+"""Largest relative difference of the middle of a cell from the line between its ends (our choice)."""
+_LEAST = 2
+"""Context of a sequence that generates its second token; only what goes beyond is an axis."""
+
+
+Evaluate = Callable[[tuple[Sequences, ...]], StepTime]
+"""Function that simulates a step of a mixture of sequences."""
+
+
+def simulated_steps(scenario: LoadedScenario) -> Evaluate:
+    """Return the function that simulates a step of the scenario's plan with any mixture of sequences."""
+    plan, runner = scenario.plan(), Runner(scenario, keep=False)
+    step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
+
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
+        timeline = runner.timeline(step(batch))
+        return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
+
+    return evaluate
+
+
+def _host_and_busy(timeline: Timeline) -> tuple[float, float]:
+    """Return the end of the work of the host thread, and the most work of another stream [s]."""
+    host = busy = 0
+    for track in timeline.tracks:
+        if not len(track):
+            continue
+        if track.stream == 0:
+            host = max(host, track.end_of(len(track) - 1))
+            continue
+        work = sum(
+            count * (sum(track.end[first:last]) - sum(track.start[first:last]))
+            for first, last, count in track.totals()
+        )
+        busy = max(busy, work)
+    return host * 1e-12, busy * 1e-12
+
+
+Point = tuple[int, int, int, int]
+"""Tokens of a step, generating sequences, sum of their contexts beyond ``_LEAST``, attention of chunks."""
+
+
+_AXES = range(4)
+_DOUBLINGS = (1, 4, 5, 5)
+"""Doublings from the begin to the end of an unsplit cell on each axis (our choice, for few simulated steps).
+"""
+
+
+class _Cell:
+    """A _Cell is a box of points; one with parts is split at ``at`` of ``axis``."""
+
+    __slots__ = ("at", "axis", "corners", "high", "low", "parts", "scale")
+
+    def __init__(self, low: Point, high: Point) -> None:
+        self.low, self.high = low, high
+        self.scale = [1 / (b - a) if b > a else 0.0 for a, b in zip(low, high, strict=True)]
+        self.corners: dict[int, StepTime] = {}
+        """Times at the corners in use, by the sum of 2^axis of the axes on which they are high."""
+        self.axis, self.at = 0, 0
+        self.parts: tuple[_Cell, _Cell] | None = None
+
+
+class StepTable:
+    """A StepTable has the times of the steps of one replica, for ``Replica``.
+
+    ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
+    takes as long as the next one. With ``exact`` every step is simulated as it is.
+    """
+
+    def __init__(
+        self, evaluate: Evaluate, *, sizes: Sequence[int] = (), bound: float = BOUND, exact: bool = False
+    ) -> None:
+        self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
+        self._known: dict[Point, StepTime] = {}
+        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
+        self.evaluations = 0
+        self.worst = 0.0
+        """Largest relative difference met in the middle of a cell in use."""
+
+    def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
+        """Return the time of the first step of some work, and how it grows."""
+        if self._exact:
+            return self._as_it_is(work, state)
+        beyond = work.contexts - _LEAST * work.sequences
+        if not work.chunks:
+            return self._decoding(work.sequences, beyond, work.steps)
+        tokens = self._padded(work.tokens + work.sequences)
+        return self._interpolated((tokens, work.sequences, beyond, round(work.attention)))
+
+    def _padded(self, tokens: int) -> int:
+        place = bisect_left(self._sizes, tokens)
+        return self._sizes[place] if place < len(self._sizes) else tokens
+
+    def _as_it_is(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
+        """Return the time of a step with the sequences as they are, without padding."""
+        decoding = Counter(state.generating()) if work.sequences else Counter[int]()
+        chunks = Counter((new, state.computed[one]) for one, new in work.chunks)
+        batch = [Sequences(count, 1, context) for context, count in decoding.items()]
+        batch += [Sequences(count, *one) for one, count in chunks.items()]
+        self.evaluations += 1
+        time = self._evaluate(tuple(batch))
+        return time if work.chunks else StepTime(time.time)
+
+    # -- steps of generating sequences alone --------------------------------------------------------
+
+    def _decoding(self, sequences: int, beyond: int, steps: int) -> StepTime:
+        """Return the time of a decode step, and of those within its cell."""
+        size = self._padded(sequences)
+        octave = (beyond // size).bit_length()
+        octaves = self._decode.setdefault(size, {})
+        if octave not in octaves:
+            low, high = (0, size) if octave == 0 else (size << (octave - 1), size << octave)
+            octaves[octave] = list(self._lines(size, low, high))
+        lines = octaves[octave]
+        place = 0
+        while place + 1 < len(lines) and lines[place][1] <= beyond:
+            place += 1
+        low, high, time, slope = lines[place]
+        first = time + slope * (beyond - low)
+        within = (high - beyond) // sequences + 1
+        return StepTime(first, 0.0, first, slope * sequences, max(1, min(steps, within)))
+
+    def _lines(self, size: int, low: int, high: int) -> list[tuple[int, int, float, float]]:
+        """Return the lines between two sums of contexts: begin, end, time at the begin, slope."""
+        ends = [self._at((size, size, one, 0)).time for one in (low, high)]
+        middle = (low + high) // 2
+        between = self._at((size, size, middle, 0)).time
+        line = ends[0] + (ends[1] - ends[0]) * (middle - low) / (high - low)
+        error = abs(line / between - 1)
+        if error > self._bound and middle - low >= size:
+            return self._lines(size, low, middle) + self._lines(size, middle, high)
+        self.worst = max(self.worst, error)
+        return [(low, high, ends[0], (ends[1] - ends[0]) / (high - low))]
+
+    # -- steps with chunks --------------------------------------------------------------------------
+
+    def _interpolated(self, point: Point) -> StepTime:
+        """Return the times at a point, from corners of its cell."""
+        key = tuple(map(_range_of, point, _DOUBLINGS))
+        cell = self._cells.get(key)
+        if cell is None:
+            lows, highs = zip(*map(_bracket, key, _DOUBLINGS), strict=True)
+            cell = self._cells[key] = self._checked(_Cell(lows, highs))
+        while cell.parts is not None:
+            cell = cell.parts[point[cell.axis] > cell.at]
+            if cell.axis < 0:
+                self._checked(cell)
+        return self._within(cell, point)
+
+    def _within(self, cell: _Cell, point: Point) -> StepTime:
+        """Interpolate in the simplex of a cell around a point: along the axes, from the largest part on."""
+        scaled = zip(point, cell.low, cell.scale, _AXES, strict=True)
+        parts = [((value - low) * scale, axis) for value, low, scale, axis in scaled]
+        parts.sort(reverse=True)
+        corner, last = 0, self._corner(cell, 0)
+        time, host, busy, *_ = last
+        for part, axis in parts:
+            if part <= 0:
+                break
+            corner += 1 << axis
+            then = cell.corners.get(corner) or self._corner(cell, corner)
+            time += part * (then[0] - last[0])
+            host += part * (then[1] - last[1])
+            busy += part * (then[2] - last[2])
+            last = then
+        return StepTime(time, host, busy)
+
+    def _corner(self, cell: _Cell, corner: int) -> StepTime:
+        """Return the times at a corner of a cell, by its number."""
+        if corner not in cell.corners:
+            a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
+            cell.corners[corner] = self._at((a, b, c, d))
+        return cell.corners[corner]
+
+    def _checked(self, cell: _Cell) -> _Cell:
+        """Split a cell whose middle is not on the line between its ends; its parts are checked when they are
+        used."""
+        cell.axis = 0
+        middle = _middle(cell.low, cell.high)
+        error = self._error(cell, middle)
+        if error <= self._bound or max(high - low for low, high in zip(cell.low, cell.high, strict=True)) < 2:
+            self.worst = max(self.worst, error)
+            return cell
+        errors = []
+        for axis in range(4):
+            low, high, at = cell.low[axis], cell.high[axis], middle[axis]
+            if high - low >= 2:
+                edge = self._error(cell, _with_axis(cell.low, axis, at))
+                errors.append((edge, (high - low) / high, axis))
+        _, _, cell.axis = max(errors)
+        axis, cell.at = cell.axis, middle[cell.axis]
+        begin = cell.at + 1 if axis < 2 else cell.at  # tokens and sequences are counted
+        below = _Cell(cell.low, _with_axis(cell.high, axis, cell.at))
+        above = _Cell(_with_axis(cell.low, axis, begin), cell.high)
+        below.axis = above.axis = -1
+        cell.parts = below, above
+        return cell
+
+    def _error(self, cell: _Cell, point: Point) -> float:
+        """Return how much the times interpolated at a point differ from those simulated, over its time."""
+        found, right = self._within(cell, point), self._at(point)
+        return max(abs(a - b) for a, b in zip(found[:3], right[:3], strict=True)) / right.time
+
+    def _at(self, point: Point) -> StepTime:
+        """Return the times at a point, of a mixture with these numbers."""
+        found = self._known.get(point)
+        if found is None:
+            self.evaluations += 1
+            found = self._known[point] = self._evaluate(_mixture(point))
+        return found
+
+
+def _range_of(value: int, doublings: int) -> int:
+    """Return the number of the range in which a value is: -1 for 0, then of ranges that grow by so many
+    doublings."""
+    return -(-(value - 1).bit_length() // doublings) if value > 0 else -1
+
+
+def _bracket(number: int, doublings: int) -> tuple[int, int]:
+    """Return the first and the last value of a range."""
+    if number < 0:
+        return 0, 0
+    return (1 << (number - 1) * doublings) + 1 if number else 1, 1 << number * doublings
+
+
+def _middle(low: Point, high: Point) -> Point:
+    a, b, c, d = ((one + other) // 2 for one, other in zip(low, high, strict=True))
+    return a, b, c, d
+
+
+def _with_axis(point: Point, axis: int, to: int) -> Point:
+    a, b, c, d = (to if one == axis else value for one, value in enumerate(point))
+    return a, b, c, d
+
+
+def _mixture(point: Point) -> tuple[Sequences, ...]:
+    """Return sequences with the numbers of a point; a corner with more sequences than tokens has fewer.
+
+    Chunks are alike, and as few as their attention allows, each to no fewer tokens than its own.
+    """
+    tokens, sequences, beyond, attention = point
+    new = 0 if attention == 0 else max(1, tokens - sequences)
+    sequences = tokens - new
+    batch: list[Sequences] = []
+    if sequences:
+        each, more = divmod(beyond, sequences)
+        batch.append(Sequences(sequences - more, 1, _LEAST + each))
+        if more:
+            batch.append(Sequences(more, 1, _LEAST + each + 1))
+    if new:
+        chunks = min(new, max(1, -(-new * new // (2 * attention))))
+        each, more = divmod(new, chunks)
+        context = max(each, round(attention / new + new / chunks / 2))
+        if more:
+            batch.append(Sequences(more, each + 1, context + 1))
+        batch.append(Sequences(chunks - more, each, context))
+    return tuple(batch)

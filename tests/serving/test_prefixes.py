@@ -1,0 +1,95 @@
+"""The prefix cache as a tree equals the block pool of vLLM block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simoffload.serving.prefixes import RadixCache
+from simoffload.serving.scheduler import PrefixCache, Runs
+from tests.serving.streams import Stream, poisson, replay
+from validation.block_pool import BlockPool
+
+
+def _texts(draw: np.random.Generator, number: int) -> list[Runs]:
+    """Return prompts of which many begin alike: with texts, parts of texts, and what others generated."""
+    found: list[Runs] = []
+    for row in range(number):
+        kind = draw.integers(5)
+        if kind == 0:
+            found.append(None)
+            continue
+        if kind == 1 and row and (other := found[int(draw.integers(row))]):
+            keep = other[: int(draw.integers(1, len(other) + 1))]
+            cut = (keep[-1][0], int(draw.integers(1, keep[-1][1] + 1)))
+            found.append((*keep[:-1], cut, (1000 + row, int(draw.integers(1, 40)))))
+            continue
+        if kind == 2 and row and (other := found[before := int(draw.integers(row))]):
+            found.append((*other, (-1 - before, int(draw.integers(1, 30))), (1000 + row, 7)))
+            continue
+        parts = draw.integers(1, 5)
+        found.append(tuple((int(draw.integers(1, 4)), int(draw.integers(1, 50))) for _ in range(parts)))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_operations_equal_those_block_by_block(seed: int, size: int) -> None:
+    draw = np.random.default_rng(seed)
+    texts = _texts(draw, 150)
+    tree, pool = RadixCache(size), BlockPool(size)
+    both: tuple[PrefixCache, PrefixCache] = tree, pool
+    running: dict[int, int] = {}
+    capacity = int(draw.integers(5, 400)) // size + 1
+    evicted = 0
+
+    def same(name: str, *arguments: object) -> object:
+        one, other = (getattr(cache, name)(*arguments) for cache in both)
+        assert one == other, name
+        return one
+
+    for row, runs in enumerate(texts):
+        length = sum(tokens for _, tokens in runs or ((0, 30),)) + int(draw.integers(0, 20))
+        found, _ = same("match", row, runs, length)  # type: ignore[misc]
+        if found:
+            same("pin", row, runs, found)
+        running[row] = found
+        for _ in range(int(draw.integers(0, 6))):
+            one = int(draw.choice(list(running)))
+            action = draw.integers(3)
+            running[one] += int(draw.integers(0, 50))
+            if action == 0:
+                same("release", one, texts[one], running.pop(one))
+            else:
+                same("insert", one, texts[one], running[one])
+            if not running:
+                break
+        before = tree.unused
+        same("evict", capacity)
+        evicted += before > tree.unused
+        assert tree.unused == len(pool._unused)
+        ask = int(draw.integers(row + 1))
+        if ask not in running:
+            same("match", ask, texts[ask], 10_000)
+            tree._own.pop(ask)
+    assert evicted > 3
+
+
+@pytest.mark.parametrize("blocks", [80, 200, 1000])
+def test_a_stream_is_served_the_same(blocks: int) -> None:
+    requests = poisson(200, 3.0, prompt=(1, 300))
+    draw = np.random.default_rng(1)
+    texts = [
+        None if one is None else tuple((key, 5 * tokens) for key, tokens in one) for one in _texts(draw, 200)
+    ]
+    prompt = np.array([sum(t for _, t in one or ((0, 100),)) for one in texts])
+    keep = prompt < 80 * 16 - 300
+    runs = [one for one, here in zip(texts, keep, strict=True) if here]
+    stream = Stream(requests.arrival[keep], prompt[keep], requests.output[keep], runs)
+    served = [
+        replay(stream, blocks=blocks, cache=cache, budget=256, max_seqs=24, async_scheduling=True)
+        for cache in (RadixCache(), BlockPool())
+    ]
+    for name in ("first", "finished", "cached", "preemptions"):
+        np.testing.assert_array_equal(getattr(served[0], name), getattr(served[1], name))
+    assert served[0].cached.any()

@@ -1,0 +1,204 @@
+"""Streams of scenarios: from the file to the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simoffload as so
+from simoffload.cli import main
+from simoffload.documents import parse_yaml
+from simoffload.errors import InputError, WorkLimitError
+from simoffload.scenario import resolve
+from simoffload.serving import simulate
+from simoffload.serving.simulate import StreamResult
+
+TEXT = """\
+name: a stream
+model: llama-3.1-8b
+platform: h100-1gpu-vm
+strategy: {kind: tensor_parallel, compiled: true}
+stream:
+  num_prompts: 60
+  replications: 2
+  max_num_seqs: 32
+  arrivals: {kind: poisson, request_rate: 8}
+  prompt: {kind: fixed, tokens: 600}
+  output: {kind: fixed, tokens: 40}
+"""
+
+
+def stream(*overrides: str, **options: Any) -> StreamResult:
+    return so.stream(resolve(parse_yaml(TEXT, name="stream.yaml"), overrides=overrides), **options)
+
+
+@pytest.fixture(scope="module")
+def usual() -> StreamResult:
+    return stream()
+
+
+def test_a_stream_has_latencies_and_intervals(usual: StreamResult) -> None:
+    assert len(usual.measures) == 2
+    ttft, tpot = (usual.estimates[f"{name}_mean_s"] for name in ("ttft", "tpot"))
+    assert 0.01 < ttft.value < 0.2
+    assert 0.005 < tpot.value < 0.02
+    assert ttft.low < ttft.value < ttft.high
+    assert usual.limits.tokens == 8192
+    assert usual.limits.sequences == 32
+    assert usual.limits.blocks * 16 > 300_000
+    assert any("too few for p99" in note for note in usual.notes)
+    assert 0 < usual.worst <= 0.005
+    data = usual.to_dict()
+    assert data["metrics"]["ttft_mean_s"]["value"] == ttft.value
+    json.dumps(data, allow_nan=False)
+
+
+def test_the_same_seed_has_the_same_answer(usual: StreamResult) -> None:
+    assert stream().to_dict() == usual.to_dict()
+    assert stream("stream.seed=1").estimates["ttft_mean_s"] != usual.estimates["ttft_mean_s"]
+
+
+def test_exact_steps_hardly_differ() -> None:
+    exact = stream(
+        "stream.num_prompts=20", "stream.replications=1", "stream.output.tokens=8", exact_steps=True
+    )
+    table = stream("stream.num_prompts=20", "stream.replications=1", "stream.output.tokens=8")
+    for name in ("ttft_mean_s", "tpot_mean_s"):
+        assert exact.estimates[name].value == pytest.approx(table.estimates[name].value, rel=0.01)
+    assert exact.evaluations > 20
+
+
+def test_the_largest_rate_within_limits() -> None:
+    found = stream("stream.replications=1", slo=["tpot=12ms", "attain=0.8"])
+    assert found.best is not None
+    above = next(one for one in found.trials if one.load > found.best.load)
+    assert above.load / found.best.load <= 1.021
+    assert above.attained.value < 0.8 <= found.best.attained.value
+    assert above.binds == "tpot"
+    loads = [one.load for one in found.trials]
+    assert loads == sorted(loads)
+    none = stream("stream.replications=1", "stream.num_prompts=3", slo="ttft=1us")
+    assert none.best is None
+    assert len(none.trials) > 15
+
+
+def test_the_number_of_users_within_limits() -> None:
+    closed = "stream.arrivals={kind: closed, users: 2, think_time: 100 ms}"
+    found = stream("stream.replications=1", closed, slo="tpot=11ms")
+    assert found.unit == "users"
+    assert found.best is not None
+    assert found.best.load == round(found.best.load)
+    above = next(one for one in found.trials if one.load > found.best.load)
+    assert above.load == found.best.load + 1
+
+
+def test_conversations_find_what_was_written_before() -> None:
+    turns = "stream.conversations={turns: {kind: fixed, tokens: 3}, think_time: 1 s}"
+    found = stream(turns, "stream.replications=1", "stream.warm_up=0")
+    assert found.estimates["cached"].value == pytest.approx(0.55, abs=0.1)
+    without = stream(turns, "stream.replications=1", "stream.warm_up=0", "stream.enable_prefix_caching=false")
+    assert without.estimates["cached"].value == 0
+    assert without.estimates["ttft_mean_s"].value > found.estimates["ttft_mean_s"].value
+
+
+def test_more_load_than_is_served_is_said() -> None:
+    found = stream("stream.arrivals.request_rate=500", "stream.num_prompts=600", "stream.max_num_seqs=4")
+    assert any("the queue grows by" in note for note in found.notes)
+
+
+def test_a_shipped_trace_in_static_batches() -> None:
+    scenario = resolve(
+        parse_yaml(
+            TEXT.partition("stream:")[0]
+            + "stream:\n  num_prompts: 30\n  scheduler: static\n  max_num_seqs: 8\n"
+            + "  trace: {file: azure-2023-conversation-2000.csv}\n",
+            name="stream.yaml",
+        )
+    )
+    found = so.stream(scenario)
+    assert len(found.measures) == 1
+    assert found.measures[0].number == 30
+    assert found.estimates["ttft_mean_s"].low != found.estimates["ttft_mean_s"].low  # one replication
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stream.arrivals.request_rate=-1"], r"stream\.arrivals\.request_rate: .*above 0"),
+        (["stream.arrivals.kind=poison"], "poisson"),
+        (["stream.promt=3"], r'did you mean "prompt"'),
+        (["stream.trace={file: x.csv}"], "a trace has its own lengths"),
+        (["stream={trace: {file: x.csv}}"], r"stream\.trace\.file: no file \"x.csv\", and no shipped trace"),
+        (["stream.kv_blocks=20"], "all 20 KV blocks hold 320 tokens"),
+        (["stream.max_num_batched_tokens=8"], "max_num_seqs 32 is above max_num_batched_tokens 8"),
+        (["strategy={kind: zero_inference}"], "zero_inference is no engine with limits of its own: state"),
+        (
+            ["workload={kind: training, batch_size: 1, sequence_length: 8}"],
+            "valid only for a workload of inf",
+        ),
+    ],
+)
+def test_bad_streams_are_refused_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        stream(*overrides)
+    assert len(error.value.problems) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ttft", "has no limit; write e.g. ttft=2s"),
+        ("tfft=2s", 'no limit of a stream; did you mean "ttft"'),
+        ("ttft=2", "has no unit"),
+        ("ttft=0s", r"stream\.slo\.ttft: must be above 0"),
+        ("attain=2", r"stream\.slo\.attain: must be at most 1"),
+    ],
+)
+def test_bad_limits_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        stream(slo=text)
+
+
+def test_a_ramp_has_no_rate_to_vary() -> None:
+    ramp = "stream.arrivals={kind: ramp, ramp_up_start_rps: 1, ramp_up_end_rps: 20}"
+    assert stream(ramp, "stream.replications=1").estimates["ttft_mean_s"].value > 0
+    with pytest.raises(InputError, match="a ramp has no rate to vary"):
+        stream(ramp, "stream.replications=1", slo="ttft=1s")
+
+
+def test_a_scenario_without_the_section_is_refused() -> None:
+    with pytest.raises(InputError, match="has no section stream"):
+        so.stream("ddn/bloom-7b1")
+
+
+def test_what_was_simulated_is_the_answer_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = simulate._Replicas.run
+
+    def stopping(self: Any, options: Any, number: int) -> Any:
+        if number == 1:
+            raise WorkLimitError("stopped by Ctrl-C")
+        return run(self, options, number)
+
+    monkeypatch.setattr(simulate._Replicas, "run", stopping)
+    found = stream()
+    assert (len(found.measures), found.stopped) == (1, "stopped by Ctrl-C")
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "stream.yaml"
+    file.write_text(TEXT)
+    few = ["--set", "stream.num_prompts=30", "--set", "stream.replications=1"]
+    assert main(["stream", str(file), *few, "--output-dir", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "TTFT p99" in out
+    assert "KV blocks of 16 tokens" in out
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    assert main(["stream", str(file), *few, "--slo", "ttft=1us", "--json"]) == 3
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "simoffload/stream/1"
+    assert data["best_load"] is None
+    assert main(["stream", str(file), "--set", "stream.trace={file: missing}"]) == 2
+    assert main(["stream", str(file), "--slo", "nothing=1"]) == 2

@@ -1,0 +1,143 @@
+"""Times of steps of a stream: simulated as they are, and from the table."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from simpy import Environment
+
+from simoffload.documents import parse_yaml
+from simoffload.models import Sequences
+from simoffload.scenario import LoadedScenario, resolve
+from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
+from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
+from simoffload.serving.steps import BOUND, StepTable, simulated_steps
+from simoffload.simulation import simulate
+from tests.serving.streams import Stream, poisson, stream
+
+_SCENARIO = """\
+name: served
+model: {model}
+platform: h100-1gpu-vm
+workload: {{kind: inference, batch_size: {batch}, prompt_length: 300, output_length: 24}}
+strategy: {strategy}
+engine: {{decode_extrapolation: "off"}}
+"""
+_COMPILED = "{kind: tensor_parallel, compiled: true}"
+_STRATEGIES = (_COMPILED, "{kind: resident}", "{kind: vllm_cpu_offload, cpu_offload_gb: 8}")
+
+
+def scenario(strategy: str = _COMPILED, *, batch: int = 1, model: str = "llama-3.1-8b") -> LoadedScenario:
+    """Return a scenario of so many prompts of 300 tokens and outputs of 24."""
+    text = _SCENARIO.format(model=model, batch=batch, strategy=strategy)
+    return resolve(parse_yaml(text, name="served.yaml"))
+
+
+def served(requests: Stream, table: StepTimes, scheduler: Scheduler, *, ahead: bool = False) -> Served:
+    """Serve a stream with the times of a table."""
+    env = Environment()
+    replica = Replica(
+        env, scheduler=scheduler, state=ReplicaState(blocks=10**6), times=table, async_scheduling=ahead
+    )
+    return serve(replica, requests, env)
+
+
+@pytest.mark.parametrize("strategy", _STRATEGIES)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_requests_at_once_equal_the_batch(strategy: str, batch: int) -> None:
+    one = scenario(strategy, batch=batch)
+    result = simulate(one).metrics()
+    requests = stream([(0.0, 300, 24)] * batch)
+    schedulers = {"static": StaticBatches(batch_size=batch)}
+    if batch == 1:
+        schedulers["vllm"] = VllmScheduler(max_num_batched_tokens=8192, max_num_seqs=64)
+    for name, scheduler in schedulers.items():
+        for ahead in {False, name == "vllm"}:
+            found = served(requests, StepTable(simulated_steps(one), exact=True), scheduler, ahead=ahead)
+            assert {_ps(value) for value in found.ttft} == {_ps(result["ttft_s"])}
+            total = result["ttft_s"] + 23 * result["tpot_s"]
+            assert {_ps(value) for value in found.finished} == {_ps(total)}
+
+
+def _ps(seconds: float | None) -> int:
+    assert seconds is not None
+    return round(seconds * 1e12)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_a_table_is_within_its_bound(model: str) -> None:
+    # Above 512 tokens the host launches kernels one by one: a mixture takes three times as long at once.
+    # Groups of equal contexts cost some 10 us each in a step that is simulated as it is.
+    evaluate = simulated_steps(scenario(model=model))
+    requests = poisson(60, 12.0, prompt=(300, 900), output=(20, 60))
+    scheduler = VllmScheduler(max_num_batched_tokens=2048, max_num_seqs=32)
+    exact, table = StepTable(evaluate, exact=True), StepTable(evaluate)
+    errors = []
+
+    class Both:
+        def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
+            right = exact.of(work, state)
+            errors.append(abs(table.of(work, state).time / right.time - 1))
+            return right
+
+    served(requests, Both(), scheduler)
+    assert 0 < table.worst <= BOUND
+    assert table.evaluations < exact.evaluations
+    assert np.mean(errors) < BOUND
+    assert max(errors) < 2 * BOUND
+
+
+def test_cells_follow_a_ridge_and_a_cliff() -> None:
+    calls = []
+
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
+        tokens = sum(one.number * one.new_tokens for one in batch)
+        calls.append(tokens)
+        time = max(1.0, tokens / 300) + (3.0 if tokens > 700 else 0.0)
+        return StepTime(time, time / 2, time)
+
+    table = StepTable(evaluate)
+    for tokens in (*range(1, 1025, 13), 300, 301, 700, 701):
+        right = max(1.0, tokens / 300) + (3.0 if tokens > 700 else 0.0)
+        found = table._interpolated((tokens, 0, 0, tokens * tokens // 2))
+        assert found.time == pytest.approx(right, rel=2 * BOUND)
+        assert found.host == found.time / 2
+    assert len(calls) == table.evaluations < 400
+
+
+def test_a_captured_size_is_the_time_of_fewer_tokens() -> None:
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
+        tokens = sum(one.number * one.new_tokens for one in batch)
+        contexts = sum(one.number * one.context for one in batch)
+        return StepTime(tokens + contexts * 1e-3, 0.0, 0.0)
+
+    table = StepTable(evaluate, sizes=(1, 2, 4, 8))
+    found = table._decoding(5, 100, 50)
+    assert found.time == pytest.approx(8 + 1e-3 * (100 + 2 * 8))
+    assert found.growth == pytest.approx(5e-3)
+    assert math.isclose(table._decoding(9, 100, 50).time, 9 + 1e-3 * (100 + 18))
+
+
+@pytest.mark.parametrize(
+    ("platform", "tokens", "sequences", "graphs"),
+    [("h100-1gpu-vm", 8192, 1024, 51), ("rtx-4090-desktop", 2048, 256, 51), ("dgx-h200", 8192, 1024, 51)],
+)
+def test_limits_are_those_of_the_card(platform: str, tokens: int, sequences: int, graphs: int) -> None:
+    text = _SCENARIO.format(model="llama-3.1-8b", batch=1, strategy=_COMPILED)
+    plan = resolve(parse_yaml(text.replace("h100-1gpu-vm", platform), name="served.yaml")).plan()
+    limits = plan.serving_limits
+    assert limits is not None
+    assert (limits.tokens, limits.sequences, len(limits.graphs)) == (tokens, sequences, graphs)
+    assert scenario("{kind: resident}").plan().serving_limits is None
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("llama-3.1-8b", 28123), ("qwen3-14b", 17167)])
+def test_blocks_are_as_many_as_recorded(model: str, blocks: int) -> None:
+    # vLLM 0.25.1 on one H100 with gpu_memory_utilization 0.9 (docs/measurements/h100-2026-11-28).
+    served = "{kind: tensor_parallel, compiled: true, gpu_memory_utilization: 0.9}"
+    for batch in (1, 1024):
+        limits = scenario(served, model=model, batch=batch).plan().serving_limits
+        assert limits is not None
+        assert limits.blocks == pytest.approx(blocks, rel=0.03)
