@@ -46,9 +46,14 @@ def base_platform(gpu: str, named: str | None = None, *, gpus: int | None = None
     if named is not None:
         return named
     if not gpu:
-        raise refusal("--from", "missing: no GPU was measured; name a platform that provides one")
+        raise refusal(
+            "--from", "missing: no GPU was measured; name a platform that provides one, or a file of detect"
+        )
     for part, platform in _BASES:
         if part in gpu:
             return _ONE_GPU.get(platform, platform) if gpus == 1 else platform
     known = ", ".join(one.id for one in Library().summaries("platform"))
-    raise refusal("--from", f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}')
+    text = (
+        f'missing: no shipped platform has the GPU "{gpu}"; name one of {known}, or the file of this machine'
+    )
+    raise refusal("--from", f"{text} that simoffload detect -o FILE writes")
