@@ -110,11 +110,13 @@ class LlamaCpp(HookedStrategy):
         if not machine.is_personal or gpus != 1 or not isinstance(workload, Inference):
             return
         try:
-            placed = cls().plan(model, workload, machine).on_cpu
+            plan = cls().plan(model, workload, machine)
         except InputError:  # in weights of another program
             return
-        text, edits = f"llama.cpp with {placed.phrase(model)}", (Edit(("strategy",), {"kind": "llama_cpp"}),)
-        yield (Tunable("division", (Change("placement", text, edits),)),)
+        loads = plan.lacks_pages and plan.weights_on_cpu <= plan.memory_left
+        written = {"kind": "llama_cpp"} | ({"load_mode": "none"} if loads else {})
+        text = f"llama.cpp with {plan.on_cpu.phrase(model)}{', loaded (-lm none)' * loads}"
+        yield (Tunable("division", (Change("placement", text, (Edit(("strategy",), written),)),)),)
 
     def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
@@ -231,9 +233,8 @@ class LlamaPlan(HookedPlan):
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
         rates = self.machine.accelerator.llama_kernels.deciding
-        found = super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates)
-        short = self.evicted and self.memory_left < self.model.weight_bytes
-        return found._replace(uncompared=("read missing pages of its weights",)) if short else found
+        lacking = ("read missing pages of its weights",) * self.lacks_pages
+        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=lacking)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
@@ -248,12 +249,15 @@ class LlamaPlan(HookedPlan):
             file=self.file,
         )
 
-    # -- memory -------------------------------------------------------------------------------------
-
     @property
     def evicted(self) -> bool:
         """Whether pages of the file leave memory that is short, which locked ones do not."""
         return self.strategy.mapped and "mlock" not in self.strategy.load_mode and self.file != ""
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether the file has no room in memory, so that pages of experts are read for each token."""
+        return self.evicted and self.memory_left < self.model.weight_bytes
 
     @property
     def file(self) -> str:
@@ -332,8 +336,6 @@ class LlamaPlan(HookedPlan):
         held = sum(one.size for one in self.held if one.tier == "hbm")
         display = DISPLAY if self.machine.accelerator.has_display else 0
         return self.machine.tiers["hbm"].capacity - held - display - _MARGIN
-
-    # -- passes -------------------------------------------------------------------------------------
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts of a pass that are computed at once."""
