@@ -71,7 +71,7 @@ def test_every_table_by_kind_has_an_entry_for_each() -> None:
         if one.kinds in (TIERS, OPERATIONS, CAUSES, set(TimeInput))
     ]
     assert sorted(by_kind) == [
-        *("DEFAULT_SPREADS", "UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_KINDS", "_MEANINGS", "_RATES"),
+        *("DEFAULT_SPREADS", "UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_MEANINGS", "_RATES"),
         *("_SCOPES", "_TEXTS"),
     ]
 

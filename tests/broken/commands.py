@@ -105,7 +105,7 @@ CASES: tuple[Case, ...] = (
         "rum s.yaml",
         (
             "simoffload:",
-            '"rum" is not one of run, compare, fit, advise, reach, check, detect, profiles,',
+            '"rum" is not one of run, compare, fit, advise, stream, reach, check, detect,',
             'did you mean "run"',
         ),
     ),
