@@ -103,6 +103,7 @@ def test_the_group_of_the_tests_has_all_that_they_import_and_run(repository: Pat
     has = members(config["dependency-groups"], "test") | required(config["project"]["dependencies"])
     extras = required(config["project"]["optional-dependencies"]["calibrate"])
     of_these = {"jupyter-client", "tornado"}  # come with nbclient and distributed
+    of_these |= required(config["dependency-groups"]["docs"])  # its test is skipped without them
     assert used - has - extras - of_these - {"simoffload"} == set()
     assert {"hatchling", "import-linter", "hypothesis", "pytest"} <= used
 
