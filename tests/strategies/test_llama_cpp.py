@@ -153,15 +153,13 @@ def test_pages_are_missing_where_memory_is_short() -> None:
 
 
 def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded() -> None:
-    """A file of 59 GiB in 64 GiB, of which the system keeps 8: a published run with 24 GB of GPU memory has
-    1.57 tokens/s, others without mapping 20 to 30."""
+    """A file of 59 GiB in 64 GiB, of which the system keeps 8."""
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=64 GiB"
     settings = ("strategy.kind=llama_cpp", memory)
     mapped = so.simulate(default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=settings))
     loaded = ("strategy.load_mode=none", *settings)
     kept = so.simulate(default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=loaded))
-    assert 0.8 < mapped.decode_tokens_per_s < 4  # type: ignore[operator]
-    assert 20 < kept.decode_tokens_per_s < 60  # type: ignore[operator]
+    assert 5 * mapped.decode_tokens_per_s < kept.decode_tokens_per_s  # type: ignore[operator]
 
 
 def test_a_cache_in_host_memory_is_attended_to_there() -> None:
