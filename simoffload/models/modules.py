@@ -349,6 +349,8 @@ class Traits(NamedTuple):
     TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); for families that PEFT does not list, our choice."""
     tensor_plan: bool = True
     """Whether transformers 5 knows how to divide the layers among GPUs (``base_model_tp_plan``)."""
+    in_gguf: bool = True
+    """Whether llama.cpp computes the architecture, so that a GGUF file can hold it."""
     float16: bool = True
     """Whether float16 holds the activations; a model of which it does not is in bfloat16 by default."""
     half_softmax: bool = False

@@ -263,7 +263,8 @@ _GGUF_OF = {"mxfp4": "mxfp4_moe"}
 
 def in_gguf(model: ModelShape) -> ModelShape:
     """Return the model as a GGUF file has it: 16 bits and types of GGUF as they are, MXFP4 of a release as
-    its mixture, and with the fused attention of llama.cpp. Raises InputError for other formats."""
+    its mixture, and with the fused attention of llama.cpp. Raises InputError for other formats, and for
+    architectures that llama.cpp lacks."""
     return _IN_GGUF.get(id(model), lambda: (model, _in_gguf(model)))[1]
 
 
@@ -272,6 +273,9 @@ _IN_GGUF: Recent[int, tuple[ModelShape, ModelShape]] = Recent()
 
 
 def _in_gguf(model: ModelShape) -> ModelShape:
+    if not model.traits.in_gguf:
+        text = f"llama.cpp does not know {model.traits.architecture}; choose another program, or another model"
+        raise InputError.at("strategy.kind", text)
     formats = {
         one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage
     }

@@ -199,7 +199,7 @@ def test_locked_pages_are_never_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "key"), [("llama-3.1-8b", "cpu_moe"), ("qwen3-30b-a3b", "cpu_ffn"), ("opt-6.7b", "cpu_moe")]
+    ("model", "key"), [("llama-3.1-8b", "cpu_moe"), ("qwen3-30b-a3b", "cpu_ffn"), ("bloom-7b1", "cpu_moe")]
 )
 def test_layers_that_the_model_lacks_are_told(model: str, key: str) -> None:
     (warning,) = plan_of(scenario(model, f"strategy.{key}=4")).warnings
@@ -303,7 +303,7 @@ def test_patterns_keep_fit_from_choosing() -> None:
 
 def test_dense_networks_of_the_first_layers() -> None:
     """Of a mixture the shared experts and the layers without experts."""
-    plan = plan_of(scenario("opt-6.7b", "strategy.cpu_ffn=3"))
+    plan = plan_of(scenario("bloom-7b1", "strategy.cpu_ffn=3"))
     assert [len(one) for one in names(plan)[:4]] == [
         3,
         3,
@@ -373,3 +373,8 @@ def test_deepseek_v3_on_twelve_channels() -> None:
     slowness = ((32 * products.thread.value) ** -2 + (0.36 * 614.4e9) ** -2) ** 0.5
     expected = read * slowness + 57 * 6 * products.operation.value
     assert busy(so.simulate(one))["CPU compute"] == pytest.approx(expected, rel=0.01)
+
+
+def test_an_architecture_that_it_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match=r"strategy.kind: llama.cpp does not know OPTForCausalLM; choose"):
+        scenario("opt-6.7b").plan()

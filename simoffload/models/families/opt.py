@@ -46,6 +46,7 @@ class Opt(FamilyConfig):
     traits: ClassVar[Traits] = Traits(
         architecture="OPTForCausalLM",
         tensor_plan=False,
+        in_gguf=False,
         attention="sdpa",
         operations=Operations(
             block=8, mlp=0, norm=1, activation=0, attention=15, eager=EAGER, rotary=0, router=0
