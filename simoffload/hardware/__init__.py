@@ -24,6 +24,7 @@ from simoffload.hardware.parts import Drives, ShortForm, installed_memory, platf
 from simoffload.hardware.paths import Path, Resource, Tier, TierKind
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
+from simoffload.hardware.seen import SeenGpu
 from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import (
     DEFAULT_SPREADS,
@@ -90,6 +91,7 @@ __all__ = [
     "RateCurve",
     "RentKind",
     "Resource",
+    "SeenGpu",
     "Setting",
     "ShortForm",
     "Sourced",

@@ -79,13 +79,16 @@ class Detected(NamedTuple):
     """What could not be read, one line each."""
 
 
-def detect_machine(root: Path | None = None, *, identifier: str = "machine") -> Detected:
+def detect_machine(
+    root: Path | None = None, *, identifier: str = "machine", gpus: Sequence[SeenGpu] = ()
+) -> Detected:
     """Describe this machine, or one whose files and outputs of commands were recorded below ``root``.
 
-    Raises InputError if no valid platform can be made of it.
+    ``gpus`` are the GPUs as a program that uses them sees them, instead of those of the driver; what the PCI
+    bus says of them still counts. Raises InputError if no valid platform can be made of it.
     """
     system = System(root)
-    made = _Description(SeenMachine(system), Library(), identifier)
+    made = _Description(SeenMachine(system), Library(), identifier, gpus)
     keys = made.keys()
     not_seen = (*made.unseen, *missing_lines(system, _USES))
     remarks = [f"Assumed: {one}." for one in made.assumed] + [f"Not seen: {one}." for one in not_seen]
@@ -126,6 +129,7 @@ class _Description:
     machine: SeenMachine
     library: Library
     identifier: str
+    stated: Sequence[SeenGpu] = ()
     seen: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
@@ -189,6 +193,12 @@ class _Description:
     def _gpus(self) -> list[SeenGpu]:
         """The GPUs of the most frequent type."""
         gpus = self.machine.gpus
+        if self.stated:
+            known = [*gpus, *self.stated[len(gpus) :]]
+            gpus = [
+                own._replace(name=one.name, memory=one.memory)
+                for own, one in zip(known, self.stated, strict=False)
+            ]
         if not gpus:
             return []
         (name, _), *others = Counter(one.name for one in gpus).most_common()
@@ -218,7 +228,7 @@ class _Description:
             what = first.name or "the GPU, whose name was not seen"
             self.assumed.append(f"{gpu.id} for {what}, which has no profile: its speed is that of {gpu.id}")
             if first.memory and gpu.hbm_capacity and 512 <= first.memory <= 1 << 20:
-                source = f"nvidia-smi of {first.name}, less 2 % that the driver keeps"
+                source = f"the driver's of {first.name}, less 2 % that it keeps"
                 size = f"{round(first.memory * 0.98)} MiB"
                 self.profiles[f"accelerator/{gpu.id}"] = {
                     "name": f"{first.name}, with the speeds of {gpu.name}",

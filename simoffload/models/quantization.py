@@ -274,7 +274,8 @@ _IN_GGUF: Recent[int, tuple[ModelShape, ModelShape]] = Recent()
 
 def _in_gguf(model: ModelShape) -> ModelShape:
     if not model.traits.in_gguf:
-        text = f"llama.cpp does not know {model.traits.architecture}; choose another program, or another model"
+        unknown = f"llama.cpp does not know {model.traits.architecture}"
+        text = f"{unknown}; choose another program, or another model"
         raise InputError.at("strategy.kind", text)
     formats = {
         one.storage.format for module in model.distinct_modules for one in module.parameters if one.storage

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from simoffload.documents import exists
-from simoffload.errors import shortened
+from simoffload.errors import InputError, shortened
+from simoffload.hardware import SeenGpu, detect_machine
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.machine_facts import machine_facts
@@ -58,6 +59,9 @@ class Bench(Protocol):
     """The requested sections that cannot be measured, with the reasons."""
     preparation: float
     """[s] Expected time until the processes are ready, without compilers."""
+
+    def detect(self) -> str:
+        """Return the platform file of the machine that ``simoffload detect`` writes; "" if that fails."""
 
     def prepare(self) -> None:
         """Start the processes and compile what the sections need."""
@@ -153,6 +157,19 @@ class _ThisMachine:
                     host=one.host,
                     once=one.once,
                 )
+
+    def detect(self) -> str:
+        """Return what this machine says of itself, with the GPUs that PyTorch sees."""
+        gpu = self.facts["gpu"]
+        seen = SeenGpu(gpu["name"], gpu.get("memory", 0) / 2**20 or None, (), None) if gpu else None
+        try:
+            detected = detect_machine(gpus=[seen] * gpu["count"] if seen else ())
+        except InputError as error:
+            self._progress(f"simoffload detect cannot describe this machine: {error}")
+            return ""
+        for remark in detected.assumed:
+            self._progress(f"assumed where nothing is measured: {remark}")
+        return detected.text
 
     def prepare(self) -> None:
         """Start all processes, and let DeepSpeed compile what the sections need.

@@ -221,11 +221,11 @@ class Hbm(Microbenchmark):
     gives = ("accelerator.hbm_efficiency",)
 
     def fit(self, measured: Measured) -> Fits:
-        """Return the share of the bandwidth that copies reach."""
+        """Return the share of the bandwidth that copies reach, and the bandwidth if they exceed it."""
         from simoffload_calibrate.micro.fit_gpu import fit_hbm
 
-        share = fit_hbm(measured.sections, measured.base.accelerator.hbm_bandwidth.value)
-        return {"accelerator.hbm_efficiency": share} if share else {}
+        bandwidth = measured.base.accelerator.hbm_bandwidth.value
+        return _below("accelerator", fit_hbm(measured.sections, bandwidth))
 
 
 class Kernels(Microbenchmark):

@@ -63,7 +63,8 @@ def add_micro(actions: SubParsers) -> None:
         "--from",
         dest="base",
         metavar="PLATFORM",
-        help="platform that provides the numbers that cannot be measured",
+        help="platform that provides the numbers that are not measured (default: this machine as "
+        "simoffload detect describes it)",
     )
     parser.add_argument("--id", metavar="ID", help="id of the new platform (default: derived from its GPUs)")
     parser.add_argument(
@@ -88,10 +89,7 @@ def _sections(text: str) -> tuple[str, ...]:
 
 
 def calibrate_micro(arguments: Namespace, console: Console) -> ExitCode:
-    """Measure, or read an earlier record, and write ``micro.json`` and profiles into a folder.
-
-    Without a GPU there are no profiles, unless ``--from`` names a platform that provides its numbers.
-    """
+    """Measure, or read an earlier record, and write ``micro.json`` and profiles into a folder."""
     from simoffload_calibrate.micro.profiles import check_names
     from simoffload_calibrate.micro.record import read_record
 
@@ -138,10 +136,11 @@ def _write_all(arguments: Namespace, raw: dict[str, Any], console: Console) -> d
     record = {RECORD: record_text(raw)}
     _write(arguments.output_dir, record)
     if not raw["machine"].get("gpu") and arguments.base is None:
-        console.warn(
-            ["no GPU was found, so no profiles are written; --from PLATFORM uses the GPU of that platform"]
-        )
-        return record
+        detected = bool(raw.get("detected"))
+        so = "the profiles have one of which nothing was measured" if detected else "no profiles are written"
+        console.warn([f"no GPU was found, so {so}; --from PLATFORM uses the GPU of that platform"])
+        if not detected:
+            return record
     try:
         files = _profiles(arguments, raw, console)
     except InputError as error:

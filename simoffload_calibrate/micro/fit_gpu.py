@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import exp, floor, log, log10
 from statistics import median
@@ -36,6 +35,7 @@ _LEAST_CONTEXT = 1024
 """Attention of a decode step over fewer keys shows the latency of kernels, not their speed."""
 
 Sections = dict[str, Any]
+_Shares = list[tuple[float, float]]
 
 
 class Roofline(NamedTuple):
@@ -49,32 +49,48 @@ class Roofline(NamedTuple):
     """[s] of a kernel."""
 
 
-def fit_products(sections: Sections, base: Accelerator) -> dict[str, Fitted]:
-    """Numbers on matrix products by key; memory and kernels that were not measured are those of ``base``."""
-    found: dict[str, Fitted] = {}
-    hbm_rate, latency = base.hbm_rate, base.kernel_latency_s
-    if hbm := fit_hbm(sections, base.hbm_bandwidth.value):
-        hbm_rate = base.hbm_bandwidth.value * float(hbm.value)
+def fit_products(sections: Sections, base: Accelerator) -> dict[str, Any]:
+    """Numbers on matrix products by key; memory and kernels that were not measured are those of ``base``.
+
+    A peak below what was measured, as that of a similar GPU may be, is replaced.
+    """
+    found: dict[str, Any] = {}
+    hbm_rate, latency, bandwidth = base.hbm_rate, base.kernel_latency_s, base.hbm_bandwidth.value
+    if hbm := fit_hbm(sections, bandwidth):
+        hbm_rate = max(bandwidth, _hbm_rate(sections)[0]) * float(hbm["hbm_efficiency"].value)
     if kernel := fit_kernel_latency(sections):
         latency, _ = kernel
     if peak := base.compute.bfloat16 or base.compute.float16:
         dtype = "bfloat16" if base.compute.bfloat16 else "float16"
         roofline = Roofline(peak=peak.value, hbm_rate=hbm_rate, latency=latency)
+        fastest = max(_shares(sections, roofline, dtype), key=_median_share, default=None)
+        if fastest and (share := _median_share(fastest)) > 1:
+            roofline = roofline._replace(peak=share * peak.value)
+            what = f"the fastest products in {dtype}, beyond the peak of {base.id}"
+            found[f"compute.{dtype}"] = Fitted(f"{flops_text(roofline.peak)}/s", what, len(fastest))
         if matmul := fit_matmul(sections, roofline, dtype):
             found["matmul_efficiency"] = matmul
-    if share := fit_float16(sections):
-        found["float16_share"] = share
+    if float16 := fit_float16(sections):
+        found["float16_share"] = float16
     return found
 
 
-def fit_hbm(sections: Sections, bandwidth: float) -> Fitted | None:
-    """Fraction of ``bandwidth`` [B/s] that copies of 256 MiB and more reach, each byte read and written."""
+def _hbm_rate(sections: Sections) -> tuple[float, float, int]:
+    """[B/s] of copies of 256 MiB and more, the largest residual, and their number, which may be zero."""
     rows = [row for row in sections.get("hbm", {}).get("within", []) if row["bytes"] >= _LARGE]
-    if not rows:
-        return None
-    share, residual, number = central(2 * row["bytes"] / row["copy_seconds"] / bandwidth for row in rows)
+    return central(2 * row["bytes"] / row["copy_seconds"] for row in rows) if rows else (0.0, 0.0, 0)
+
+
+def fit_hbm(sections: Sections, bandwidth: float) -> dict[str, Fitted]:
+    """Fraction of ``bandwidth`` [B/s] that copies reach, and the bandwidth where they exceed it."""
+    rate, residual, number = _hbm_rate(sections)
+    if not number:
+        return {}
     what = "copies of 256 MiB and more within GPU memory, bytes read and written"
-    return Fitted(round(min(1.0, share), 4), what, number, residual)
+    found = {"hbm_efficiency": Fitted(round(min(1.0, rate / bandwidth), 4), what, number, residual)}
+    return found | (
+        {"hbm_bandwidth": Fitted(rate_text(rate), what, number, residual)} if rate > bandwidth else {}
+    )
 
 
 def fit_kernel_latency(sections: Sections) -> tuple[float, Fitted] | None:
@@ -91,22 +107,11 @@ def fit_matmul(sections: Sections, roofline: Roofline, dtype: str = "bfloat16") 
     The residual is of whole times, max(FLOP / (peak · efficiency), bytes / rate) + latency, over all
     multiplications of ``dtype``, those bound by memory included.
     """
-    rows = [
-        row
-        for row in sections.get("matmul", {}).get("points", [])
-        if row["dtype"] == dtype and row["form"] == "linear"
-    ]
-    bins: dict[int, list[tuple[float, float]]] = {}
-    for row in rows:
-        arithmetic = row["seconds"] - roofline.latency
-        if arithmetic <= 0 or row["bytes"] / roofline.hbm_rate > _COMPUTE_BOUND * arithmetic:
-            continue
-        share = row["flops"] / roofline.peak / arithmetic
-        bins.setdefault(floor(_BINS_PER_DECADE * log10(row["flops"])), []).append((row["flops"], share))
+    rows, bins = _linear(sections, dtype), _shares(sections, roofline, dtype)
     if not bins:
         return None
-    points = [_centre(members) for _, members in sorted(bins.items())]
-    used = sum(map(len, bins.values()))
+    points = [_centre(members) for members in bins]
+    used = sum(map(len, bins))
     mean, worst = _residuals(rows, Curve(tuple(points)), roofline)
     what = (
         f"x·Wᵀ in {dtype}, shapes of known models, random data, {used} bound by arithmetic in half decades "
@@ -116,10 +121,30 @@ def fit_matmul(sections: Sections, roofline: Roofline, dtype: str = "bfloat16") 
     return Fitted(shown, what, used, worst)
 
 
-def _centre(members: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    known = list(members)
-    flops = exp(sum(log(flops) for flops, _ in known) / len(known))
-    return flops, min(1.0, max(1e-4, median(share for _, share in known)))
+def _linear(sections: Sections, dtype: str) -> list[dict[str, Any]]:
+    points = sections.get("matmul", {}).get("points", [])
+    return [row for row in points if row["dtype"] == dtype and row["form"] == "linear"]
+
+
+def _shares(sections: Sections, roofline: Roofline, dtype: str) -> list[_Shares]:
+    """Return (FLOP, share of the peak) of multiplications that arithmetic bounds, by half decades."""
+    bins: dict[int, _Shares] = {}
+    for row in _linear(sections, dtype):
+        arithmetic = row["seconds"] - roofline.latency
+        if arithmetic <= 0 or row["bytes"] / roofline.hbm_rate > _COMPUTE_BOUND * arithmetic:
+            continue
+        share = row["flops"] / roofline.peak / arithmetic
+        bins.setdefault(floor(_BINS_PER_DECADE * log10(row["flops"])), []).append((row["flops"], share))
+    return [members for _, members in sorted(bins.items())]
+
+
+def _median_share(members: _Shares) -> float:
+    return median(share for _, share in members)
+
+
+def _centre(members: _Shares) -> tuple[float, float]:
+    flops = exp(sum(log(flops) for flops, _ in members) / len(members))
+    return flops, min(1.0, max(1e-4, _median_share(members)))
 
 
 def _residuals(rows: list[dict[str, Any]], curve: Curve, roofline: Roofline) -> tuple[float, float]:

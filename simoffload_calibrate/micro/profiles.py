@@ -6,14 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
-from simoffload.hardware import CPU, load_platform
-from simoffload.hardware.library import Library
-from simoffload.hardware.quantities import id_fault
-from simoffload.hardware.topology import Platform
+from simoffload.hardware import CPU, Changes, Library, Platform, id_fault, inherited, load_platform
 from simoffload.units import plural
 from simoffload_calibrate.micro.bases import base_platform
 from simoffload_calibrate.micro.benchmarks import Fits, microbenchmarks
@@ -27,6 +24,8 @@ __all__ = ["Measured", "check_names", "checked_profiles", "profile_from_micro"]
 
 _OF_ITS_CHASSIS = ("drive_slots",)
 """Keys of the base's host that say nothing about another machine with the same GPU."""
+_OF_THE_MACHINE = ("setting", "switches", "nics", "network", "tiers")
+"""Keys of the platform that was detected which no benchmark gives."""
 _LONGEST, _LONGEST_MACHINE = 1900, 600
 """[characters] of a source, and of the machine in it."""
 _ORDER = (
@@ -54,8 +53,7 @@ def checked_profiles(
     Raises InputError if no platform has the GPU, and with file, key and remedy if the record is not usable.
     """
     try:
-        platform = base_platform((raw["machine"].get("gpu") or {"name": ""})["name"], base)
-        files = profile_from_micro(raw, platform, identifier=identifier, report=report)
+        files = profile_from_micro(raw, base, identifier=identifier, report=report)
     except InputError as error:
         raise InputError(
             one if one.path else one._replace(path=str(record)) for one in error.problems
@@ -79,7 +77,7 @@ def checked_profiles(
 
 def profile_from_micro(
     raw: Mapping[str, Any],
-    base: str,
+    base: str | None = None,
     *,
     identifier: str | None = None,
     report: Callable[[ThreadFit], None] = lambda _: None,
@@ -87,14 +85,19 @@ def profile_from_micro(
     """Texts of profile files by name: platform, host, accelerator, pcie and, if measured, drive.
 
     ``raw`` is what ``measure`` returned, ``base`` a platform's id or file, ``identifier`` the id of the new
-    platform; ``report`` receives the fit of the host thread. Raises InputError for an unknown platform and a
-    wrong id.
+    platform; ``report`` receives the fit of the host thread. Without ``base``, the base is the machine as it
+    was detected, or a shipped platform with such a GPU if the record is older. Raises InputError for an
+    unknown platform and a wrong id.
     """
     gpu = raw["machine"].get("gpu")
     count = gpu["count"] if gpu else 1
     identifier = identifier or f"measured-{count}x-{_slug(gpu['name'] if gpu else 'cpu')}"
-    check_names(base, identifier)
-    return Measured(raw, _load_base(base), identifier, report).texts()
+    check_names(None, identifier)
+    if base is None and raw.get("detected"):
+        known = Base.detected(str(raw["detected"]))
+    else:
+        known = Base.of(_load_base(base or base_platform(gpu["name"] if gpu else "")))
+    return Measured(raw, known, identifier, report).texts()
 
 
 def check_names(base: str | None, identifier: str | None) -> None:
@@ -116,26 +119,71 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
 
 
+class Base(NamedTuple):
+    """The platform that gives what was not measured."""
+
+    platform: Platform
+    documents: Mapping[str, dict[str, Any]]
+    """The profiles of platform, host, accelerator and its PCIe by their kind, as they were written."""
+    is_this: bool
+    """Whether it describes the measured machine itself, with its slots, drives and network."""
+
+    @classmethod
+    def of(cls, platform: Platform) -> Base:
+        """Return a platform of another machine."""
+        parts = {"platform": platform.profile.id, "host": platform.host.id}
+        parts |= {"accelerator": platform.accelerator.id, "pcie": platform.gpu_pcie_link.pcie.id}
+        paths = {use.kind: use.path for use in platform.profiles if parts.get(use.kind) == use.id}
+        library = Library()
+        whole = library.read(_file(paths.pop("platform")), ("platform",))
+        library.adapt(whole, Changes.of(whole.document))
+        read = {kind: library.read(_file(path), (kind,)) for kind, path in paths.items()}
+        documents = {kind: entry.document.data for kind, entry in {**read, "platform": whole}.items()}
+        return cls(platform, documents, False)
+
+    @classmethod
+    def detected(cls, text: str) -> Base:
+        """Return the machine that a text of ``simoffload detect`` describes.
+
+        What was measured on others of its kind is an estimate here. Raises InputError.
+        """
+        with TemporaryDirectory(prefix="simoffload-detected-") as folder:
+            path = Path(folder) / "detected.yaml"
+            path.write_text(text, encoding="utf-8")
+            try:
+                base = cls.of(load_platform(path))
+            except InputError as error:
+                raise InputError(one._replace(path="", key="detected") for one in error.problems) from None
+        documents = {kind: inherited(data, data["id"]) for kind, data in base.documents.items()}
+        return base._replace(documents=documents, is_this=True)
+
+
+def _file(path: str) -> Path:
+    """Return the file of a profile by the path that platforms state."""
+    from simoffload.shipped import shipped_folder
+
+    file = Path(path)
+    return file if file.is_file() else shipped_folder("hardware_profiles").parent / path
+
+
 class Measured:
     """What was measured on one machine, and its profiles: the base's, with what microbenchmarks gave."""
 
     def __init__(
         self,
         raw: Mapping[str, Any],
-        base: Platform,
+        base: Base,
         identifier: str,
         report: Callable[[ThreadFit], None],
     ) -> None:
-        self.raw, self.base, self.report = raw, base, report
+        self.raw, self.base, self.report = raw, base.platform, report
         self.sections: dict[str, Any] = raw["sections"]
         self.machine: Mapping[str, Any] = raw["machine"]
         self.date = str(raw["date"])
-        self.node = base.machine(nodes=1)
+        self.node = self.base.machine(nodes=1)
         self._id, self._gpu = identifier, self.machine.get("gpu")
         self.gpus: int = self._gpu["count"] if self._gpu else 1
-        parts = {("host", base.host.id), ("accelerator", base.accelerator.id)}
-        parts.add(("pcie", base.gpu_pcie_link.pcie.id))
-        self._data = {use.kind: _data(use.path) for use in base.profiles if (use.kind, use.id) in parts}
+        self._data, self._is_this = base.documents, base.is_this
         self.fitted = self._facts()
         """What is known so far, by its key in profiles."""
 
@@ -180,9 +228,17 @@ class Measured:
         keys = sorted(measured, key=lambda key: _ORDER.index(key) if key in _ORDER else len(_ORDER))
         listed = ", ".join(key for key in keys if key not in ("cpu", "pcie")) or "nothing"
         notes = f"Measured with calibrate micro: {listed}. All other numbers are those of {known['id']}."
-        head = self._head(kind, f"{known['name'][:1000]}, measured", notes)
-        kept = {key: value for key, value in known.items() if key not in head and key not in _OF_ITS_CHASSIS}
+        suffix = ", measured" if listed != "nothing" or self._gpu else ""
+        head = self._head(kind, f"{known['name'][:1000]}{suffix}", notes)
+        left_out = {*head, *(self._contradicted() if self._is_this else _OF_ITS_CHASSIS)}
+        kept = {key: value for key, value in known.items() if key not in left_out}
         return head | kept | {key: measured[key] for key in keys}
+
+    def _contradicted(self) -> tuple[str, ...]:
+        """Return keys of the detected host that measured copies contradict: slots slower than the GPU's."""
+        slot = self.base.slots[CPU]
+        slower = slot is not None and slot.is_slower(self.base.gpu_pcie_link.pcie)
+        return ("slots",) if slower and "copies" in self.sections else ()
 
     def _scaled(self, key: str) -> dict[str, Any]:
         """Return a table of costs that the base's host has only as those of the reference host, scaled."""
@@ -225,21 +281,28 @@ class Measured:
     def _platform(self) -> dict[str, Any]:
         about = "each GPU has its own cable to the CPU; limits that GPUs share are in the host's memory rate"
         name = f"{self.gpus}x {self._gpu['name']}, measured" if self._gpu else "A host without GPUs, measured"
-        data = self._head("platform", name, f"Other numbers: {self.base.profile.id}.") | {
+        other = f"Other numbers: {self.base.profile.id}."
+        own, known = self._data["platform"], self.base.profile.gpus
+        if self._is_this:
+            other = f"All other parts as simoffload detect describes them: {own['name']}."
+        data = self._head("platform", name, other[:_LONGEST]) | {
             "wiring": [{"about": about, "origin": "estimate", "source": self._where(), "date": self.date}],
             "host": "host.yaml",
             "accelerator": "accelerator.yaml",
             "gpus": [CPU] * self.gpus,
             "gpu_links": "switched" if is_switched(self) else "none",
         }
+        if self._is_this:
+            drives = {key: one for key, one in own.get("profiles", {}).items() if key.startswith("drive/")}
+            kept = {key: own[key] for key in _OF_THE_MACHINE if own.get(key)}
+            data |= kept | ({"profiles": drives} if drives else {})
         self._add_groups(data)
-        known = self.base.profile.gpus
-        if 1 < self.gpus <= len(known) and "copies_together" not in self.sections:
-            wired = _data(next(use.path for use in self.base.profiles if use.kind == "platform"))
-            data["wiring"] = wired["wiring"]
-            data |= {"switches": wired.get("switches", {}), "gpus": list(known[: self.gpus])}
+        copies = "copies" if self._is_this and self.gpus == 1 else "copies_together"
+        if (self._is_this or self.gpus > 1) and self.gpus <= len(known) and copies not in self.sections:
+            data["wiring"] = own["wiring"]
+            data |= {"switches": own.get("switches", {}), "gpus": list(known[: self.gpus])}
         if any(key.startswith("drive.") for key in self.fitted):
-            data["tiers"] = {"drive": {"profile": "drive.yaml", "at": [CPU]}}
+            data["tiers"] = {**data.get("tiers", {}), "drive": {"profile": "drive.yaml", "at": [CPU]}}
         return data
 
     def _add_groups(self, data: dict[str, Any]) -> None:
@@ -260,15 +323,4 @@ class Measured:
         if switches:
             about = "other GPUs have a cable to the CPU; what all share is in the host's memory rate"
             data["wiring"][0]["about"] = f"GPUs of a group are at its switch; {about}"
-            data["switches"] = switches
-
-
-def _data(path: str) -> dict[str, Any]:
-    """A profile as it was written."""
-    from simoffload.shipped import shipped_folder
-
-    file = Path(path)
-    if not file.is_file():
-        file = shipped_folder("hardware_profiles").parent / path
-    data: dict[str, Any] = Library().read(file, ("host", "accelerator", "pcie", "platform")).document.data
-    return data
+            data["switches"] = {**data.get("switches", {}), **switches}

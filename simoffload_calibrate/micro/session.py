@@ -96,6 +96,7 @@ def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]
         "quick": request.quick,
         "options": options,
         "machine": dict(bench.facts),
+        "detected": bench.detect(),
         "sections": {},
         "skipped": dict(bench.skipped),
         "seconds": {},

@@ -32,6 +32,9 @@ class FakeBench:
         known = tuple(levels)
         self._levels = chain(known, repeat(known[-1]))
 
+    def detect(self) -> str:
+        return ""
+
     def prepare(self) -> None: ...
 
     def probe(self) -> Mapping[str, Any]:

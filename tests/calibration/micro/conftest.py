@@ -48,6 +48,9 @@ for number in range(1000):
         pathlib.Path(job["storage"]["scratch"], "tensor0").write_bytes(bytes(10))
     if work == "matmul":
         answer = {"failed": "ValueError: no good"}
+    known = seen.parent / f"{work}.json"
+    if known.is_file():
+        answer["found"] = json.loads(known.read_text())
     say(task=number, **answer)
     if "failed" in answer:
         sys.exit(3)

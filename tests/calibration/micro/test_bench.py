@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from simoffload.errors import InputError
+from simoffload.hardware import load_platform
 from simoffload_calibrate.micro import bench, session
 from simoffload_calibrate.micro.benchmarks import sections
 from simoffload_calibrate.micro.plan import MeasurementRequest
 from simoffload_calibrate.micro.record import Record, read_record
 from simoffload_calibrate.micro.session import describe, measure
 from tests.calibration.micro.conftest import H200, play
+from tests.calibration.micro.machine import record, storage
 
 
 def request(*sections: str, storage: Path | None = None, gpus: int | None = None) -> MeasurementRequest:
@@ -44,6 +48,10 @@ def test_everything_goes_well(players: Path) -> None:
     assert raw["machine"]["gpu"]["count"] == 1
     assert raw["machine"]["cores"] == os.cpu_count()
     assert {"virtual", "governor"} <= set(raw["machine"])
+    assert yaml.safe_load(raw["detected"])["gpu"] == "h200-sxm"
+    assumed = [one for one in rendered if one.startswith("assumed where nothing is measured: ")]
+    assert any("times of the CPU's thread" in one for one in assumed)
+    rendered = [one for one in rendered if one not in assumed]
     assert rendered[0] == "reading the facts of the machine"
     assert rendered[1] == "2 sections to measure: 38 s on the reference host, without compilation"
     assert re.fullmatch(
@@ -228,6 +236,8 @@ def test_what_was_measured_outlives_the_end_of_the_run(
     """The run ends in its second section, which would take a minute; a second run continues it."""
     place = players / "place"
     place.mkdir()
+    (players / "memory.json").write_text(json.dumps(record()["sections"]["dram"]))
+    (players / "storage.json").write_text(json.dumps(storage()))
     environment = {**os.environ, "PYTHONPATH": f"{players}:{Path.cwd()}"}
     message = ["calibrate", "micro", "-o", "out", "--only", "dram,cpu_adam,storage", "--storage", str(place)]
     command = [sys.executable, "-c", COMMAND, *message, "--quick"]
@@ -241,11 +251,12 @@ def test_what_was_measured_outlives_the_end_of_the_run(
     if number != signal.SIGKILL:
         lines = err.splitlines()
         assert f"{kept}--from-json makes profiles from it" in lines
-        assert lines[-2:] == ["out: micro.json", reported]
+        assert lines[-2:] == ["out: platform.yaml, host.yaml, accelerator.yaml, pcie.yaml", reported]
+        rate = load_platform(players / "out" / "platform.yaml").host.memcpy_rate
+        assert (rate.origin, rate.value) == ("measured", 12e9)
     raw = read_record(players / "out" / "micro.json")
-    assert raw["sections"] == {"dram": {"rank": "0"}}
+    assert set(raw["sections"]) == {"dram"}
     assert raw["unfinished"] == ["cpu_adam", "storage"]
-    assert [entry.name for entry in (players / "out").iterdir()] == ["micro.json"]
     if number != signal.SIGKILL:  # else the worker removes them
         assert not alive(int((players / "pid").read_text()))
         assert list(place.iterdir()) == []

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import simoffload
 from simoffload.errors import InputError
-from simoffload.hardware import load_platform
-from simoffload.hardware.topology import Platform
+from simoffload.hardware import Accelerator, Platform, SeenGpu, detect_machine, load_platform
 from simoffload_calibrate.micro.bases import base_platform
 from simoffload_calibrate.micro.profiles import check_names, profile_from_micro
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, PCIE, record
+from tests.hardware.machines import recorded
 
 SCENARIO = """\
 name: measured
@@ -185,6 +187,74 @@ def test_a_fast_filesystem_gets_enough_lanes(tmp_path: Path) -> None:
 def test_the_base_is_a_platform_with_the_same_gpu(gpu: str, platform: str) -> None:
     assert base_platform(gpu) == platform
     load_platform(platform)
+
+
+def detected(raw: dict[str, Any], folder: Path, *, gpu: str | None, count: int = 1) -> dict[str, Any]:
+    """The record with what ``detect`` says of the recorded virtual machine, with these GPUs in it."""
+    seen = SeenGpu(gpu, 150_754_820_096 / 2**20, (), None) if gpu else None
+    found = detect_machine(recorded(folder / "root", "virtual"), gpus=[seen] * count if seen else ())
+    known = {**raw["machine"]["gpu"], "name": gpu, "count": count} if gpu else None
+    return {**raw, "detected": found.text, "machine": {**raw["machine"], "gpu": known}}
+
+
+def measured_texts(texts: dict[str, str]) -> list[str]:
+    """Sources of the numbers that are called measured."""
+
+    def statements(node: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(node, dict) and "origin" in node:
+            yield node
+        elif isinstance(node, dict | list):
+            for one in node.values() if isinstance(node, dict) else node:
+                yield from statements(one)
+
+    known = [one for text in texts.values() for one in statements(yaml.safe_load(text))]
+    return [str(one["source"]) for one in known if one["origin"] == "measured"]
+
+
+@pytest.mark.parametrize(("gpu", "count"), [("NVIDIA H200", 1), ("Imagined 1", 2), (None, 1)])
+def test_what_was_detected_gives_what_was_not_measured(tmp_path: Path, gpu: str | None, count: int) -> None:
+    raw = detected(record(gpus=count), tmp_path, gpu=gpu, count=count)
+    if gpu is None:
+        raw["sections"] = {key: raw["sections"][key] for key in ("dram", "storage")}
+    texts = profile_from_micro(raw)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    platform = load_platform(tmp_path / "platform.yaml")
+    host = platform.host
+    assert len(platform.profile.gpus) == count
+    assert list(platform.targets) == ["drive"], "the virtual machine has no other local drive"
+    assert host.cpu_optimizer.numa_nodes.value == 1
+    assert host.drive_slots == {}, "as detect says of virtual machines"
+    assert (host.memcpy_rate.origin, host.memcpy_rate.value) == ("measured", 12e9)
+    assert all(source.startswith("calibrate micro: ") for source in measured_texts(texts))
+    assert yaml.safe_load(texts["accelerator.yaml"])["hbm_efficiency"]["origin"] == (
+        "measured" if gpu else "estimate"
+    )
+
+
+def test_a_gpu_without_profile_is_as_fast_as_it_was_measured(tmp_path: Path) -> None:
+    """The record of an H200 with the name of a GPU that detect does not know, so that one with an eighth
+    of its bandwidth gives its other numbers."""
+    texts = profile_from_micro(
+        detected(record(gpus=1), tmp_path, gpu="NVIDIA GeForce RTX 3070 Ti Laptop GPU")
+    )
+    data = yaml.safe_load(texts["accelerator.yaml"])
+    assert data["id"].endswith("-accelerator")
+    assert data["name"].startswith("NVIDIA GeForce RTX 3070 Ti Laptop GPU, with the speeds of ")
+    gpu = Accelerator.model_validate(data)
+    assert gpu.hbm_rate == pytest.approx(machine.HBM * machine.HBM_SHARE, rel=1e-3)
+    assert gpu.hbm_bandwidth.origin == "measured"
+    known = profile_from_micro(record(gpus=1), "dgx-h200")["accelerator.yaml"]
+    other = Accelerator.model_validate(yaml.safe_load(known))
+    for flops in (1e10, 1e12):
+        assert gpu.matmul_rate(flops, "bfloat16") == pytest.approx(
+            other.matmul_rate(flops, "bfloat16"), rel=0.02
+        )
+
+
+def test_what_was_detected_must_be_a_platform() -> None:
+    with pytest.raises(InputError, match="detected: "):
+        profile_from_micro({**record(gpus=1), "detected": "kind: platform"})
 
 
 @pytest.mark.parametrize("gpu", ["", "Imagined 1"])
