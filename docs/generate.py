@@ -19,6 +19,7 @@ from simoffload.cli.schemas import SCHEMAS, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
 from simoffload.models.spec import find_size
+from simoffload.planning.costs import COST_METRICS
 from simoffload.results import KINDS
 from simoffload.strategies import authoring
 
@@ -79,6 +80,7 @@ _METRICS = """# Reference: metrics
 {}
 Every result, table, sweep and page has these numbers of its kind of work.
 Those with a better direction can be limits (`--slo`), where times are written without `_s`: `tpot=200ms`.
+They, and [costs](../costs.md) of any work, can be what `advise` ranks by: `--objective energy_per_token_j`.
 {}"""
 _AUTHORING = """# Reference: programs of your own
 
@@ -133,14 +135,14 @@ def _models(scenarios: str) -> str:
 
 def _metrics(words: str) -> str:
     sections = []
-    for kind in KINDS:
+    for title, declared in [(kind.kind, kind.declared) for kind in KINDS] + [("costs", COST_METRICS)]:
         rows = []
-        for one in kind.declared.values():
+        for one in declared.values():
             how = re.sub(r"\{.*?\}", "", one.formula)
             cells = f"`{one.name}`", one.label, how, one.unit.name, one.better
             rows.append(f"| {' | '.join(map(_cell, cells))} |\n")
         head = "| name | for people | meaning | unit | better |\n|---|---|---|---|---|\n"
-        sections.append(f"\n## {kind.kind.capitalize()}\n\n{head}{''.join(rows)}")
+        sections.append(f"\n## {title.capitalize()}\n\n{head}{''.join(rows)}")
     return _METRICS.format(_WRITTEN.format(f"[{Path(words).name}]({words})"), "".join(sections))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from simoffload.planning.compare import Comparison
-from simoffload.planning.costs import FORMULAS
+from simoffload.planning.costs import COST_METRICS
 from simoffload.planning.sweep.definition import reserved
 from simoffload.results import declared_metrics
 from simoffload.scenario import load_scenario
@@ -28,7 +28,7 @@ def test_columns_of_a_sweep_are_explained() -> None:
 
 
 def test_costs_are_explained() -> None:
-    assert sorted(FORMULAS.keys() - UNITS.keys()) == []
+    assert sorted(COST_METRICS.keys() - UNITS.keys()) == []
 
 
 def test_columns_of_a_comparison_are_explained() -> None:

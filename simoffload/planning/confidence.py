@@ -23,7 +23,7 @@ from simoffload.planning.calibration_errors import (
     calibration_errors,
     place_of,
 )
-from simoffload.results import PassResult, Share, SimulationResult, TimeName, by_name
+from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies import SERVED, Strategy, strategy_of
 
@@ -376,15 +376,15 @@ def _of_transfers(cause: Cause, known: Container[str]) -> str:
     return part if part in known else TimeInput.COPIES
 
 
-def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
+def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: str = "compared_by") -> float:
     """Return the relative standard deviation of the ratio of the compared times of two results.
 
-    ``by`` names another time of them. An input that both take from the same profile has
-    one error: only the difference of its shares counts. Errors of the simulation cancel in part for one
-    model on one machine with the weights in the same place.
+    ``by`` names another metric of them, or the property that does. An input that both take from the same
+    profile has one error: only the difference of its shares counts. Errors of the simulation cancel in part
+    for one model on one machine with the weights in the same place.
     """
     pair = confidence(first), confidence(second)
-    names: list[str] = [getattr(one, by) for one in (first, second)]
+    names: list[str] = [getattr(one, by) if by.endswith("_by") else by for one in (first, second)]
     ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
     squares = 0.0
     for part in sorted(ours.keys() | theirs.keys()):
@@ -400,7 +400,7 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: TimeNa
     return sqrt(squares)
 
 
-def margin(first: SimulationResult, second: SimulationResult, *, by: TimeName = "compared_by") -> float:
+def margin(first: SimulationResult, second: SimulationResult, *, by: str = "compared_by") -> float:
     """Return by how much two results must differ, relative to the faster one, to tell which is faster.
 
     From there on the 80 % interval of their ratio does not contain 1.

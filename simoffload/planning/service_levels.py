@@ -28,7 +28,7 @@ class ServiceLevel(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the metric as people write it: "tpot", "tokens_per_s"."""
-        return _short_name(self.metric)
+        return short_name(self.metric)
 
     def of(self, result: SimulationResult) -> float | None:
         """Return the value of a result; None if it has none."""
@@ -46,25 +46,26 @@ class ServiceLevel(NamedTuple):
         return self.limit / value if self.metric.larger else value / self.limit
 
 
-def _short_name(metric: Metric) -> str:
+def short_name(metric: Metric) -> str:
+    """Return the name of a metric as people write it: times without ``_s``."""
     return metric.name.removesuffix("_s") if metric.unit.name == "s" else metric.name
 
 
-def _limited(metrics: Iterable[Metric]) -> dict[str, Metric]:
+def limited_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
     """Return the metrics of which a direction is better, by their short names."""
-    return {_short_name(one): one for one in metrics if one.better}
+    return {short_name(one): one for one in metrics if one.better}
 
 
 def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
     name, equals, value = (part.strip() for part in text.partition("="))
-    mine = _limited(result.declared.values())
+    mine = limited_metrics(result.declared.values())
     metric = mine.get(name) or next((one for one in mine.values() if one.name == name), None)
     if not equals or not value:
         raise _refusal(text, f"has no limit; {_EXAMPLE}")
     if metric is None:
         known = declared_metrics()
-        if name in known or name in _limited(known.values()):
+        if name in known or name in limited_metrics(known.values()):
             raise _refusal(text, f"{name} is no limit of this kind of work; it has {', '.join(mine)}")
         raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
     try:

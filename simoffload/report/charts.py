@@ -406,11 +406,10 @@ def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Propertie
 
 def speed_axis(search: Search) -> str:
     """Return the name of what a search compares with the purchase."""
-    return (
-        "steps of a sequence per second"
-        if search.objective == "latency"
-        else "throughput [units of work per second]"
-    )
+    if (metric := search.objective.metric) is not None:
+        return metric.label if metric.larger else f"1 / {metric.label}"
+    latency = search.objective.is_latency
+    return "steps of a sequence per second" if latency else "throughput [units of work per second]"
 
 
 def front(search: Search) -> draw.Properties:

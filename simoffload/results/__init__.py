@@ -38,7 +38,7 @@ from simoffload.results.endurance import (
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.kinds import KINDS, declared_metrics
-from simoffload.results.metrics import Metric, MetricAttribute, metric
+from simoffload.results.metrics import Metric, MetricAttribute, declared_in, metric
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.quality import (
@@ -53,7 +53,7 @@ from simoffload.results.quality import (
 from simoffload.results.result import SimulationResult, registered
 from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
-from simoffload.results.values import TimeName, by_name, interval_columns, with_intervals
+from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [
     "ADAPTERS",
@@ -100,7 +100,6 @@ __all__ = [
     "TierLifetime",
     "TierUse",
     "Time",
-    "TimeName",
     "TimedPhase",
     "Timeline",
     "Track",
@@ -110,6 +109,7 @@ __all__ = [
     "cause_of",
     "cause_text",
     "data_loading_sentences",
+    "declared_in",
     "declared_metrics",
     "differ_beyond_kernels",
     "duration",

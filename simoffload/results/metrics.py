@@ -33,6 +33,10 @@ _UNITS = (
     MetricUnit("B", lambda size: units.format_bytes(round(size)), parse=units.parse_bytes),
     MetricUnit("B/s", lambda rate: units.format_rate(round(rate)), "higher", units.parse_rate),
     MetricUnit("TFLOP/s", lambda rate: f"{units.format_number(rate)} TFLOP/s", "higher"),
+    MetricUnit("W", units.format_watts, "lower"),
+    MetricUnit("J", lambda energy: f"{units.format_number(energy)} J", "lower"),
+    MetricUnit("kWh", lambda energy: f"{units.format_number(energy)} kWh", "lower"),
+    MetricUnit("currency", units.format_number, "lower"),
     MetricUnit("", units.percent),
 )
 _DOCSTRING = re.compile(r"(?P<label>[^:\[]+?)( \[(?P<unit>[^]]*)\])?: (?P<formula>.*?)\.?")
@@ -109,6 +113,11 @@ def metric(**fields: Any) -> Callable[[Callable[[Any], float | None]], MetricAtt
     unit says how values are written and which are better, unless ``text`` and ``better`` do.
     """
     return partial(MetricAttribute, **fields)
+
+
+def declared_in(kind: type) -> dict[str, Metric]:
+    """Return the metrics that a class itself declares, by name."""
+    return {one.metric.name: one.metric for one in vars(kind).values() if isinstance(one, MetricAttribute)}
 
 
 all_passes = attrgetter("spent")

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.metrics import Metric, MetricAttribute, Passes
+from simoffload.results.metrics import Metric, MetricAttribute, Passes, declared_in
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.timeline import PassWork, Timeline
@@ -113,8 +113,7 @@ class SimulationResult(ABC):
     """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
 
     def __init_subclass__(cls) -> None:
-        own = [one.metric for one in vars(cls).values() if isinstance(one, MetricAttribute)]
-        cls.declared = cls.declared | {one.name: one for one in own}
+        cls.declared = cls.declared | declared_in(cls)
 
     @classmethod
     def register(cls, attribute: MetricAttribute) -> MetricAttribute:

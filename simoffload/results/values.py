@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
-from typing import Any, Literal
-
-TimeName = Literal["compared_by", "unit_by", "step_by"]
-"""Property of a result that names one of its times."""
+from typing import Any
 
 
 def plain(value: Any) -> Any:

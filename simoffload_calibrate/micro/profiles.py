@@ -135,10 +135,10 @@ class Base(NamedTuple):
         parts |= {"accelerator": platform.accelerator.id, "pcie": platform.gpu_pcie_link.pcie.id}
         paths = {use.kind: use.path for use in platform.profiles if parts.get(use.kind) == use.id}
         library = Library()
-        whole = library.read(_file(paths.pop("platform")), ("platform",))
-        library.adapt(whole, Changes.of(whole.document))
+        described = library.read(_file(paths.pop("platform")), ("platform",))
+        library.adapt(described, Changes.of(described.document))
         read = {kind: library.read(_file(path), (kind,)) for kind, path in paths.items()}
-        documents = {kind: entry.document.data for kind, entry in {**read, "platform": whole}.items()}
+        documents = {kind: entry.document.data for kind, entry in {**read, "platform": described}.items()}
         return cls(platform, documents, False)
 
     @classmethod

@@ -63,7 +63,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-objective-unknown",
         "advise s.yaml --objective costs",
-        ("simoffload advise:", '"costs" is not one of throughput, latency, cost', 'did you mean "cost"'),
+        ("--objective: costs: is not one of throughput, latency, cost, ttft, tpot, ", 'did you mean "cost"'),
     ),
     *(
         Case(

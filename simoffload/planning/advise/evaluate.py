@@ -13,9 +13,9 @@ from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import limited
 from simoffload.planning.advise.objective import (
     Objective,
+    check_improvable,
     objective_of,
     one_at_a_time,
-    ranking_time,
     sequences_at_once,
 )
 from simoffload.planning.advise.options import memory, options_of
@@ -42,7 +42,8 @@ class Tried(Evaluated):
 
     change: Change
     gain: float | None
-    """Speed relative to the unchanged scenario, by the time of the objective; None if that does not fit."""
+    """Speed relative to the unchanged scenario, or how many times better the metric of the objective is; None
+    if that does not fit."""
     extra: float | None
     """Purchase price beyond the unchanged scenario, in the list's currency; None without prices."""
     margin: float = 0.0
@@ -102,8 +103,9 @@ class Advice:
     """Simulated changes: those that keep the answers before those that do not, the largest gain first."""
     impossible: tuple[Change, ...]
     """Changes that the program, the machine or its memory refuses, each with its reason (``barred``)."""
-    objective: Objective = "throughput"
-    """What ``gain`` is of: the time of a step for "latency", for others the throughput."""
+    objective: Objective
+    """What ``gain`` is of: the time of a step for "latency", the metric that was named, for others the
+    throughput."""
     untried: tuple[Change, ...] = ()
     """Changes whose simulation a limit of time, memory or operations stopped, which is their ``barred``."""
     number_tried: int = 0
@@ -195,7 +197,7 @@ def _is_number(value: Any) -> bool:
 def advise(
     scenario: Asked,
     *,
-    objective: Objective | None = None,
+    objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
 ) -> Advice:
@@ -203,10 +205,10 @@ def advise(
 
     Changes that keep the answers come first. The gain is of the throughput, or for the ``objective``
     "latency" of the time of a step (of a token, the first one if there is no other, of an update or a
-    checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1). "cost"
-    decides between purchases alone. Raises InputError for an unknown objective, and what ``simulate`` raises
-    for the unchanged scenario; a change that cannot be made is listed as impossible, one that a limit stops
-    as untried.
+    checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1), or of any
+    metric of results or costs with a better direction. "cost" decides between purchases alone. Raises
+    InputError for an unknown objective, and what ``simulate`` raises for the unchanged scenario; a change
+    that cannot be made is listed as impossible, one that a limit stops as untried.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
@@ -249,6 +251,7 @@ class _Trial:
         self.scenario, self.objective = evaluator.scenario, objective
         _, self.result = evaluator.answer()
         self.now = economics(self.scenario, self.result, costs)
+        check_improvable(objective, self.result, self.now)
         self._present = present(self.scenario, self.result, costs)
         self.tried: list[Tried] = []
         self.impossible: list[Change] = []
@@ -297,7 +300,8 @@ class _Trial:
         best: dict[int, tuple[float, Change]] = {}
         for change in steps(changes, lambda change: change.key):
             with suppress(InputError, SimulationError):
-                time = ranking_time(self._evaluator.least(*change.edits), self.objective)
+                scenario, least = self._evaluator.answer(*change.edits, scope="first")
+                time = self._ranking(scenario, least)
                 if time and time < best.get(change.rank, (math.inf,))[0]:
                     best[change.rank] = time, change
         return best
@@ -305,16 +309,16 @@ class _Trial:
     def _fastest(self) -> list[float]:
         """Return the shortest time with as many sequences at once, with the same answers and with others."""
         now = sequences_at_once(self.scenario)
-        times = [[ranking_time(self.result, self.objective) or math.inf], [math.inf]]
+        times = [[_number(self.objective.ranking(self.result, self.now))], [math.inf]]
         for one in self.tried:
             if sequences_at_once(one.scenario) == now:
-                times[one.change.rank].append(ranking_time(one.result, self.objective) or math.inf)
+                times[one.change.rank].append(self._ranking_of(one))
         return [min(each) for each in times]
 
     def _compared(self, change: Change, scenario: LoadedScenario, result: SimulationResult) -> Tried:
         cost = economics(scenario, result, self._costs)
-        times = [ranking_time(one, self.objective) for one in (self.result, result)]
-        gain = times[0] / times[1] if times[0] and times[1] else None
+        now = self.objective.ranking(self.result, self.now)
+        gain = self.objective.gain(now, self.objective.ranking(result, cost))
         before, after = self.result.unit_s, result.unit_s
         found = Tried(
             change=change,
@@ -328,17 +332,32 @@ class _Trial:
         )
         more = sequences_at_once(scenario) > sequences_at_once(self.scenario)
         slower = more and gain is not None and (change.kind == "workload" or not found.helps)
-        return replace(found, only_throughput=self.objective == "latency" and slower)
+        return replace(found, only_throughput=self.objective.is_latency and slower)
 
     def _margin(self, result: SimulationResult) -> float:
-        return margin(self.result, result, by="step_by" if self.objective == "latency" else "unit_by")
+        by, both = self.objective.by, (self.result, result)
+        if self.objective.metric is None:
+            return margin(*both, by="step_by" if self.objective.is_latency else "unit_by")
+        return margin(*both, by=by(result)) if all(by(one) in one.composed for one in both) else 0.0
 
     def order(self, one: Tried) -> tuple[int, bool, float]:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked
         for, as many sequences, then what is fastest."""
         more = sequences_at_once(one.scenario) > sequences_at_once(self.scenario)
         single = one_at_a_time(self.scenario)
-        return one.change.rank, more and single, ranking_time(one.result, self.objective) or 0.0
+        return one.change.rank, more and single, self._ranking_of(one)
+
+    def _ranking_of(self, one: Tried) -> float:
+        return _number(self.objective.ranking(one.result, one.economics))
+
+    def _ranking(self, scenario: LoadedScenario, result: SimulationResult) -> float | None:
+        cost = economics(scenario, result, self._costs) if self.objective.is_of_costs else None
+        return self.objective.ranking(result, cost)
+
+
+def _number(ranking: float | None) -> float:
+    """Return a ranking, the last one where there is none."""
+    return math.inf if ranking is None else ranking
 
 
 def _different(tried: Iterable[Tried], base: LoadedScenario, unchanged: SimulationResult) -> Iterator[Tried]:

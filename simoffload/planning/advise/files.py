@@ -34,7 +34,7 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
     if search is not None and search.best is not None:
-        description = f"best by {search.objective}: {', '.join(search.best.description)}"
+        description = f"best by {search.objective.name}: {', '.join(search.best.description)}"
         found["best.yaml"] = _scenario(advice.scenario, search.best, description)
     for rank, point in enumerate(search.front if search else (), start=1):
         found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))

@@ -16,7 +16,7 @@ from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.catalogue import Family, families, families_of, joined_edits, limits_of
 from simoffload.planning.advise.evaluate import Advice, Tried
-from simoffload.planning.advise.objective import Objective, objective_of, ranking_time, sequences_at_once
+from simoffload.planning.advise.objective import Objective, objective_of, sequences_at_once
 from simoffload.planning.costs import Bill, CostList, Economics, economics, load_costs, present
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.service_levels import ServiceLevel, most_missed
@@ -51,7 +51,7 @@ class SimulatedPurchase(Evaluated):
     """Chosen changes, one for each dimension."""
     meets: bool
     """Whether the purchase keeps the budget and the service level."""
-    objective: Objective = "throughput"
+    objective: Objective
     """The objective in whose unit ``speed`` is."""
     bought: float | None = None
     """Price of what is bought beyond the present machine; None where the search is for whole machines."""
@@ -93,8 +93,9 @@ class SimulatedPurchase(Evaluated):
 
     @property
     def speed(self) -> float:
-        """[1/s] What the front compares: steps of one sequence for the objective "latency", else ``rate``."""
-        return _speed(self.result, self.objective)
+        """What the front compares: steps [1/s] of one sequence for "latency", ``rate``, or what ranks the
+        metric that was named."""
+        return self.objective.speed(self.result, self.economics)
 
     @property
     def cost_per_unit(self) -> float:
@@ -114,11 +115,6 @@ class SimulatedPurchase(Evaluated):
 
 def _purchase(one: Economics) -> float:
     return math.inf if one.purchase is None else one.purchase
-
-
-def _speed(result: SimulationResult, objective: Objective) -> float:
-    time = ranking_time(result, objective)
-    return 1 / time if time else 0.0
 
 
 class _Point(NamedTuple):
@@ -215,7 +211,7 @@ def search_catalogue(
     budget: float | None = None,
     extra: float | None = None,
     service: Sequence[ServiceLevel] = (),
-    objective: Objective | None = None,
+    objective: str | None = None,
     platforms: Sequence[str] = (),
     costs: CostList | None = None,
     advice: Advice | None = None,
@@ -235,9 +231,9 @@ def search_catalogue(
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
-    objective = objective_of(evaluator.scenario, objective)
+    wanted = objective_of(evaluator.scenario, objective)
     owned = None if extra is None else present(evaluator.scenario, fit(evaluator.scenario), known)
-    run = _PurchaseSearch(evaluator, known, _Budget(budget, extra, owned), tuple(service), objective)
+    run = _PurchaseSearch(evaluator, known, _Budget(budget, extra, owned), tuple(service), wanted)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
@@ -252,7 +248,7 @@ def search_catalogue(
         stopped = str(error)
         if not run.points:
             raise
-    fitting = [one for one in run.points if one.meets and math.isfinite(_rank(one)[0])]
+    fitting = [one for one in run.points if one.meets and _rank(one)[0] < math.inf]
     best = min(fitting, key=lambda one: (one.rank, _rank(one)), default=None)
     other = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
@@ -262,7 +258,7 @@ def search_catalogue(
         best,
         None if best is None or other is None or other.rank == best.rank else other,
         min(missed, key=lambda one: most_missed(run.service, one.result), default=None),
-        objective,
+        wanted,
         combinations,
         run.all_outcomes(combinations),
         dict(run.refusals.most_common()),
@@ -285,7 +281,7 @@ def _combined(scenario: LoadedScenario, tried: Iterable[Tried]) -> Iterator[Chan
 
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:
     """Return the order of purchases by their objective; equal ones by price."""
-    return (one.cost_per_unit if one.objective == "cost" else -one.speed), one.price
+    return (one.cost_per_unit if one.objective.name == "cost" else -one.speed), one.price
 
 
 class _Budget(NamedTuple):
@@ -387,7 +383,7 @@ class _PurchaseSearch:
         for family in steps(found):
             with self._counting(family.size):
                 bounds.append((family, self._bound(family)))
-        bounds.sort(key=lambda one: -self._speed(one[1].result))
+        bounds.sort(key=lambda one: -self._objective.bound(one[1].result))
         for family, bound in steps(bounds, lambda one: one[0].name):
             self._try(family, bound)
         for missed, choose in sorted(self._misses, key=lambda one: one[0]):
@@ -423,10 +419,10 @@ class _PurchaseSearch:
 
     def _try(self, family: Family, bound: _Bound) -> None:
         """Try the members of a family, those first that are likely to be best."""
-        latency, prices = self._objective == "latency", dict[Hashable, float]()
-        batches = family.batches if latency else family.batches[::-1]
+        prices, grows = dict[Hashable, float](), self._objective.grows_with_batch(bound.result)
+        batches = family.batches[::-1] if grows else family.batches
         for (times, batch), stored, memory in product(batches, family.storage, family.memory):
-            speed, bought = self._speed(bound.result) * (1 if latency else times), (id(stored), id(memory))
+            speed, bought = self._objective.bound(bound.result, times=times), (id(stored), id(memory))
             with self._counting():
                 choose = partial(self._chosen, family, stored, memory, batch)
                 self._keep_for_later(bound.missed(self.service, times=times), choose)
@@ -440,7 +436,7 @@ class _PurchaseSearch:
         self._check(chosen.rank, chosen.price, speed)
         least = self._evaluator.least(*chosen.edits)
         self._keep_for_later(most_missed(self.service, least), lambda: chosen)
-        self._check(chosen.rank, chosen.price, self._speed(least))
+        self._check(chosen.rank, chosen.price, self._objective.bound(least))
         self._simulate(chosen)
 
     def _check(self, rank: int, price: float, speed: float) -> None:
@@ -474,9 +470,6 @@ class _PurchaseSearch:
         if not self._budget.pays(cost):
             raise _LeftOutError(_UNPRICED if cost.bill.missing else "exceed the budget")
         return self._budget.price(cost)
-
-    def _speed(self, result: SimulationResult) -> float:
-        return _speed(result, self._objective)
 
     def _candidate(self, family: Family, *choices: Change) -> _Candidate:
         """Return the candidate with some choices; raises _LeftOutError if its program cannot do the work."""

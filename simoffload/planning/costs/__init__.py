@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simoffload.planning.costs.bill import Bill, Draw, Energy, Item, bill, energy, present
 from simoffload.planning.costs.economics import (
-    FORMULAS,
+    COST_METRICS,
     BreakEven,
     Costed,
     CostVerdict,
@@ -16,7 +16,7 @@ from simoffload.planning.costs.economics import (
 from simoffload.planning.costs.price_list import CostList, load_costs
 
 __all__ = [
-    "FORMULAS",
+    "COST_METRICS",
     "Bill",
     "BreakEven",
     "CostList",

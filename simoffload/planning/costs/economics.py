@@ -20,29 +20,120 @@ from simoffload.planning.costs.bill import (
     used_parts,
 )
 from simoffload.planning.costs.price_list import CostList, Figure, load_costs
-from simoffload.results import SimulationResult, by_name
+from simoffload.results import Metric, SimulationResult, by_name, declared_in, metric
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.units import format_number
 
 _KWH = 3.6e6
 """Energy of one kilowatt-hour [J]."""
 _MILLION = 1e6
 
-FORMULAS: Mapping[str, str] = {
-    "purchase": "sum of all prices of the machine and of the storage that the scenario uses",
-    "power_w": "sum of idle + (active - idle) x busy of all devices",
-    "purchase_per_h": "purchase / (lifetime in years x 8766 x utilization)",
-    "replacement_per_h": "drives that wear out first: price x (1 / hours they last - 1 / hours written off)",
-    "electricity_per_h": "power_w / 1000 x pue x electricity",
-    "cost_per_h": "purchase_per_h + replacement_per_h + electricity_per_h",
-    "rent_per_h": "rent on demand of the machine, or of all its GPUs, electricity included",
-    "energy_per_token_j": "power_w x per_token_s, PUE not included",
-    "kwh_per_million_tokens": "energy_per_token_j x pue x 1e6 / 3.6e6",
-    "cost_per_million_tokens": "cost_per_h / 3600 x per_token_s x 1e6",
-    "rent_per_million_tokens": "rent_per_h / 3600 x per_token_s x 1e6",
-    "cost_per_run": "cost_per_h / 3600 x time of one generation of all sequences, one step or one checkpoint",
-    "energy_per_run_j": "power_w x that time",
-    "return_per_purchase": "tokens (checkpoints) per hour, over purchase / 1000",
-}
+
+@dataclass(frozen=True, kw_only=True)
+class CostAmounts:
+    """CostAmounts are the metrics of what an answer costs; what depends on a missing price or power is
+    None."""
+
+    bought: float | None
+    watts: float | None
+    worn: float | None
+    rent: float | None
+    costs: CostList
+    pue: float
+    """Power usage effectiveness of where the machine stands."""
+    time_s: float | None
+    """Time [s] of one generation of all sequences, one step or one checkpoint."""
+    tokens: int | None
+    """Tokens made in that time; None for a checkpoint."""
+
+    @metric(better="lower")
+    def purchase(self) -> float | None:
+        """Purchase price [currency]: sum of all prices of the machine and of the storage that the scenario
+        uses."""
+        return self.bought
+
+    @metric()
+    def power_w(self) -> float | None:
+        """Mean power [W]: sum of idle + (active - idle) x busy of all devices."""
+        return self.watts
+
+    @metric()
+    def purchase_per_h(self) -> float | None:
+        """Purchase per hour [currency]: purchase / (lifetime in years x 8766 x utilization)."""
+        return _product(self.purchase, 1 / self.costs.hours)
+
+    @metric()
+    def replacement_per_h(self) -> float | None:
+        """Replacements per hour [currency]: drives that wear out first: price x (1 / hours they last - 1 /
+        hours written off)."""
+        return self.worn
+
+    @metric()
+    def electricity_per_h(self) -> float | None:
+        """Electricity per hour [currency]: power_w / 1000 x pue x electricity."""
+        return _product(self.power_w, self.pue * self.costs.assumption("electricity").value / 1000)
+
+    @metric()
+    def cost_per_h(self) -> float | None:
+        """Cost per hour [currency]: purchase_per_h + replacement_per_h + electricity_per_h."""
+        return _sum(self.purchase_per_h, self.replacement_per_h, self.electricity_per_h)
+
+    @metric()
+    def rent_per_h(self) -> float | None:
+        """Rent per hour [currency]: rent on demand of the machine, or of all its GPUs, electricity
+        included."""
+        return self.rent
+
+    @property
+    def per_token_s(self) -> float | None:
+        """Time [s] per token; None for a checkpoint."""
+        return self.time_s / self.tokens if self.time_s and self.tokens else None
+
+    @metric()
+    def energy_per_token_j(self) -> float | None:
+        """Energy per token [J]: power_w x per_token_s, PUE not included."""
+        return _product(self.power_w, self.per_token_s)
+
+    @metric()
+    def kwh_per_million_tokens(self) -> float | None:
+        """Energy per million tokens [kWh]: energy_per_token_j x pue x 1e6 / 3.6e6."""
+        return _product(self.power_w, self.per_token_s, self.pue * _MILLION / _KWH)
+
+    @metric()
+    def cost_per_million_tokens(self) -> float | None:
+        """Cost per million tokens [currency]: cost_per_h / 3600 x per_token_s x 1e6."""
+        return _product(self.cost_per_h, self.per_token_s, _MILLION / 3600)
+
+    @metric()
+    def rent_per_million_tokens(self) -> float | None:
+        """Rent per million tokens [currency]: rent_per_h / 3600 x per_token_s x 1e6."""
+        return _product(self.rent_per_h, self.per_token_s, _MILLION / 3600)
+
+    @metric()
+    def cost_per_run(self) -> float | None:
+        """Cost per run [currency]: cost_per_h / 3600 x time of one generation of all sequences, one step or
+        one checkpoint."""
+        return _product(self.cost_per_h, self.time_s, 1 / 3600)
+
+    @metric()
+    def energy_per_run_j(self) -> float | None:
+        """Energy per run [J]: power_w x that time."""
+        return _product(self.power_w, self.time_s)
+
+    @metric(better="higher", text=format_number)
+    def return_per_purchase(self) -> float | None:
+        """Work per price: tokens (checkpoints) per hour, over purchase / 1000."""
+        if not self.time_s or not self.purchase:
+            return None
+        return (self.tokens or 1) * 3600 / self.time_s / self.purchase * 1000
+
+    def values(self) -> dict[str, float | None]:
+        """Return all metrics by name."""
+        return {name: getattr(self, name) for name in COST_METRICS}
+
+
+COST_METRICS: Mapping[str, Metric] = declared_in(CostAmounts)
+"""The metrics of costs by name, in the order of reading."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +205,7 @@ class Economics:
         )
 
     def metrics(self) -> dict[str, float | None]:
-        """Return all metrics by name, None where a price, power or rent is missing: see ``FORMULAS``."""
+        """Return ``COST_METRICS`` by name, None where a price, power or rent is missing."""
         watts = self.energy.watts if self.energy and not self.energy.missing else None
         return self._metrics(self.purchase, watts, None if self.beyond_rent else self.rent, partly=False)
 
@@ -131,31 +222,17 @@ class Economics:
     def _metrics(
         self, bought: float | None, watts: float | None, rented: Figure | None, *, partly: bool
     ) -> dict[str, float | None]:
-        pue, price = self.pue.value, self.costs.assumption("electricity").value
-        purchase = _product(bought, 1 / self.costs.hours)
-        electricity = _product(watts, pue * price / 1000)
         known = [one.per_h for one in self.replacements if one.per_h is not None]
-        worn = sum(known) if partly or len(known) == len(self.replacements) else None
-        hourly = _sum(purchase, worn, electricity)
-        rent = rented.value * self.rented if rented else None
-        time = self.energy.time_s if self.energy else None
-        token = time / self.tokens if time and self.tokens else None
-        return {
-            "purchase": bought,
-            "power_w": watts,
-            "purchase_per_h": purchase,
-            "replacement_per_h": worn,
-            "electricity_per_h": electricity,
-            "cost_per_h": hourly,
-            "rent_per_h": rent,
-            "energy_per_token_j": _product(watts, token),
-            "kwh_per_million_tokens": _product(watts, token, pue * _MILLION / _KWH),
-            "cost_per_million_tokens": _product(hourly, token, _MILLION / 3600),
-            "rent_per_million_tokens": _product(rent, token, _MILLION / 3600),
-            "cost_per_run": _product(hourly, time, 1 / 3600),
-            "energy_per_run_j": _product(watts, time),
-            "return_per_purchase": self.units * 3600 / time / bought * 1000 if time and bought else None,
-        }
+        return CostAmounts(
+            bought=bought,
+            watts=watts,
+            worn=sum(known) if partly or len(known) == len(self.replacements) else None,
+            rent=rented.value * self.rented if rented else None,
+            costs=self.costs,
+            pue=self.pue.value,
+            time_s=self.energy.time_s if self.energy else None,
+            tokens=self.tokens,
+        ).values()
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -190,7 +267,7 @@ class Economics:
             "metrics": self.metrics(),
             "at_least": self.at_least(),
             **by_name(self, "missing no_rent setting"),
-            "formulas": dict(FORMULAS),
+            "formulas": {name: one.formula for name, one in COST_METRICS.items()},
             "bill": [item.to_dict() for item in self.bill.items],
             "power": [draw._asdict() | {"watts": draw.watts} for draw in self.energy.draws]
             if self.energy

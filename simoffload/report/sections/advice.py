@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from simoffload.planning.advise import WORTH, Advice, Search, SimulatedPurchase, Tried
+from simoffload.planning.advise import WORTH, Advice, Objective, Search, SimulatedPurchase, Tried
 from simoffload.planning.bandwidth import StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.service_levels import ServiceLevel
@@ -22,6 +22,7 @@ from simoffload.report.sections.changes import (
     described,
     gain_text,
     in_brackets,
+    objective_text,
     prompt,
     took,
     took_first,
@@ -65,7 +66,7 @@ def advice_verdict(advice: Advice) -> Verdict:
         return Verdict.of(lacking, *_what_fits(advice), *end)
     limit = limited_by(result.step) if result.step is not None else ""
     same, other = by_answers(advice.helping)
-    of = " of throughput" if advice.objective != "latency" else ""
+    of = f" of {_ranked(advice.objective)}" if not advice.objective.is_latency else ""
     clear = [one for one in same if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR]
     paid = [one for one in advice.by_cost if one.change.same_work]
     named = (
@@ -95,7 +96,9 @@ def advice_verdict(advice: Advice) -> Verdict:
 
 def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
     """Return that no change with the same answers helps, in which respect."""
-    what = "makes it faster" if advice.objective == "latency" else "helps"
+    objective = advice.objective
+    what = f"improves the {objective.metric.label}" if objective.metric else "helps"
+    what = "makes it faster" if objective.is_latency else what
     what = what if advice.result.fits else "makes it fit"
     return f"no change that {'keeps the answers' if other else 'was tried'} {what}"
 
@@ -118,7 +121,8 @@ def _what_fits(advice: Advice) -> Iterator[VerdictPart]:
         yield VerdictPart(f". Tried: {tried}")
         return
     same, other = by_answers(advice.helping)
-    first = "Fastest change" if advice.objective == "latency" else "Change with the highest throughput"
+    objective = advice.objective
+    first = "Fastest change" if objective.is_latency else f"Change with the {_best_by(objective)}"
     texts = []
     if same:
         cheapest = min(same, key=lambda one: math.inf if one.extra is None else one.extra)
@@ -183,11 +187,15 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
     currency = advice.economics.costs.currency
     decided = [advice.decisions(found) for found in by_answers(advice.helping)]
     fewer = sum(max(0, len(found) - _MOST) for found in decided)
-    time = presentation(advice.result).step if advice.objective == "latency" else "time per unit of work"
+    time = presentation(advice.result).step if advice.objective.is_latency else "time per unit of work"
+    ratio = f"{time} without the change / with it"
+    if (metric := advice.objective.metric) is not None:
+        sides = ("with the change", "without it") if metric.larger else ("without the change", "with it")
+        ratio = f"{metric.label} {' / '.join(sides)}"
     bought = any(one.extra and one.gain is not None for each in decided for one in each)
     notes = (
         *([f"and {plural(fewer, 'smaller gain')}"] if fewer > 0 else []),
-        f"{_gain(advice)} = {time} without the change / with it; each change is simulated alone",
+        f"{_gain(advice)} = {ratio}; each change is simulated alone",
         BRACKETS,
         "cost: nothing = no purchase needed; parts that are no longer used are not subtracted",
         *([f"per 1,000 {currency} = ({_gain(advice)} - 1) / cost x 1000"] if bought else []),
@@ -212,14 +220,15 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
 
 def _gain(advice: Advice) -> str:
     """Return the name of the gain."""
-    return "gain" if advice.objective == "latency" else "throughput gain"
+    return "gain" if advice.objective.is_latency or advice.objective.metric else "throughput gain"
 
 
 def _axis(advice: Advice) -> str:
     """Return the name of what the gain is of."""
-    return (
-        f"speed (1 / {presentation(advice.result).step})" if advice.objective == "latency" else "throughput"
-    )
+    if advice.objective.is_latency:
+        return f"speed (1 / {presentation(advice.result).step})"
+    metric = advice.objective.metric
+    return f"1 / {metric.label}" if metric and not metric.larger else _ranked(advice.objective)
 
 
 def _tables(found: Sequence[Sequence[Tried]], advice: Advice) -> tuple[ReportTable, ...]:
@@ -397,12 +406,19 @@ def _money(search: Search, budget: float | None) -> str:
     return "" if budget is None else f"{budget:,.0f} {search.currency}"
 
 
-_BEST = {
-    "throughput": "highest throughput",
-    "latency": "shortest time",
-    "cost": "cheapest per unit of work",
-}
-"""What is said of the best purchase by each objective."""
+def _ranked(objective: Objective) -> str:
+    """Return the name of what changes are ranked by."""
+    return objective.metric.label if objective.metric else "throughput"
+
+
+def _best_by(objective: Objective) -> str:
+    """Return what the best change by an objective has."""
+    lowest = objective.metric is not None and not objective.metric.larger
+    return f"{'lowest' if lowest else 'highest'} {_ranked(objective)}"
+
+
+_BEST = {"latency": "shortest time", "cost": "cheapest per unit of work"}
+"""What is said of the best purchase by other objectives."""
 
 
 def purchase_verdict(
@@ -433,7 +449,7 @@ def purchase_verdict(
         return Verdict.of(f"{none}, which is for the whole machine: {costs}", beyond)
     other = search.other
     return Verdict.of(
-        f"{_BEST[search.objective]}: {_bought(best, search)}",
+        f"{_BEST.get(search.objective.name) or _best_by(search.objective)}: {_bought(best, search)}",
         *([] if other is None else [VerdictPart(f"; with other answers: {_bought(other, search)}")]),
         VerdictPart(f"; {BRACKETS}", 2),
     )
@@ -447,8 +463,9 @@ def _bought(one: SimulatedPurchase, search: Search) -> str:
     rate += f" [{span(per_second(1 / high, unit), per_second(1 / low, unit), value=rate)}]"
     price = f"for {one.price:,.0f} {search.currency}" if math.isfinite(one.price) else "for an unknown price"
     price = "without a purchase" if one.bought == 0 else price
-    step = presentation(one.result).step
-    time = f"{step} {ranged(one.result, one.result.step_by)}, " if search.objective == "latency" else ""
+    time = objective_text(one, search.objective)
+    if search.objective.is_latency:
+        time = f"{presentation(one.result).step} {ranged(one.result, one.result.step_by)}, "
     return f"{', '.join(one.description) or 'no change'}; {time}{rate} {price}"
 
 

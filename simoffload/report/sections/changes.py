@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from simoffload.planning.advise import Advice, Tried
+from simoffload.planning.advise import Advice, Objective, SimulatedPurchase, Tried
 from simoffload.report.formatting import span
 from simoffload.report.presentation import presentation, ranged
 from simoffload.results import SimulationResult
@@ -68,12 +68,21 @@ def took_first(result: SimulationResult) -> str:
     return f", TTFT {ranged(result, 'ttft_s')}" if presentation(result).step == "TPOT" else ""
 
 
+def objective_text(one: Tried | SimulatedPurchase, objective: Objective) -> str:
+    """Return the value of the objective, to precede others: "TPOT 2 ms, "; "" for throughput and cost."""
+    if objective.is_latency:
+        return f"{presentation(one.result).step} {format_seconds(one.result.step_time_s or 0.0)}, "
+    value = objective.value(one.result, one.economics)
+    if objective.metric is None or value is None:
+        return ""
+    currency = f" {one.economics.costs.currency}" if objective.metric.unit.name == "currency" else ""
+    return f"{objective.metric.label} {objective.metric.text(value)}{currency.rstrip()}, "
+
+
 def with_gain(one: Tried, advice: Advice) -> str:
     """Describe a change with its gain, with the time that it leaves where that is the objective, and with the
     time to first token where that suffers."""
-    time = ""
-    if advice.objective == "latency" and one.gain is not None:
-        time = f"{presentation(one.result).step} {format_seconds(one.result.step_time_s or 0.0)}, "
+    time = objective_text(one, advice.objective) if one.gain is not None else ""
     return in_brackets(
         one.change.description, f"{time}{gain_text(one)}{_delayed(one, advice.result)}", one.change.quality
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from simoffload.hardware import DeviceKind
-from simoffload.planning.costs import FORMULAS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
+from simoffload.planning.costs import COST_METRICS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import NameFirst
@@ -179,17 +179,17 @@ def _spread(result: SimulationResult, one: Economics, found: Mapping[str, float 
 
 
 def _metrics(one: Economics) -> ReportTable:
-    units = {"_w": "W", "_j": "J", "kwh_per_million_tokens": "kWh", "return_per_purchase": ""}
     rows: list[tuple[Entry, ...]] = []
     for name, value in one.metrics().items():
         if value is None:
             continue
-        unit = next((unit for end, unit in units.items() if name.endswith(end)), one.costs.currency)
+        metric = COST_METRICS[name]
+        unit = one.costs.currency if metric.unit.name == "currency" else metric.unit.name
         rows.append(
             (
                 name,
                 Datum(f"{format_number(value, digits=4)} {unit}".rstrip(), value, unit),
-                f"{name} = {FORMULAS[name]}",
+                f"{name} = {metric.formula}",
             )
         )
     return ReportTable("Costs and energy", ("metric", "value", "formula"), tuple(rows), (1,))
@@ -286,7 +286,7 @@ def _legend(found: Sequence[Costed], columns: Sequence[str]) -> Iterator[str]:
     """Explain the columns of the table."""
     tokens, share = _tokens(found), found[0].economics.costs.assumption("utilization").value
     used = "is never idle" if share == 1 else f"works {percent(share)} of the time"
-    formula = FORMULAS["cost_per_million_tokens"]
+    formula = COST_METRICS["cost_per_million_tokens"].formula
     yield f"cost/1M, kWh/1M: for a million {tokens} on a machine that {used}; cost = {formula}"
     pues: dict[str, list[str]] = {}
     for one in found:
@@ -294,7 +294,7 @@ def _legend(found: Sequence[Costed], columns: Sequence[str]) -> Iterator[str]:
     pue = "; ".join(text if len(pues) == 1 else f"{', '.join(who)}: {text}" for text, who in pues.items())
     yield f"power: mean during this work; power and J/token exclude the PUE ({pue}), cost and kWh include it"
     if "work per price" in columns:
-        yield f"work per price is relative to the best one: {FORMULAS['return_per_purchase']}"
+        yield f"work per price is relative to the best one: {COST_METRICS['return_per_purchase'].formula}"
     if any(_lifetimes(one.result) for one in found):
         yield "worn out: time until the rated endurance of the drives is used up in continuous operation"
 

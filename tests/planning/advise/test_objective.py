@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 import simoffload as so
 from simoffload.errors import InputError
-from simoffload.planning.advise import Advice, advise, purchases, search_catalogue
+from simoffload.planning.advise import Advice, Tried, advise, purchases, search_catalogue
 from simoffload.planning.advise.objective import objective_of
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import LARGER, advice_verdict, advised, purchase_verdict
@@ -27,10 +28,12 @@ def single() -> Advice:
 
 def test_a_batch_of_one_asks_for_latency() -> None:
     one, four = loaded(STORAGE_BOUND, ONE), loaded(STORAGE_BOUND)
-    assert (objective_of(one, None), objective_of(four, None)) == ("latency", "throughput")
-    assert objective_of(one, "throughput") == "throughput"
-    assert objective_of(load_scenario("training/bloom-7b1"), None) == "throughput"
-    assert objective_of(load_scenario("checkpoint/phi-3-mini"), None) == "throughput"
+    training, checkpoint = load_scenario("training/bloom-7b1"), load_scenario("checkpoint/phi-3-mini")
+    assert [objective_of(work, None).name for work in (one, four, training, checkpoint)] == [
+        "latency",
+        *["throughput"] * 3,
+    ]
+    assert objective_of(one, "throughput").name == "throughput"
 
 
 def test_a_larger_batch_is_throughput_and_no_gain_of_a_single_sequence(single: Advice) -> None:
@@ -64,7 +67,7 @@ def test_latency_may_be_asked_for(overrides: list[str], metric: str) -> None:
     found = so.advise(loaded(STORAGE_BOUND, *overrides), objective="latency")
     times = [(one.change.rank, one.result.metrics()[metric]) for one in found.helping]
     assert times == sorted(times)
-    assert found.objective == "latency"
+    assert found.objective.name == "latency"
     assert not [one for one in found.helping if one.change.key.startswith("batch-")]
     assert found.larger_batches
 
@@ -90,7 +93,56 @@ def test_an_unknown_objective_is_one_clear_error(ask: object) -> None:
     with pytest.raises(InputError) as caught:
         ask(loaded(STORAGE_BOUND), objective="latancy")  # type: ignore[operator]
     (problem,) = caught.value.problems
-    assert problem.message == 'is not one of throughput, latency, cost; did you mean "latency"?'
+    assert problem.message.startswith("is not one of throughput, latency, cost, ttft, tpot, ")
+    assert ", energy_per_token_j, " in problem.message
+    assert problem.message.endswith('; did you mean "latency"?')
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ttft", lambda one: one.result.metrics()["ttft_s"]),
+        ("tokens_per_s", lambda one: -(one.result.metrics()["tokens_per_s"] or 0)),
+        ("energy_per_token_j", lambda one: one.economics.metrics()["energy_per_token_j"]),
+        ("return_per_purchase", lambda one: -(one.economics.metrics()["return_per_purchase"] or 0)),
+    ],
+)
+def test_a_metric_may_be_asked_for(name: str, values: Callable[[Tried], float]) -> None:
+    """Changes are in the order of the metric, and their gain is how many times better it is."""
+    found = so.advise(loaded(STORAGE_BOUND), objective=name)
+    order = [(one.change.rank, values(one)) for one in found.tried]
+    assert order == sorted(order)
+    now = abs(values(found))  # type: ignore[arg-type]  # it has a result and costs, too
+    for one in found.tried:
+        better = abs(values(one)) / now if values(one) < 0 else now / values(one)
+        assert one.gain == pytest.approx(better)
+    assert found.helping
+    assert found.to_dict()["objective"] == found.objective.name
+    label = found.objective.metric.label if found.objective.metric else ""
+    assert f"largest gain of {label}: " in advice_verdict(found).in_full
+
+
+def test_purchases_by_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best has the least of all, also of a metric that no time bounds."""
+    monkeypatch.setattr(purchases, "families", lambda *_: SPACE)
+    scenario = loaded(STORAGE_BOUND)
+    found = search_catalogue(scenario, objective="power_w")
+    powers = [one.economics.metrics()["power_w"] or 0 for one in found.points]
+    assert found.best is not None
+    assert found.best.economics.metrics()["power_w"] == min(powers)
+    assert purchase_verdict(found, budget=None, service=[]).startswith("lowest mean power: ")
+    soonest = search_catalogue(scenario, objective="ttft").best
+    assert soonest is not None
+    assert soonest.result.metrics()["ttft_s"] == min(
+        one.result.metrics()["ttft_s"] or 9e9 for one in found.points
+    )
+
+
+def test_a_metric_that_nothing_improves_is_refused() -> None:
+    with pytest.raises(InputError, match="--objective: kv_load: has no value in this scenario"):
+        advise(loaded(STORAGE_BOUND), objective="kv_load")
+    with pytest.raises(InputError, match="step: is not one of throughput"):
+        advise(loaded(STORAGE_BOUND), objective="step")
 
 
 def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +160,7 @@ def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     by_rate = search_catalogue(scenario, budget=1e6, service=[level])
     assert by_rate.best is not None
     assert by_rate.best.description[-1] == "batch 16"
-    assert search_catalogue(loaded(STORAGE_BOUND, ONE)).objective == "latency"
+    assert search_catalogue(loaded(STORAGE_BOUND, ONE)).objective.name == "latency"
 
 
 def test_a_program_is_listed_once() -> None:

@@ -15,7 +15,6 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import advise, purchases, search_catalogue
 from simoffload.planning.advise.catalogue import families, joined_edits, limits_of
-from simoffload.planning.advise.objective import ranking_time
 from simoffload.planning.advise.options import drives, options_of
 from simoffload.planning.advise.purchases import Frontier, SimulatedPurchase
 from simoffload.planning.compare import compare
@@ -397,7 +396,7 @@ def test_no_single_change_that_the_budget_pays_is_better(changed: LoadedScenario
         assert paid
         for rank, best in enumerate((found.best, found.other or found.best)):
             singles = [one.result for one in paid if one.change.rank <= rank]
-            fastest = min((ranking_time(one, found.objective) or math.inf for one in singles), default=0.0)
+            fastest = min((found.objective.ranking(one) or math.inf for one in singles), default=0.0)
             if fastest:
                 assert best is not None
                 assert best.bought is not None
