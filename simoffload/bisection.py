@@ -12,15 +12,6 @@ from math import ceil, exp, floor, inf, isfinite, log, sqrt
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
-__all__ = [
-    "Room",
-    "first_that_holds",
-    "first_with_room",
-    "largest_that_fits",
-    "least_factor",
-    "smallest_that_fits",
-]
-
 T = TypeVar("T")
 _PROBES = 8
 """Number of counts between one that fits and its double that are tried, too: our choice."""

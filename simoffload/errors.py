@@ -20,20 +20,6 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
-__all__ = [
-    "DeadlockError",
-    "InputError",
-    "PlacementError",
-    "Problem",
-    "ShortcutError",
-    "SimoffloadError",
-    "SimulationError",
-    "StalledClockError",
-    "WorkLimitError",
-    "printable",
-    "shortened",
-]
-
 _ECHO, _PLACE, _WORD, _MESSAGE = 60, 200, 160, 2000
 """Longest part [characters] of a user's text, of a path or key, of a word, and of a message that is shown."""
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")

@@ -26,24 +26,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from simoffload.errors import WorkLimitError
 from simoffload.progress import working_on
 
-__all__ = [
-    "DEFAULT_MEMORY",
-    "LEAST_MEMORY",
-    "Interrupted",
-    "Limits",
-    "check_time",
-    "count_elements",
-    "count_operations",
-    "count_whole_process",
-    "interrupt",
-    "interruptible",
-    "keep",
-    "limited",
-    "now_doing",
-    "sharing",
-    "time_left",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

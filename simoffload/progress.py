@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Progress", "Stage", "Watcher", "clock", "stage", "step", "steps", "watched_by", "working_on"]
-
 T = TypeVar("T")
 
 Watcher = Callable[[str], None]

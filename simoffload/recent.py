@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Recent"]
-
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["shipped_folder"]
-
 
 def shipped_folder(name: str) -> Path:
     """Return the path of the folder "hardware_profiles", "scenarios" or "traces"."""

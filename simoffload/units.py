@@ -16,31 +16,6 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from simoffload.errors import printable
 
-__all__ = [
-    "Bytes",
-    "BytesPerSecond",
-    "Flops",
-    "FlopsPerSecond",
-    "PositiveBytes",
-    "Seconds",
-    "Watts",
-    "format_bytes",
-    "format_flops",
-    "format_number",
-    "format_rate",
-    "format_seconds",
-    "format_watts",
-    "in_unit",
-    "is_unit",
-    "parse_bytes",
-    "parse_flops",
-    "parse_flops_rate",
-    "parse_rate",
-    "parse_seconds",
-    "parse_watts",
-    "plural",
-]
-
 Scales = dict[str, Fraction]
 """Maps a unit to its size in base units, largest first."""
 

@@ -10,22 +10,6 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
-__all__ = [
-    "READ_AHEAD",
-    "Checkpointing",
-    "Computation",
-    "Contents",
-    "DataParallelWriters",
-    "Dataset",
-    "Inference",
-    "Mode",
-    "Optimizer",
-    "Training",
-    "TrainingCheckpoints",
-    "Workload",
-    "Writer",
-]
-
 WholeNumber = Annotated[int, Field(strict=True, ge=1)]
 
 

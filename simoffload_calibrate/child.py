@@ -11,15 +11,6 @@ import os
 import time
 from typing import Any, Literal, NamedTuple
 
-__all__ = [
-    "Job",
-    "combined",
-    "release_memory",
-    "select_device",
-    "synchronize",
-    "value_of_rank_0",
-]
-
 
 class Job(NamedTuple):
     """A task of one process."""

@@ -25,17 +25,6 @@ from simoffload_calibrate.records import (
 )
 from simoffload_calibrate.runs import offload_words
 
-__all__ = [
-    "ComparedFile",
-    "ComparedPass",
-    "ComparedRun",
-    "Errors",
-    "compare_file",
-    "comparison_text",
-    "errors",
-    "to_dict",
-]
-
 SCHEMA = "simoffload/calibrate-compare/1"
 _PROFILE_PLACES = ("platform.yaml", "profile/platform.yaml")
 

@@ -27,24 +27,6 @@ from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
 from simoffload_calibrate.micro.noise import lower_quartile
 
-__all__ = [
-    "COSTS",
-    "INFERENCE",
-    "REAL_MODELS",
-    "SCALED",
-    "TRACED",
-    "TRAINING",
-    "Observation",
-    "all_repetitions",
-    "decode_observation",
-    "module_events",
-    "of_real_models",
-    "rough_factor",
-    "simulated",
-    "trace_observations",
-    "training_observations",
-]
-
 INFERENCE = (
     "module_call",
     "operation",

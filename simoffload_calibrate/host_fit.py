@@ -19,22 +19,6 @@ from numpy.typing import NDArray
 from simoffload_calibrate.host_costs import COSTS, SCALED, TRACED, Observation
 from simoffload_calibrate.reference import ReferenceCost
 
-__all__ = [
-    "FACTORS",
-    "Array",
-    "Equations",
-    "FactorError",
-    "HostFit",
-    "HostState",
-    "HostTimes",
-    "Ridge",
-    "fit_host",
-    "residuals",
-    "ridge",
-    "scaled",
-    "signed_errors",
-]
-
 FACTORS = (0.3, 6.0)
 """Factors on the reference host outside of these say that a measurement went wrong."""
 _OWN = 4.0

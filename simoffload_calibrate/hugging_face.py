@@ -20,8 +20,6 @@ from simoffload_calibrate.child import Job, release_memory
 from simoffload_calibrate.deepspeed.recorders import gpu_activity
 from simoffload_calibrate.passes import TimedPasses, architecture, configuration, generation, run_facts
 
-__all__ = ["built", "carry_out"]
-
 _REPETITIONS = 3
 """The number of timed generations; the first one allocates memory and plans attention for each length."""
 _SPREAD = 0.02

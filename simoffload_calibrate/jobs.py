@@ -22,8 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["JobProcesses", "json_line", "missing_packages", "thread_environment"]
-
 WORKER = "simoffload_calibrate.worker"
 """The module that the processes run."""
 _START = 180.0

@@ -9,8 +9,6 @@ from typing import Any
 from simoffload.documents import read_text
 from simoffload.errors import InputError, Problem
 
-__all__ = ["read_json"]
-
 _LARGEST = 256_000_000
 """[B] Size of the largest file: a run with traces takes about 0.1 MB, a measurement of one GPU 1.1 MB."""
 

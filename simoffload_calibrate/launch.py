@@ -22,15 +22,6 @@ from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_env
 from simoffload_calibrate.machine_facts import machine_facts
 from simoffload_calibrate.runs import CalibrationRun, RunRequest, offload_words
 
-__all__ = [
-    "LaunchSettings",
-    "Outcome",
-    "case_data",
-    "check",
-    "describe",
-    "run_cases",
-]
-
 SCHEMA = "simoffload/deepspeed-runs/1"
 _NEEDED = ("torch", "transformers", "deepspeed")
 _EAGER_NEEDED = ("torch", "transformers", "accelerate")

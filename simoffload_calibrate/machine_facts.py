@@ -10,8 +10,6 @@ from typing import Any
 
 from simoffload.hardware.seen import SeenMachine, System
 
-__all__ = ["machine_facts"]
-
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "numpy")
 
 

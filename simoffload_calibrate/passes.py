@@ -15,8 +15,6 @@ import transformers
 from simoffload.models.families import FAMILIES
 from simoffload_calibrate.child import combined, synchronize
 
-__all__ = ["TimedPasses", "architecture", "configuration", "generation", "new_cache", "run_facts"]
-
 
 class TimedPasses:
     """The passes of a run with their times, those of the slowest rank, and the energy of its GPUs."""

@@ -27,8 +27,6 @@ from simoffload.strategies.training.state import DEEPSPEED_ADAM
 from simoffload.workload import Inference
 from simoffload_calibrate.records import RecordedRun
 
-__all__ = ["Prediction", "Setting", "naive_bounds", "naive_seconds", "naive_training", "predict", "setting"]
-
 _UNKNOWN_DISK, _ANY_DRIVE = "disk", "samsung-980-pro-2tb"
 """Tier for Accelerate's files on a machine whose drives were not measured, and its drive, which does not
 matter: the files are read from the page cache."""

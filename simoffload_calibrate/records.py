@@ -21,21 +21,6 @@ from simoffload.results.timeline import Interval, Timeline
 from simoffload_calibrate.json_records import read_json
 from simoffload_calibrate.runs import offload_device, offload_home, optimizer_device
 
-__all__ = [
-    "Activity",
-    "LayerStarts",
-    "ModuleTimes",
-    "Pass",
-    "RecordedRun",
-    "Records",
-    "StepTrace",
-    "StreamRow",
-    "Traces",
-    "layer_starts",
-    "read_records",
-    "stream_rows",
-]
-
 _STEADY, _STEADY_TRAINING = 1, 2
 """The first repetition whose times count; earlier ones allocate memory and record traces."""
 

@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["REFERENCE_PROBE", "ReferenceCost", "reference_costs"]
-
 _FILE = Path(__file__).with_name("reference_costs.csv")
 REFERENCE_PROBE = "probe"
 """The row of the table with the level of a probe (``micro.noise.probe_level``) on the reference host.

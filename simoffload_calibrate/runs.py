@@ -18,18 +18,6 @@ from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.workload import Computation, Training
 
-__all__ = [
-    "CalibrationRun",
-    "RunRequest",
-    "offload_config",
-    "offload_device",
-    "offload_home",
-    "offload_words",
-    "optimizer_device",
-    "read_requests",
-    "request",
-]
-
 _DEVICES = {"hbm": "none", "gpu": "none", "dram": "cpu", "cpu": "cpu", "nvme": "nvme"}
 _KINDS = {"hbm": "hbm", "gpu": "hbm", "dram": "dram", "cpu": "dram"}
 """The kinds of tiers on which transformers keeps a cache, by the names that a run may give them."""

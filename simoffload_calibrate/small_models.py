@@ -8,14 +8,6 @@ from typing import Any
 from simoffload.units import plural
 from simoffload_calibrate.runs import CalibrationRun, request
 
-__all__ = [
-    "eager_cases",
-    "held_back_cases",
-    "held_back_training_cases",
-    "small_cases",
-    "small_training_cases",
-]
-
 _LAYERS, _HIDDEN, _HEADS, _VOCABULARY, _POSITIONS = 8, 256, 4, 1024, 512
 _EVERYTHING = 10**9
 _BIASES = 1000

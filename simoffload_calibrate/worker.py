@@ -26,8 +26,6 @@ from simoffload_calibrate.child import Job, select_device, synchronize
 from simoffload_calibrate.jobs import json_line
 from simoffload_calibrate.micro.plan import SkippedError
 
-__all__ = ["main"]
-
 _PERIOD = 0.02
 """[s] Time between two looks for the next task."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["EXPLORES", "FEW", "some"]
-
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
 FEW = 25
 """Examples of a test that does not say how many."""

@@ -25,8 +25,6 @@ from validation.published import compare_published, published_tables, ratio_rows
 from validation.recorded_streams import predicted_streams, streams_table
 from validation.serving import serving_rows, serving_steps, serving_table
 
-__all__ = ["files", "inserted"]
-
 _ROOT = Path(__file__).parents[1]
 _PAGE, _FRONT, _GUIDE = "docs/VALIDATION.md", "README.md", "docs/CALIBRATION.md"
 _ERRORS = "simoffload/planning/calibration_errors.csv"

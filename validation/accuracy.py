@@ -10,19 +10,6 @@ from simoffload.units import plural
 from simoffload_calibrate.compare import ComparedRun, Errors, errors
 from validation.measured import MeasuredRun, Profile, counted
 
-__all__ = [
-    "LIMITS",
-    "WORST_DECODE",
-    "Limit",
-    "Work",
-    "accuracy_table",
-    "coverage",
-    "held_out",
-    "limit_table",
-    "short_table",
-    "table",
-]
-
 ByProfile = Mapping[Profile, Sequence[MeasuredRun]]
 
 

@@ -18,8 +18,6 @@ from simoffload_calibrate.records import LayerStarts
 from validation.accuracy import WORST_DECODE
 from validation.measured import PASSES, MeasuredRun, changed
 
-__all__ = ["Drawing", "Point", "drawings", "points", "scatter"]
-
 _SCATTER = "measured-scatter.svg"
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,

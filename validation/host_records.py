@@ -19,18 +19,6 @@ from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import Provenance, Sourced
 from simoffload_calibrate.micro.record import read_record
 
-__all__ = [
-    "GPUS",
-    "HostRecord",
-    "Pooled",
-    "deviations",
-    "host_records",
-    "measured",
-    "pooled",
-    "pooled_pageable",
-    "robust",
-]
-
 _MEASURED = Path(__file__).parent / "measured"
 GPUS = ("H100", "H200")
 """GPUs of the measured machines."""

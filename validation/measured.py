@@ -22,22 +22,6 @@ from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.records import RecordedRun, Records, read_records
 from validation.shipped_hosts import without
 
-__all__ = [
-    "PARTS",
-    "PASSES",
-    "MeasuredMachine",
-    "MeasuredRun",
-    "Profile",
-    "SettingPair",
-    "changed",
-    "compare_measured",
-    "counted",
-    "error_rows",
-    "measured_machines",
-    "same_kind",
-    "setting_pairs",
-]
-
 PARTS = ("fit", "holdout")
 PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
 _GROUPS = ("zero", "fsdp", "accelerate", "tensor_parallel")

@@ -19,8 +19,6 @@ from validation.measured import (
     setting_pairs,
 )
 
-__all__ = ["measured_tables"]
-
 _SETS = {"holdout": "Held-out runs", "fit": "Runs of the fit set"}
 _NOT_SIZES = ("name", "family", "dtype", "attention", "tie_word_embeddings")
 _SHORT = {"num_hidden_layers": "layers", "n_layer": "layers"}

@@ -18,8 +18,6 @@ from simoffload.serving.requests import Requests
 from simoffload.serving.scheduler import PrefixCache
 from simoffload.serving.traces import read_trace
 
-__all__ = ["hit_rate"]
-
 _BLOCK = 512
 """Tokens of a hash of Mooncake."""
 _TOKENS = (100_000, 1_000_000, 3_000_000, 10_000_000, 50_000_000, None)

@@ -22,15 +22,6 @@ from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM
 from validation.references import PublishedRow, Reference, Value, load_references
 
-__all__ = [
-    "PLAN_METRICS",
-    "RESULT_METRICS",
-    "compare_published",
-    "predict",
-    "published_tables",
-    "ratio_rows",
-]
-
 _BILLION = 1e9
 _GIB = 1 << 30
 

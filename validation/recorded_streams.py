@@ -26,17 +26,6 @@ from simoffload.serving.scheduler import ReplicaState, Runs, VllmScheduler
 from simoffload.serving.steps import StepTable, simulated_steps
 from validation.block_pool import BlockPool
 
-__all__ = [
-    "PredictedStream",
-    "RecordedStream",
-    "Requests",
-    "own_streams",
-    "predicted",
-    "predicted_streams",
-    "sharegpt",
-    "streams_table",
-]
-
 _ROOT = Path(__file__).parents[1]
 _SHAREGPT = _ROOT / "validation" / "streams" / "vllm-0.19.csv"
 _OWN = _ROOT / "docs" / "measurements" / "h100-2026-11-28"

@@ -29,8 +29,6 @@ from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 
-__all__ = ["Pool", "left_out", "pooled", "table_text"]
-
 _ROOT = Path(__file__).parents[1]
 _RECORDS = _ROOT / "validation" / "measured" / "fit"
 _TABLE = _ROOT / "simoffload_calibrate" / "reference_costs.csv"

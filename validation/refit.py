@@ -22,8 +22,6 @@ from simoffload_calibrate.micro.profiles import profile_from_micro
 from simoffload_calibrate.micro.record import read_record
 from validation import reference_costs, shipped_hosts
 
-__all__ = ["machines", "refitted"]
-
 _MEASURED = Path(__file__).parent / "measured"
 _REFITTED = {
     "host.yaml": ("host_factor", "deepspeed", "training", "eager"),

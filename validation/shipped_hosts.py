@@ -30,17 +30,6 @@ from validation.host_records import (
     robust,
 )
 
-__all__ = [
-    "HOSTS",
-    "LINK",
-    "Statement",
-    "host_statements",
-    "link_statements",
-    "multiples",
-    "without",
-    "written",
-]
-
 _PROFILES = Path(__file__).parents[1] / "hardware_profiles"
 _SHARED = 2
 """Most GPUs of a virtual machine that shares its socket with others. One with four has a socket to itself,

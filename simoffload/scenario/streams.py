@@ -9,27 +9,6 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.units import Seconds
 
-__all__ = [
-    "Arrivals",
-    "Client",
-    "Clients",
-    "Closed",
-    "Constant",
-    "Conversations",
-    "Exponential",
-    "Fixed",
-    "Length",
-    "Lognormal",
-    "Pareto",
-    "Poisson",
-    "Ramp",
-    "SharedPrefix",
-    "StreamLimits",
-    "StreamOptions",
-    "TraceOptions",
-    "Uniform",
-]
-
 Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
 PerSecond = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]

@@ -15,8 +15,6 @@ from deepspeed.accelerator import get_accelerator
 from simoffload_calibrate.child import release_memory
 from simoffload_calibrate.passes import architecture, configuration
 
-__all__ = ["DTYPES", "build", "dtype_of", "engine_config", "forget", "initialize"]
-
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 

@@ -16,16 +16,6 @@ from simoffload_calibrate.child import synchronize
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BACKWARD",
-    "OPTIMIZER",
-    "ModuleTrace",
-    "Parts",
-    "StorageLog",
-    "gpu_activity",
-    "timed_parts",
-]
-
 
 class ModuleTrace:
     """A recorder of four host times and two GPU times of every module call.

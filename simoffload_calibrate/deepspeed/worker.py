@@ -26,8 +26,6 @@ from simoffload_calibrate.deepspeed.recorders import (
 )
 from simoffload_calibrate.passes import TimedPasses, generation, run_facts
 
-__all__ = ["Run", "carry_out"]
-
 _REPETITIONS = 2
 """The number of timed generations; the first one allocates memory."""
 _TRACED_STEPS = 2

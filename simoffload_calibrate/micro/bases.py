@@ -5,8 +5,6 @@ from __future__ import annotations
 from simoffload.hardware import Library
 from simoffload_calibrate.micro.plan import refusal
 
-__all__ = ["base_platform"]
-
 _BASES = (
     ("GH200", "gh200"),
     ("H200", "dgx-h200"),

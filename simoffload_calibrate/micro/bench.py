@@ -26,8 +26,6 @@ from simoffload_calibrate.micro.plan import (
     refusal,
 )
 
-__all__ = ["Bench", "open_bench", "probe_seconds", "storage_bytes"]
-
 _FILE = 128 << 20
 """[B] Size of one storage file, which holds one tensor."""
 _MOST_STORAGE = 2 << 30

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from simoffload_calibrate.micro.profiles import Measured
     from simoffload_calibrate.runs import CalibrationRun
 
-__all__ = [
-    "BenchmarkSetting",
-    "Fits",
-    "Microbenchmark",
-    "microbenchmark",
-    "microbenchmarks",
-    "missing_sections",
-    "register",
-    "sections",
-]
-
 _MICRO = __name__.rpartition(".")[0]
 _DEEPSPEED = ("torch", "deepspeed")
 _MODELS_RUN = ("torch", "transformers", "deepspeed")

@@ -17,8 +17,6 @@ from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.hugging_face import built
 from simoffload_calibrate.passes import generation
 
-__all__ = ["measure_eager"]
-
 _STEPS = 7
 """The number of timed decode steps in a round; a new model first makes as many that are not timed."""
 

@@ -38,8 +38,6 @@ from simoffload_calibrate.micro.fitted import Fitted, non_negative, rate_text, s
 from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.reference import REFERENCE_PROBE, reference_costs
 
-__all__ = ["ThreadFit", "fit_cpu_optimizer", "fit_thread", "small_model_times", "small_plan"]
-
 _SMALL_TENSOR = 128 * 1024
 """[B] of the small models' matrices."""
 _LEAST = 256 << 20

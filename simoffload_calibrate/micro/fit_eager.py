@@ -14,8 +14,6 @@ from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.workload import Inference
 from simoffload_calibrate.micro.fitted import Fitted, central, seconds_text
 
-__all__ = ["fit_eager"]
-
 Run = Mapping[str, Any]
 _LEAST = 0.1
 """Smallest factor of launches, where the rest of a pass takes nearly all of a measured step."""

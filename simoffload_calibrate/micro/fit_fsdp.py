@@ -22,8 +22,6 @@ from simoffload.strategies.zero.trace import Event, micro_step
 from simoffload.workload import Training
 from simoffload_calibrate.micro.fitted import Fitted, central, non_negative, rate_text, seconds_text
 
-__all__ = ["fit_fsdp"]
-
 Run = Mapping[str, Any]
 
 _DESCRIPTIONS = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4}

@@ -11,17 +11,6 @@ from simoffload.hardware import Accelerator, Curve
 from simoffload.models import Attention, ModuleCost, Sequences, attention_kernels, load_model
 from simoffload_calibrate.micro.fitted import Fitted, central, flops_text, rate_text, seconds_text
 
-__all__ = [
-    "Roofline",
-    "fit_attention",
-    "fit_float16",
-    "fit_hbm",
-    "fit_kernel_latency",
-    "fit_matmul",
-    "fit_products",
-    "fit_strided",
-]
-
 _LARGE = 256 << 20
 """[B] Copies from this size on show the rate."""
 _COMPUTE_BOUND = 0.6

@@ -18,20 +18,6 @@ from simoffload_calibrate.micro.fitted import (
 )
 from simoffload_calibrate.micro.gpu_groups import GpuGroup, measured_groups
 
-__all__ = [
-    "copy_seconds",
-    "fit_bandwidth",
-    "fit_drive",
-    "fit_interconnect",
-    "fit_links",
-    "fit_memory",
-    "fit_pcie",
-    "fit_storage",
-    "is_switched",
-    "read_rate",
-    "wait_s",
-]
-
 if TYPE_CHECKING:
     from simoffload_calibrate.micro.profiles import Measured
 

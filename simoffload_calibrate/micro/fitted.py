@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fitted", "bytes_text", "central", "flops_text", "non_negative", "rate_text", "seconds_text"]
-
 _REWEIGHTINGS = 20
 
 

@@ -13,8 +13,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention, softmax
 from simoffload_calibrate.child import Job
 from simoffload_calibrate.micro.timing import busy_seconds, call_seconds, stream_seconds
 
-__all__ = ["gpu_facts", "measure_attention", "measure_kernels", "measure_matmul", "measure_memory"]
-
 _COPIED = [16 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30]
 """[B] Sizes of copies within GPU memory."""
 _NARROW = 64

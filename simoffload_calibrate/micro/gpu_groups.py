@@ -17,16 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "GpuGroup",
-    "copying_subsets",
-    "found_groups",
-    "has_all_subsets",
-    "measured_groups",
-    "pair_ratios",
-    "subsets",
-]
-
 _LEAST = 3
 """The least number of GPUs of which some may share what others do not."""
 _MOST = 70

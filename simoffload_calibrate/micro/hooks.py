@@ -15,8 +15,6 @@ from typing import Any
 from simoffload_calibrate.child import Job
 from simoffload_calibrate.deepspeed.worker import Run
 
-__all__ = ["measure_decode", "measure_training"]
-
 _PASSES = 7
 """The number of timed passes of a generation: the prefill and decode steps. As many of a new model are not
 timed: DeepSpeed records the order of modules in the first one, and attention at a length of the context that

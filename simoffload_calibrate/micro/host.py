@@ -17,16 +17,6 @@ from simoffload_calibrate.child import Job, synchronize
 from simoffload_calibrate.micro.plan import SkippedError
 from simoffload_calibrate.micro.timing import seconds_by_rank
 
-__all__ = [
-    "HostProbe",
-    "compile_operations",
-    "measure_adam",
-    "measure_adam_together",
-    "measure_memory",
-    "probe_host",
-    "thread_counts",
-]
-
 _GIB = 1 << 30
 _PARAMETERS = 256 << 20
 """The number of parameters of a step: four tensors of 1 GiB, far more than caches hold (320 MB on an Emerald

@@ -20,13 +20,6 @@ from simoffload_calibrate.micro.timing import (
     stream_seconds,
 )
 
-__all__ = [
-    "measure_collectives",
-    "measure_copies",
-    "measure_copies_subsets",
-    "measure_copies_together",
-]
-
 _KIB, _MIB = 1 << 10, 1 << 20
 _LARGEST = 1 << 30
 _SIZES = [4**power * _KIB for power in range(1, 10)] + [_LARGEST]

@@ -15,19 +15,6 @@ from typing import Any
 
 from simoffload.units import plural
 
-__all__ = [
-    "is_noisy",
-    "lower_quartile",
-    "machine_noise",
-    "noise_summary",
-    "noise_warning",
-    "pooled",
-    "pooled_steps",
-    "pooled_trace",
-    "probe_level",
-    "spread",
-]
-
 _DRIFT = 1.15
 """The ratio of two probes, before and after a section, from which the host changed its speed."""
 _DISTURBED = 1.25

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
 
-__all__ = ["Context", "MeasurementRequest", "MeasurementSection", "SkippedError", "refusal"]
-
 
 class MeasurementRequest(NamedTuple):
     """A request for a measurement, as the user stated it."""

@@ -20,8 +20,6 @@ from simoffload_calibrate.micro.fitted import Fitted, bytes_text, rate_text
 from simoffload_calibrate.micro.gpu_groups import measured_groups
 from simoffload_calibrate.micro.plan import refusal
 
-__all__ = ["Measured", "check_names", "checked_profiles", "profile_from_micro"]
-
 _OF_ITS_CHASSIS = ("drive_slots",)
 """Keys of the base's host that say nothing about another machine with the same GPU."""
 _OF_THE_MACHINE = ("setting", "switches", "nics", "network", "tiers")

@@ -13,8 +13,6 @@ from simoffload_calibrate.json_records import read_json
 from simoffload_calibrate.micro.benchmarks import Microbenchmark, microbenchmark, microbenchmarks
 from simoffload_calibrate.micro.noise import machine_noise
 
-__all__ = ["SCHEMA", "Record", "read_record", "record_text"]
-
 SCHEMA = "simoffload/micro/2"
 _ONE_ROUND = "simoffload/micro/1"
 """The schema of older records, which have one round and no probes."""

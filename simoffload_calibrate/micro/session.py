@@ -22,8 +22,6 @@ from simoffload_calibrate.micro.plan import (
 )
 from simoffload_calibrate.micro.record import SCHEMA, Record
 
-__all__ = ["describe", "measure"]
-
 _SPARE = 3.0
 """[s] Total time between sections."""
 _FRESH = 1.5

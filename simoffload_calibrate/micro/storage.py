@@ -17,8 +17,6 @@ import torch
 from simoffload_calibrate.child import Job
 from simoffload_calibrate.micro.plan import SkippedError
 
-__all__ = ["AioSettings", "measure_gds", "measure_storage"]
-
 _KIB, _MIB = 1 << 10, 1 << 20
 _TENSOR = 128 * _MIB
 _BUFFERS = 4

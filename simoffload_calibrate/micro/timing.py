@@ -11,15 +11,6 @@ import torch.distributed as dist
 
 from simoffload_calibrate.child import Job, synchronize
 
-__all__ = [
-    "blocking_seconds",
-    "busy_seconds",
-    "call_seconds",
-    "repeats",
-    "seconds_by_rank",
-    "stream_seconds",
-]
-
 _IN_FLIGHT = 40
 """The number of calls in a repetition.
 

@@ -17,8 +17,6 @@ from simoffload.planning.targets import on_targets
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
 
-__all__ = ["ADVISED", "FEW", "FOLDER", "answers", "file_of", "text"]
-
 FOLDER = Path(__file__).parent
 ADVISED = frozenset({"ddn/bloom-7b1", "micron/opt-30b-nvme", "training/bloom-7b1", "xinnor/llama-1b"})
 """Those for which advise is asked, too: it takes a hundred simulations."""
