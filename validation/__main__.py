@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, calibration_errors
+from simoffload.planning.confidence import CalibrationError, ErrorProfile, calibration_errors
 from simoffload.planning.published_ratios import PublishedRatio
 from validation.accuracy import coverage, held_out, short_table
 from validation.figures import drawings

@@ -21,8 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.planning.calibration_errors import CalibrationError, Work
-from simoffload.planning.confidence import confidence
+from simoffload.planning.confidence import CalibrationError, Work, confidence
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.simulation import fit, simulate
 

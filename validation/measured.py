@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from simoffload.planning.calibration_errors import CalibrationError, ErrorProfile, Work, place_of
+from simoffload.planning.confidence import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 from simoffload_calibrate.compare import ComparedRun, compare_file, errors
 from simoffload_calibrate.micro.bases import base_platform

@@ -22,9 +22,14 @@ import numpy as np
 
 from simoffload.hardware import load_platform
 from simoffload_calibrate.host_costs import COSTS, SCALED, TRACED, Observation
-from simoffload_calibrate.host_fit import HostTimes, fit_host, ridge, signed_errors
 from simoffload_calibrate.micro.bases import base_platform
-from simoffload_calibrate.micro.fit_deepspeed import small_model_times
+from simoffload_calibrate.micro.fit_deepspeed import (
+    HostTimes,
+    fit_host,
+    ridge,
+    signed_errors,
+    small_model_times,
+)
 from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from simoffload.documents import parse_yaml
-from simoffload.planning.calibration_errors import CalibrationError, Work
-from simoffload.planning.confidence import confidence
+from simoffload.planning.confidence import CalibrationError, Work, confidence
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
 from simoffload.strategies import SERVED

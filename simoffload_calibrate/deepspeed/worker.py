@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +12,12 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch._dynamo  # before zero.Init: newer torch imports it lazily and then meets patched tensors
+import transformers
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 
-from simoffload_calibrate.child import Job, synchronize
-from simoffload_calibrate.deepspeed import build
+from simoffload_calibrate.child import Job, release_memory, synchronize
 from simoffload_calibrate.deepspeed.recorders import (
     BACKWARD,
     OPTIMIZER,
@@ -24,7 +26,115 @@ from simoffload_calibrate.deepspeed.recorders import (
     gpu_activity,
     timed_parts,
 )
-from simoffload_calibrate.passes import TimedPasses, generation, run_facts
+from simoffload_calibrate.passes import TimedPasses, architecture, configuration, generation, run_facts
+
+# -- models ----------------------------------------------------------------------------------------
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def dtype_of(case: Mapping[str, Any]) -> str:
+    """Return the case's dtype; bfloat16 instead of float16 on a CPU that cannot compute in float16.
+
+    Both have 2 B, so the same bytes move in the same order; times on a CPU are not used.
+    """
+    accelerator = get_accelerator()
+    if (
+        case["dtype"] == "float16"
+        and accelerator.device_name() == "cpu"
+        and not accelerator.is_fp16_supported()
+    ):
+        return "bfloat16"
+    return str(case["dtype"])
+
+
+def engine_config(case: Mapping[str, Any], *, nvme_path: str) -> dict[str, Any]:
+    """Return the case's ``ds_config`` with batch, dtype and swap folder filled in."""
+    config: dict[str, Any] = {**case["ds_config"]}
+    zero = {**config.get("zero_optimization", {})}
+    for part in ("offload_param", "offload_optimizer"):
+        if zero.get(part):
+            zero[part] = {**zero[part]}
+            if zero[part].get("device") == "nvme":
+                zero[part]["nvme_path"] = nvme_path
+    config["zero_optimization"] = zero
+    work = case["workload"]
+    config["train_micro_batch_size_per_gpu"] = work["batch_size"]
+    config.pop("train_batch_size", None)
+    config["gradient_accumulation_steps"] = work.get("gradient_accumulation_steps", 1)
+    dtype = dtype_of(case)
+    config["fp16"] = {"enabled": dtype == "float16", "loss_scale": 1.0}
+    config["bf16"] = {"enabled": dtype == "bfloat16"}
+    if work["kind"] == "training":
+        config.setdefault("optimizer", {"type": "AdamW", "params": {"lr": 1e-5}})
+    else:
+        zero.pop("offload_optimizer", None)
+        config.pop("optimizer", None)
+        config.pop("scheduler", None)
+    config.setdefault("steps_per_print", 10**9)
+    return config
+
+
+@contextlib.contextmanager
+def _layers_initialize() -> Iterator[None]:
+    """Skip the model's own initialization, which fails on partitioned tensors and takes minutes.
+
+    Layers fill their weights with random numbers on the GPU when they are created. Zeros would not do: a GPU
+    draws less power for products of zeros and then runs faster, and DeepSpeed skips the optimizer's step when
+    gradients are not finite.
+    """
+    model_class: Any = transformers.PreTrainedModel
+    initialize = model_class.init_weights
+    model_class.init_weights = lambda model: model.tie_weights()
+    try:
+        yield
+    finally:
+        model_class.init_weights = initialize
+
+
+def build(case: Mapping[str, Any], config: dict[str, Any]) -> torch.nn.Module:
+    """Construct the model inside ``zero.Init``, which partitions every parameter when it is created."""
+    training = case["workload"]["kind"] == "training"
+    with (
+        _layers_initialize(),
+        deepspeed.zero.Init(config_dict_or_path=config, dtype=DTYPES[dtype_of(case)]),
+    ):
+        model: torch.nn.Module = architecture(case)(configuration(case))
+    _fill_others(model)
+    if training and case["workload"]["gradient_checkpointing"]:
+        model.gradient_checkpointing_enable({"use_reentrant": case["workload"]["use_reentrant"]})
+    model.train(training)
+    return model
+
+
+def _fill_others(model: torch.nn.Module) -> None:
+    """Fill matrices of modules that do not initialize themselves, such as experts and routers."""
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if len(getattr(parameter, "ds_shape", ())) > 1:
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                    torch.nn.init.normal_(parameter.data, 0.0, 0.02)
+
+
+def initialize(model: torch.nn.Module, config: dict[str, Any]) -> Any:
+    """Return DeepSpeed's engine around the model."""
+    with contextlib.suppress(AttributeError):
+        model.config.use_cache = "optimizer" not in config
+    parameters = model.parameters() if "optimizer" in config else None
+    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=parameters)
+    return engine
+
+
+def forget(engine: Any) -> None:
+    """Release all memory of a run, including pinned host memory."""
+    with contextlib.suppress(Exception):
+        engine.destroy()
+    release_memory()
+
+
+# -- the worker ------------------------------------------------------------------------------------
 
 _REPETITIONS = 2
 """The number of timed generations; the first one allocates memory."""
@@ -36,11 +146,11 @@ class Run:
     """One case on this rank: its model, and the passes that were timed."""
 
     def __init__(self, case: Mapping[str, Any], *, nvme_path: str) -> None:
-        config = build.engine_config(case, nvme_path=nvme_path)
+        config = engine_config(case, nvme_path=nvme_path)
         begin = time.perf_counter()
-        self._model = build.build(case, config)
+        self._model = build(case, config)
         self._trace = ModuleTrace(self._model)
-        self.engine = build.initialize(self._model, config)
+        self.engine = initialize(self._model, config)
         self._trace.after_initialize()
         self._storage = StorageLog(self._model, self.engine.optimizer)
         self.case, self.loading_s = case, time.perf_counter() - begin
@@ -196,7 +306,7 @@ class Run:
         return {
             **run_facts(self.case, self._model, ranks=comm.get_world_size()),
             "parameters": parameters,
-            "dtype": build.dtype_of(self.case),
+            "dtype": dtype_of(self.case),
             "loading_s": round(self.loading_s, 3),
             "passes": self.passes,
             "traces": self.traces,
@@ -214,7 +324,7 @@ def carry_out(job: Job) -> dict[str, Any]:
         run.carry_out()
         record = run.record()
     finally:
-        build.forget(run.engine)
+        forget(run.engine)
     comm.barrier()
     if job.rank == 0:
         shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)

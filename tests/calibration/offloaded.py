@@ -11,15 +11,15 @@ from typing import Any
 import deepspeed
 import torch
 
-from simoffload_calibrate.deepspeed import build
+from simoffload_calibrate.deepspeed.worker import build, forget, initialize
 
 
 def main(path: Path) -> None:
     """Run one step or forward pass with the exact configuration of the case, and write the report next to
     it."""
     case = json.loads(path.read_text())
-    model = build.build(case, case["config"])
-    engine = build.initialize(model, case["config"])
+    model = build(case, case["config"])
+    engine = initialize(model, case["config"])
     training = case["workload"]["kind"] == "training"
     tokens = torch.randint(0, case["hf_config"]["vocab_size"], (engine.train_micro_batch_size_per_gpu(), 8))
     for _ in range(engine.gradient_accumulation_steps()):
@@ -30,7 +30,7 @@ def main(path: Path) -> None:
             with torch.no_grad():
                 engine.module(input_ids=tokens)
     path.with_suffix(".answer").write_text(json.dumps(_places(model, engine, training=training)))
-    build.forget(engine)
+    forget(engine)
 
 
 def _places(model: torch.nn.Module, engine: Any, *, training: bool) -> dict[str, Any]:

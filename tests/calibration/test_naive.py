@@ -11,7 +11,7 @@ from simoffload.models import Sequences
 from simoffload.scenario import resolve
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload_calibrate.prediction import naive_bounds, naive_seconds
+from simoffload_calibrate.compare import naive_bounds, naive_seconds
 from tests.calibration.recorded import ds_config
 
 STEP = ForwardPass("decode 1", (Sequences(8, 1, 65),))

@@ -10,8 +10,7 @@ import pytest
 from simoffload.documents import Edit, parse_yaml
 from simoffload.hardware import P90, Spread, TimeInput
 from simoffload.planning import confidence as module
-from simoffload.planning.calibration_errors import CalibrationError
-from simoffload.planning.confidence import confidence, margin, ratio_sigma, tie
+from simoffload.planning.confidence import CalibrationError, confidence, margin, ratio_sigma, tie
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult

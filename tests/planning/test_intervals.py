@@ -12,8 +12,7 @@ import pytest
 from simoffload.documents import parse_yaml
 from simoffload.hardware import DEFAULT_SPREADS, P90, Spread, TimeInput, load_platform, machine_spreads
 from simoffload.planning import confidence as module
-from simoffload.planning.calibration_errors import CalibrationError
-from simoffload.planning.confidence import confidence, ratio_sigma
+from simoffload.planning.confidence import CalibrationError, confidence, ratio_sigma
 from simoffload.report.sections.performance import how_sure
 from simoffload.results import Group, InferenceResult, PassResult, Share
 from simoffload.results.checkpoint import CheckpointResult

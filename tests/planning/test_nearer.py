@@ -8,7 +8,7 @@ import time
 import pytest
 
 import simoffload as so
-from simoffload.planning import nearer as module
+from simoffload.planning import compare as module
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
 

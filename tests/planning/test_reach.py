@@ -12,8 +12,7 @@ import simoffload as so
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.quantities import quantity_at
-from simoffload.planning.reach import Reach, reach
+from simoffload.planning.reach import Reach, quantity_at, reach
 from simoffload.report.from_reach import reach_document
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate

@@ -9,8 +9,7 @@ import pytest
 from simoffload.bisection import first_with_room
 from simoffload.documents import parse_yaml
 from simoffload.planning.advise import Advice, advise, search_catalogue
-from simoffload.planning.advise.catalogue import families, joined_edits
-from simoffload.planning.advise.purchases import Frontier
+from simoffload.planning.advise.purchases import Frontier, families, joined_edits
 from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service

@@ -19,8 +19,8 @@ import pytest
 from simoffload.errors import SimulationError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
+from simoffload.planning.sweep.run import local_processes
 from simoffload.planning.sweep.tasks import Task, job_of, run_tasks
-from simoffload.planning.sweep.workers import local_processes
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from tests.examples import some
@@ -183,7 +183,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
 
 
 def test_a_worker_leaves_when_its_parent_is_gone() -> None:
-    code = "from simoffload.planning.sweep.workers import work; work()"
+    code = "from simoffload.planning.sweep.run import work; work()"
     worker = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False, timeout=60)
     assert worker.returncode == 0
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from simoffload.cli.advising import recommended
 from simoffload.planning.advise import (
     Advice,
     Search,
@@ -19,7 +20,6 @@ from simoffload.planning.advise import (
     purchases,
     search_catalogue,
 )
-from simoffload.planning.advise.files import recommended
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.charts import front, gains

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import simoffload
+from simoffload.cli.advising import recommended
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
-from simoffload.planning.advise.files import recommended
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from simoffload.scenario import (

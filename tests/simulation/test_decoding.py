@@ -13,7 +13,7 @@ from simoffload.engine import execute
 from simoffload.results.extrapolate import makespan_for_longer_context
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
-from simoffload.simulation.decoding import MOST, STRAIGHT, Decoding, Simulated, decode
+from simoffload.simulation.runner import MOST, STRAIGHT, Decoding, Simulated, decode
 
 US = 10**6  # [ps]
 GB = 10**9

@@ -13,8 +13,7 @@ from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import load_scenario, resolve
 from simoffload.simulation import simulate
-from simoffload.simulation.decoding import Decoding, Simulated, verify_decoding
-from simoffload.simulation.runner import verify
+from simoffload.simulation.runner import Decoding, Simulated, verify, verify_decoding
 
 
 @pytest.fixture(scope="module")

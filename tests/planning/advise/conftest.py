@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.cli.advising import recommended
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
-from simoffload.planning.advise.catalogue import Family
-from simoffload.planning.advise.files import recommended
+from simoffload.planning.advise.purchases import Family
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve

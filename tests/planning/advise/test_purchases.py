@@ -14,9 +14,14 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning import evaluator
 from simoffload.planning.advise import advise, purchases, search_catalogue
-from simoffload.planning.advise.catalogue import families, joined_edits, limits_of
 from simoffload.planning.advise.options import drives, options_of
-from simoffload.planning.advise.purchases import Frontier, SimulatedPurchase
+from simoffload.planning.advise.purchases import (
+    Frontier,
+    SimulatedPurchase,
+    families,
+    joined_edits,
+    limits_of,
+)
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import economics, load_costs
 from simoffload.planning.evaluator import Evaluator

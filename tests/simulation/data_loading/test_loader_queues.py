@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from simoffload.hardware import Machine, load_platform
 from simoffload.results.data_loading import data_loading_sentences
-from simoffload.simulation.data_loading import predict_data_loading
-from simoffload.simulation.loaders import GpuStep, Pace
+from simoffload.simulation.data_loading import GpuStep, Pace, predict_data_loading
 from tests.examples import some
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset
