@@ -18,7 +18,7 @@ from simoffload.models import (
     training_forward_flops,
 )
 from simoffload.results import Facts
-from simoffload.schedule import Op, Schedule, ScheduleBuilder
+from simoffload.schedule import Device, Op, Schedule, ScheduleBuilder
 from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.cache_updates import (
     CacheUpdate,
@@ -203,11 +203,21 @@ class InferencePlan(Plan):
         return {}
 
     def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
-        """Return the driver of a pass."""
-        tensor, stages, replicas = self.degrees
+        """Return the driver of a pass. A process that drives several GPUs has the streams of hooks on its
+        main one."""
+        (tensor, stages, replicas), main, count = self.degrees, self.main, self.driven
         ranks = range(tensor * replicas)
-        gpus = [[self.degrees.gpu(stage, rank) for rank in ranks] for stage in range(stages)]
-        return PassWriter(name=name, machine=self.machine, hooks=hooks, gpus=gpus, routes=self._routes)
+        gpus = [[main + self.degrees.gpu(stage, rank) for rank in ranks] for stage in range(stages)]
+        own = (*range(count), *[main for hook in hooks for _ in hook.streams])
+        return PassWriter(
+            name=name,
+            machine=self.machine,
+            hooks=hooks,
+            gpus=gpus,
+            compute=count,
+            routes=self._routes,
+            devices=(Device("host thread"), *[Device("GPU", gpu) for gpu in own]) if count > 1 else (),
+        )
 
     def schedule(self, forward: ForwardPass) -> Schedule:
         """Return the schedule of a pass: each micro-batch goes through one stage after the other."""

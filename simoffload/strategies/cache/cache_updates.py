@@ -18,7 +18,7 @@ from simoffload.strategies.held import Held, Traffic, pinned_block, pinned_round
 from simoffload.strategies.memory import cache_bytes, cache_term, prompt_in_layer
 from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST
-from simoffload.strategies.passes.timing import copy_cause, picoseconds
+from simoffload.strategies.passes.timing import picoseconds
 from simoffload.workload import Inference
 
 
@@ -700,17 +700,8 @@ class MovedCache(Hook):
         *,
         to_device: bool,
     ) -> None:
-        route, fixed = self._link(sizes, gpu, out, to_device=to_device) if sizes else (-1, 0)
-        size = sum(sizes)
+        size, (route, fixed) = sum(sizes), (-1, 0)
+        if sizes:
+            own = gpu if self._gpus else None
+            route, fixed = out.copies(sizes, to_device=to_device, pinned=True, cache=self._tier, gpu=own)
         out.add("copy", stream, fixed=fixed, size=size, route=route, label=CACHE_LABEL, after=after)
-
-    def _link(self, sizes: Sequence[int], gpu: int, out: PassWriter, *, to_device: bool) -> tuple[int, int]:
-        """Return route and latency [ps] of copies between a GPU and host memory; GPUs of one process whose
-        links differ have routes of their own."""
-        if not self._gpus:
-            return out.copies(sizes, to_device=to_device, pinned=True, cache=self._tier)
-        reach = out.machine.host_to_device if to_device else out.machine.device_to_host
-        path, cause = reach(gpu, pinned=True), copy_cause(to_device=to_device, pinned=True)
-        if path.hops != reach(self._main, pinned=True).hops:
-            cause = cause._replace(gpus=(gpu,))
-        return out.transfers(cause.of_cache(self._tier), lambda _: path, sizes)

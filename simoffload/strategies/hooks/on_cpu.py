@@ -1,9 +1,10 @@
 """Hook for modules that the CPU computes from weights in host memory, in turn with the GPU.
 
 Reference: ggml/src/ggml-backend.cpp of llama.cpp@0c1e5709 (``ggml_backend_sched_split_graph``,
-``compute_splits``). A module runs where its weights are. Where one on the CPU follows one on the GPU, the
+``compute_splits``). A module runs where its weights are. Where one on the CPU follows one on a GPU, the
 host thread waits for the GPU, copies the hidden states, and all threads compute; so neither runs beside the
-other. For many tokens the weights are copied to the GPU instead, on its compute stream (``offload_op``).
+other. For many tokens the weights are copied to a GPU instead, the first one, on its compute stream
+(``offload_op``). From one GPU to the next the first one's stream copies, and the host thread does not wait.
 """
 
 from __future__ import annotations
@@ -25,6 +26,19 @@ from simoffload.strategies.passes.timing import picoseconds
 
 _SINGLE = 4
 """Size [B] of an element of hidden states, which are in single precision."""
+
+
+class _HiddenStates(NamedTuple):
+    """_HiddenStates say where the hidden states of a pass are."""
+
+    gpu: int = -1
+    """Number of the GPU that has them; -1: host memory."""
+    size: int = 0
+    """Bytes for each token to bring to the GPU where it goes on."""
+    begun: frozenset[int] = frozenset()
+    """GPUs that have the other inputs of the pass."""
+
+
 _BLOCKED = frozenset({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 """Types for which llamafile's ``sgemm`` multiplies blocks (ggml/src/ggml-cpu/llamafile/sgemm.cpp)."""
 _DOT = frozenset({"mxfp4"})
@@ -68,10 +82,9 @@ class MappedWeights(NamedTuple):
 
 
 class OnCpu(Hook):
-    """The CPU computes the modules that are in host memory, in turn with the GPU."""
+    """The CPU computes the modules that are in host memory, in turn with the GPUs of the process."""
 
-    carry: int = 0
-    """Bytes for each token to bring to the GPU where it goes on; -1: they are there."""
+    carry: _HiddenStates = _HiddenStates()
 
     def __init__(
         self, model: ModelShape, layers: Sequence[Mapping[str, Fraction]], settings: CpuSettings
@@ -88,7 +101,7 @@ class OnCpu(Hook):
         """Begin with the embeddings, which are in host memory."""
         least = self._settings.least
         self._copies = least is not None and stage.tokens >= least
-        self.carry, self._inputs_copied = 0, False
+        self.carry = _HiddenStates()
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Note what the CPU computes of a part."""
@@ -100,24 +113,30 @@ class OnCpu(Hook):
         return not self._copies or module.kind == "embedding"
 
     def launch(self, call: Call, out: PassWriter) -> bool:
-        """Go on with the CPU, or with the GPU, and copy weights to it; a decode step is one CUDA graph for
-        each stretch on the GPU."""
-        module, each = call.module, self._model.hidden_size * _SINGLE
+        """Go on with the CPU, or with a GPU, and copy weights to it; a decode step is one CUDA graph for
+        each stretch on a GPU."""
+        module, each, here = call.module, self._model.hidden_size * _SINGLE, self.carry
         if self._on_cpu(module):
-            if self.carry == -1:
+            if here.gpu >= 0:
                 attends = module.kind == "attention"
                 size = self._attended_width * _SINGLE if attends else each
                 tensors = 3 if attends else 2 if self._chosen(module) else 1  # queries, keys, values; experts
-                self._switch(out, out.now.tokens * size, tensors, to_device=False)
-                out.host_waits(COMPUTE)
-            self.carry = each * max(1, self._chosen(module))
+                self._switch(out, here.gpu, out.now.tokens * size, tensors, to_device=False)
+                out.host_waits(COMPUTE + here.gpu)
+            self.carry = here._replace(gpu=-1, size=each * max(1, self._chosen(module)))
             return True
-        if self.carry != -1:
-            tensors = 1 if self._inputs_copied else 1 + _INPUTS
-            self._switch(out, max(1, out.now.tokens * self.carry), tensors, to_device=True)
-            self.carry, self._inputs_copied = -1, True
+        if here.gpu != call.gpu:
+            inputs = 0 if call.gpu in here.begun else _INPUTS
+            if here.gpu < 0:
+                size = max(1, out.now.tokens * here.size)
+                self._switch(out, call.gpu, size, 1 + inputs, to_device=True)
+            else:
+                if inputs:
+                    self._switch(out, call.gpu, out.now.tokens * _SINGLE, inputs, to_device=True)
+                out.send(here.gpu, call.gpu, out.now.tokens * each)
+            self.carry = _HiddenStates(call.gpu, 0, here.begun | {call.gpu})
         if module.name in self._here:
-            self._bring(module, out)
+            self._bring(call, out)
         return not out.now.timing.launch_s(module)
 
     def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:  # noqa: ARG002
@@ -133,8 +152,8 @@ class OnCpu(Hook):
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         rest = round(duration * (1 - self._here[module.name]))
         if rest:  # tensors of it that are on the GPU
-            out.add("compute", COMPUTE, fixed=rest, after=out.so_far(HOST))
-            out.host_waits(COMPUTE)
+            out.add("compute", COMPUTE + call.gpu, fixed=rest, after=out.so_far(HOST))
+            out.host_waits(COMPUTE + call.gpu)
         return True
 
     def _fault(self, module: Module, out: PassWriter) -> None:
@@ -192,18 +211,20 @@ class OnCpu(Hook):
         model = self._model
         return (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
 
-    def _switch(self, out: PassWriter, size: int, tensors: int, *, to_device: bool) -> None:
-        """Write the copy of ``tensors`` between the GPU and the CPU, each with what the change takes."""
+    def _switch(self, out: PassWriter, gpu: int, size: int, tensors: int, *, to_device: bool) -> None:
+        """Write the copy of ``tensors`` between a GPU and the CPU, each with what the change takes."""
         out.flush()
-        route, _ = out.copies([size], to_device=to_device, pinned=True)
+        route, _ = out.copies([size], to_device=to_device, pinned=True, gpu=gpu)
         fixed = tensors * picoseconds(out.machine.host.products.switch.value)
-        after = out.so_far(HOST, COMPUTE)
-        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label="hidden states", after=after)
+        stream = COMPUTE + gpu
+        after = out.so_far(HOST, stream)
+        out.add("copy", stream, fixed=fixed, size=size, route=route, label="hidden states", after=after)
 
-    def _bring(self, module: Module, out: PassWriter) -> None:
-        """Copy the weights of a module to the GPU, or the cache of attention: of experts those that are used,
+    def _bring(self, call: Call, out: PassWriter) -> None:
+        """Copy the weights of a module to its GPU, or the cache of attention: of experts those that are used,
         whose numbers the host thread reads first."""
-        model, size, cache = self._model, round(self._read(module, out)), ""
+        module, stream, model, cache = call.module, COMPUTE + call.gpu, self._model, ""
+        size = round(self._read(module, out))
         if module.kind == "attention":
             cache = "dram"
             size = sum(one.number * one.context for one in out.now.batch) * model.cache_width
@@ -214,16 +235,17 @@ class OnCpu(Hook):
         if not cache:
             self._fault(module, out)
         pinned, label = self._settings.pinned, CACHE_LABEL if cache else "weights"
-        route, fixed = out.copies([size], to_device=True, pinned=pinned, cache=cache)
+        route, fixed = out.copies([size], to_device=True, pinned=pinned, cache=cache, gpu=call.gpu)
         if self._chosen(module):
             fixed += picoseconds(out.machine.host.products.switch.value)
-        out.add("copy", COMPUTE, fixed=fixed, size=size, route=route, label=label, after=out.so_far(HOST))
+        out.add("copy", stream, fixed=fixed, size=size, route=route, label=label, after=out.so_far(HOST))
         if not pinned or self._chosen(module):
-            out.host_waits(COMPUTE)
+            out.host_waits(stream)
 
     def finish(self, out: PassWriter) -> bool:
-        """End the pass when the GPU has computed the logits."""
-        out.host_waits(COMPUTE)
+        """End the pass when the GPUs have computed the logits."""
+        for gpu in range(out.compute):
+            out.host_waits(COMPUTE + gpu)
         out.flush()
         return True
 

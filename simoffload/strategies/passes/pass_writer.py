@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
-from simoffload.schedule import Dependency, Device, Hops, Program, Schedule
+from simoffload.schedule import Cause, Dependency, Device, Hops, Program, Schedule
 from simoffload.strategies.held import Held, Home
 from simoffload.strategies.passes.streams import DEPTH, HOST, REQUEST, Routes, StreamWriter, mapped_read
 from simoffload.strategies.passes.timing import Timing, picoseconds
@@ -132,13 +132,20 @@ class Part(NamedTuple):
     """Number of the layer in its stage, in the order of the pass; -1 outside of the layers."""
 
 
-def parts_of(model: ModelShape) -> tuple[Part, ...]:
-    """Return the parts of a model, or of a stage of it, each of whose modules is called on the first GPU."""
-    calls = {kind: tuple(map(Call, kind)) for kind, _ in model.kinds}
+def parts_of(model: ModelShape, gpu: Callable[[int, Module], int] = lambda *_: 0) -> tuple[Part, ...]:
+    """Return the parts of a model, or of a stage of it; ``gpu`` returns the number of the GPU that computes a
+    module from the number of its layer, -1 outside of the layers, by default the first."""
+    known: dict[tuple[int, tuple[int, ...]], tuple[Call, ...]] = {}
+
+    def calls(modules: Sequence[Module], layer: int = -1) -> tuple[Call, ...]:
+        key = layer if layer < 0 else id(modules), tuple([gpu(layer, one) for one in modules])
+        found = tuple(map(Call, modules, key[1]))
+        return known.setdefault(key, found) if layer >= 0 else found
+
     return (
-        Part("head", tuple(map(Call, model.modules_before))),
-        *(Part("layer", calls[layer], number) for number, layer in enumerate(model.layers)),
-        Part("tail", tuple(map(Call, model.modules_after))),
+        Part("head", calls(model.modules_before)),
+        *(Part("layer", calls(layer, number), number) for number, layer in enumerate(model.layers)),
+        Part("tail", calls(model.modules_after)),
     )
 
 
@@ -590,6 +597,13 @@ class PassWriter(StreamWriter):
             self.await_(copies, number)
         else:
             self.promise(layer, copies, number)
+
+    def send(self, before: int, gpu: int, size: int) -> None:
+        """Copy hidden states of ``size`` [B] to another GPU of the process, whose next kernels wait."""
+        path = self.machine.send(before, gpu)
+        route, latency = self.transfers(Cause("gpu-to-gpu", gpus=(before, gpu)), lambda _: path, [size])
+        after, to = self.so_far(HOST, COMPUTE + before), COMPUTE + gpu
+        self.add("copy", to, fixed=latency, size=size, route=route, label="hidden states", after=after)
 
     def launch(self, label: str, seconds: float) -> None:
         """Let the host thread launch kernels."""

@@ -110,14 +110,25 @@ class StreamWriter:
         return self.known[key]
 
     def copies(
-        self, sizes: Sequence[int], *, to_device: bool, pinned: bool, cache: str = ""
+        self,
+        sizes: Sequence[int],
+        *,
+        to_device: bool,
+        pinned: bool,
+        cache: str = "",
+        gpu: int | None = None,
     ) -> tuple[int, int]:
-        """Return route and latency [ps] of copies between the GPU and host memory, one after the other;
-        ``cache`` is the tier of the key-value cache if they are of keys and values."""
+        """Return route and latency [ps] of copies between the GPU and host memory, one after the other.
+
+        ``cache`` is the tier of the key-value cache if they are of keys and values; ``gpu`` is the GPU of a
+        process that drives several, whose links may differ: by default its main one.
+        """
         machine = self.machine
-        path = machine.host_to_device if to_device else machine.device_to_host
-        cause = copy_cause(to_device=to_device, pinned=pinned).of_cache(cache)
-        return self.transfers(cause, partial(path, pinned=pinned), sizes)
+        reach = partial(machine.host_to_device if to_device else machine.device_to_host, pinned=pinned)
+        cause = copy_cause(to_device=to_device, pinned=pinned)
+        if gpu is None or (path := reach(gpu)).hops == reach(self.gpus[0]).hops:
+            return self.transfers(cause.of_cache(cache), reach, sizes)
+        return self.transfers(cause._replace(gpus=(gpu,)).of_cache(cache), lambda _: path, sizes)
 
     def copy(
         self,

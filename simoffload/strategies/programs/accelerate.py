@@ -823,19 +823,8 @@ class HiddenStates(Hook):
     def launched(self, call: Call, out: PassWriter) -> None:
         """Copy the hidden states before the kernels of a module."""
         before, self.carry = self.carry, call.gpu
-        if call.gpu == before:
-            return
-        path, size = out.machine.send(before, call.gpu), self._token * out.now.tokens
-        route, latency = out.transfers(Cause("gpu-to-gpu", gpus=(before, call.gpu)), lambda _: path, [size])
-        out.add(
-            "copy",
-            COMPUTE + call.gpu,
-            fixed=latency,
-            size=size,
-            route=route,
-            label="hidden states",
-            after=out.so_far(HOST, COMPUTE + before),
-        )
+        if call.gpu != before:
+            out.send(before, call.gpu, self._token * out.now.tokens)
 
 
 # -- the plan --------------------------------------------------------------------------------------
@@ -1106,21 +1095,6 @@ class AcceleratePlan(InferencePlan):
         )
         token = self.model.hidden_size * self.model.dtype_bytes
         return (align, *([HiddenStates(token, self.executed[0])] if self.strategy.num_gpus > 1 else ()))
-
-    def _writer(self, name: str, hooks: Sequence[Hook]) -> PassWriter:
-        """Return the driver of a pass, whose process has all GPUs; streams of hooks are on the main one."""
-        count, main = self.strategy.num_gpus, self.main
-        gpus = (*range(count), *[main for hook in hooks for _ in hook.streams])
-        devices = (Device("host thread"), *[Device("GPU", gpu) for gpu in gpus]) if count > 1 else ()
-        return PassWriter(
-            name=name,
-            machine=self.machine,
-            hooks=hooks,
-            gpus=((main,),),
-            compute=count,
-            routes=self._routes,
-            devices=devices,
-        )
 
     @cached_property
     def layer_gpus(self) -> tuple[int, ...]:
