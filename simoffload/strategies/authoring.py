@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, get_args
 
 from simoffload.documents import Edit
@@ -34,6 +35,7 @@ from simoffload.strategies.passes.pass_writer import (
     Part,
     PassWriter,
     StagePass,
+    parts_of,
 )
 from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import InferencePlan
@@ -182,6 +184,11 @@ class HookedPlan(InferencePlan):
     def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of processes
         """Numbers of parts, stages and replicas: every process has a replica."""
         return Degrees(1, 1, self.strategy.ranks)
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts of a pass, in which the GPUs of the homes compute."""
+        return (parts_of(self.stages[0], lambda layer, module: self.homes.home(layer, module).gpu),)
 
     @property
     def held_weights(self) -> Iterator[Held]:

@@ -22,6 +22,8 @@ KEPT_BY_MALLOC = 32 * 2**20
 on 64 bits; pages of larger ones are mapped and cleared anew (``new_memory`` of a host)."""
 _HIDDEN_COPIES = 4  # input, residual, normalised, output of a block, counted in transformers' eager code
 
+DISPLAY = 500_000_000
+"""Memory of a GPU [B] that a desktop's display takes (an estimate, some 0.2 to 1 GB)."""
 _CHUNK = 16 << 10
 """Tokens that vLLM's kernels of experts process at once (``VLLM_FUSED_MOE_CHUNK_SIZE``, vllm/envs.py)."""
 

@@ -12,8 +12,8 @@ from simoffload.cli import main
 from simoffload.errors import InputError
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.strategies.memory import DISPLAY
 from simoffload.strategies.programs.llama_cpp import LlamaPlan
-from simoffload.strategies.programs.vllm_engine import DISPLAY
 
 GIB = 1 << 30
 

@@ -1,13 +1,16 @@
-"""Which modules of a model the CPU computes, and what llama.cpp chooses itself (``--fit``).
+"""Which modules of a model the CPU computes, which GPU the others, and what llama.cpp chooses (``--fit``).
 
-Reference: common/fit.cpp of llama.cpp@0c1e5709 (``common_params_fit_impl``).
+Reference: common/fit.cpp (``common_params_fit_impl``), src/llama-model.cpp (``load_tensors``) and
+ggml/src/ggml-backend.cpp (``ggml_backend_sched_backend_id_from_cur``) of llama.cpp@0c1e5709.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 from simoffload.bisection import first_that_holds
@@ -21,8 +24,16 @@ _HALF = 2
 """Size [B] of an element of weights that are in no type of GGUF."""
 
 
+def divided_units(units: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Return how many of the last ``units`` layers, the head being one, each GPU has: as many as its part of
+    the sum of all ``weights`` reaches (``--tensor-split``, ``std::upper_bound``)."""
+    ends = [Fraction(one) for one in accumulate(map(Fraction, weights))]
+    owners = Counter(bisect_right(ends, Fraction(one, units) * ends[-1]) for one in range(units))
+    return tuple(owners[gpu] for gpu in range(len(weights)))
+
+
 class CpuPlacement(NamedTuple):
-    """A CpuPlacement says which modules the CPU computes."""
+    """A CpuPlacement says which modules the CPU computes, and which GPU the others."""
 
     before: int = 0
     """Number of whole layers, from the first one on."""
@@ -37,6 +48,8 @@ class CpuPlacement(NamedTuple):
     """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up."""
     overridden: Shares = {}  # noqa: RUF012 (never changed)
     """Modules of which patterns say what is in host memory."""
+    units: tuple[int, ...] = (0,)
+    """Layers of each GPU, in order, of those behind ``before``; the head is one of the last GPU with any."""
 
     def shares(self, model: ModelShape) -> tuple[Mapping[str, Fraction], ...]:
         """Return the modules of each layer that the CPU computes, and behind them those outside, by name with
@@ -58,6 +71,19 @@ class CpuPlacement(NamedTuple):
             return 1 - Fraction(self.kept * inner, 2 * sum(sizes.values()))
         return Fraction(self.holds(layer, module))
 
+    def gpu(self, layer: int) -> int:
+        """Return the number of the GPU of a layer, or of the head if ``layer`` is -1."""
+        unit = sum(self.units) - 1 if layer < 0 else layer - self.before
+        return min(bisect_right([*accumulate(self.units)], unit), len(self.units) - 1)
+
+    def home(self, layer: int, module: Module) -> Home:
+        """Return the home of a module. With weights in host memory the first GPU computes it, if one does."""
+        outside = layer < 0 and module.kind not in ("linear", "norm")  # before the layers
+        gpu = self.gpu(self.before if outside else layer)
+        if self.holds(layer, module):
+            return Home("dram", gpu=gpu if module.kind == "attention" else 0)
+        return Home(gpu=gpu)
+
     def expert_bytes(self, model: ModelShape) -> int:
         """Return the size [B] of the experts that the CPU computes."""
         return sum(
@@ -68,12 +94,12 @@ class CpuPlacement(NamedTuple):
         )
 
     def behind(self, layers: int, on_gpu: int) -> CpuPlacement:
-        """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPU."""
+        """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPUs."""
         return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)
 
     def homes(self, model: ModelShape) -> Homes:
         """Return the homes of all tensors."""
-        return Homes(model, lambda layer, one: Home("dram") if self.holds(layer, one) else Home())
+        return Homes(model, self.home)
 
     def holds(self, layer: int, module: Module) -> bool:
         """Return whether the CPU computes a module, or a part of it; an activation where the products before
@@ -94,24 +120,24 @@ class CpuPlacement(NamedTuple):
             return False
         return layer in self.experts if module.share < 1 else layer < self.networks
 
-    def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> tuple[int, int]:
-        """Return the sizes [B] of the cache of a sequence in host memory and on the GPU; ``cells`` returns
-        the tokens for which the cache of a layer with a window has room."""
+    def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> Counter[int]:
+        """Return the size [B] of the cache of a sequence on each GPU, and as number -1 in host memory;
+        ``cells`` returns the tokens for which the cache of a layer with a window has room."""
         counts = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
         first = {(id(layer), self.decides(number)): number for number, layer in enumerate(model.layers)}
-        found = [0, 0]
+        found = Counter[int]()
         for key, number in first.items():
             for one in model.layers[number]:
                 if one.kind == "attention":
                     size = cells(one.window) * model.cache_width * model.dtype_bytes
-                    found[not self.holds(number, one)] += counts[key] * size
-        return found[0], found[1]
+                    found[-1 if self.holds(number, one) else self.gpu(number)] += counts[key] * size
+        return found
 
     def decides(self, layer: int) -> Hashable:
-        """Return all that decides what ``holds`` says of the modules of a layer, equal for layers of which it
+        """Return all that decides what ``home`` says of the modules of a layer, equal for layers of which it
         says the same."""
         own = layer if self.overridden else -1
-        return layer < self.before, layer in self.experts, layer < self.networks, own
+        return layer < self.before, layer in self.experts, layer < self.networks, own, self.gpu(layer)
 
     def _before_activation(self, layer: int, module: Module) -> Fraction | None:
         """Return the share of what computes the input of an activation; None if patterns do not say it."""
@@ -138,15 +164,21 @@ class CpuPlacement(NamedTuple):
         return (
             f"experts of {len(self.experts)} of {layers} layers on the CPU"
             if self.experts
-            else "all layers on the GPU"
+            else f"all layers on {'the GPU' if len(self.units) == 1 else f'{len(self.units)} GPUs'}"
         )
 
-    def kept_bytes(self, model: ModelShape) -> int:
-        """Return the size [B] of the tensors on the GPU of modules that the CPU computes in part."""
+    def kept_bytes(self, model: ModelShape, gpu: int | None = None) -> int:
+        """Return the size [B] of the tensors on all GPUs, or on one, of modules that the CPU computes in
+        part."""
         layers = (*enumerate(model.layers), (-1, (*model.modules_before, *model.modules_after)))
         if not self.overridden:
             layers = layers[self.experts.start : self.experts.start + 1] if self.kept else ()
-        parts = ((one, self.share(number, one)) for number, modules in layers for one in modules)
+        parts = (
+            (one, self.share(number, one))
+            for number, modules in layers
+            if gpu in (None, self.gpu(number))
+            for one in modules
+        )
         return sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
 
 
@@ -155,28 +187,67 @@ _FITTED: Recent[Hashable, tuple[ModelShape, CpuPlacement]] = Recent()
 
 
 def fitted(
-    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool], key: Hashable
+    named: CpuPlacement, model: ModelShape, spare: Callable[[CpuPlacement], Sequence[int]], key: Hashable
 ) -> CpuPlacement:
-    """Return what ``--fit`` chooses: the most on the GPU that ``fits``, the same for an equal ``key``.
+    """Return what ``--fit`` chooses: the most on the GPUs, the same for an equal ``key``.
 
-    Of dense models whole layers leave the GPU, from the first one on. Of a mixture of experts the experts of
-    the last layers do, of the first of these tensor by tensor; if all of them are not enough, whole layers.
-    The first layer on the GPU then keeps its experts, as the program counts the head as a layer whose experts
-    could leave.
+    ``named`` has all on the GPUs, and ``spare`` returns what each GPU would have left [B]. If it suffices
+    nothing changes. Otherwise whole layers fill the GPUs from the last layer and the last GPU on; of a
+    mixture of experts without the experts, which then fill the GPUs from the first layer and the first GPU
+    on, those of one more layer tensor by tensor. Where the experts of the last GPU leave it, its first layer
+    keeps them, as the program counts the head as a layer whose experts could leave.
+
+    Left out: the program also divides the tensors of one more layer between a GPU and the next one.
     """
-    return _FITTED.get((id(model), key), lambda: (model, _fitted(all_on_gpu, model, fits)))[1]
+    return _FITTED.get((id(model), key), lambda: (model, _fitted(named, model, spare)))[1]
 
 
 def _fitted(
-    all_on_gpu: CpuPlacement, model: ModelShape, fits: Callable[[CpuPlacement], bool]
+    named: CpuPlacement, model: ModelShape, spare: Callable[[CpuPlacement], Sequence[int]]
 ) -> CpuPlacement:
-    layers = model.num_hidden_layers
-    orders = [[all_on_gpu.behind(layers, number) for number in range(layers + 1, -1, -1)]]
-    if any(module.parallel == "experts" for module in model.distinct_modules):
-        orders[0] = [one._replace(experts=range(one.before + 1, layers)) for one in orders[0]]
-        orders.insert(0, [all_on_gpu._replace(experts=range(full, layers)) for full in range(layers, 0, -1)])
-    for order in orders:  # each keeps less on the GPU than the one before
-        if (found := first_that_holds(order, fits)) is not None:
-            more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
-            return next(filter(fits, more), found)
-    return orders[-1][-1]
+    if min(spare(named)) >= 0:
+        return named
+    layers, gpus = model.num_hidden_layers, range(len(named.units))
+    mixture = any(module.parallel == "experts" for module in model.distinct_modules)
+
+    def placed(units: Sequence[int], full: int = 0) -> CpuPlacement:
+        found = named.behind(layers, sum(units))._replace(units=tuple(units))
+        begin = found.before + full
+        begin += begin >= layers + 1 - units[-1]
+        return found._replace(experts=range(min(begin, layers), layers)) if mixture else found
+
+    def most(limit: int, gpu: int, choice: Callable[[int], CpuPlacement]) -> int:
+        """Return the largest number for which a GPU has room."""
+        return first_that_holds(range(limit, 0, -1), lambda count: spare(choice(count))[gpu] >= 0) or 0
+
+    units = [0 for _ in gpus]
+    for gpu in reversed(gpus):
+        rest = layers + 1 - sum(units)
+        units[gpu] = most(rest, gpu, lambda count: placed([*units[:gpu], count, *units[gpu + 1 :]]))  # noqa: B023
+    full, dense = 0, [*units[:-1], max(0, units[-1] - 1)]
+    for gpu in gpus if mixture and sum(units) > layers else ():
+        if any(dense[:gpu]):
+            break
+        count = most(
+            sum(dense),
+            gpu,
+            lambda count: placed(_moved(units, dense, gpu, count)[0], full + count),  # noqa: B023
+        )
+        units, dense = _moved(units, dense, gpu, count)
+        full += count
+    found = placed(units, full)
+    more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
+    return next((one for one in more if min(spare(one)) >= 0), found)
+
+
+def _moved(units: Sequence[int], dense: Sequence[int], gpu: int, count: int) -> tuple[list[int], list[int]]:
+    """Return the layers of each GPU, and of these the ones without experts, when a GPU has taken ``count`` of
+    the latter, the first ones, with their experts."""
+    units, dense = [*units], [*dense]
+    for other, has in enumerate(dense):
+        taken = min(count, has)
+        units[other] -= taken
+        dense[other] -= taken
+        units[gpu] += taken
+        count -= taken
+    return units, dense

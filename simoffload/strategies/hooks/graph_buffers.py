@@ -28,7 +28,9 @@ class GraphBuffers:
     cells: Callable[[int | None], int]
     """Function that returns the tokens of a sequence that the cache of a layer with a window has room for."""
     brings: bool
-    """Whether weights on the CPU are brought to the GPU for so many tokens."""
+    """Whether weights on the CPU are brought to the first GPU for so many tokens."""
+    copies: int = 1
+    """Copies of the inputs of a GPU, of which all are kept if there are several."""
 
     @cached_property
     def _masks(self) -> list[int]:
@@ -42,19 +44,24 @@ class GraphBuffers:
         """Size of the buffers of a graph in host memory [B]: embeddings, their copy, and masks."""
         return 2 * self.tokens * self.model.hidden_size * _SINGLE + sum(self._masks)
 
-    @cached_property
-    def on_gpu(self) -> int:
-        """Size of the buffers of a graph on the GPU [B]: the largest one of its moments.
+    def on_gpu(self, gpu: int) -> int:
+        """Return the size of the buffers of a graph on a GPU [B]: the largest one of its moments.
 
         At the end these are logits and hidden states, above which the results of experts of the last layer
-        leave a gap if the GPU computes them (``ggml_gallocr``); and where a tensor is brought to the GPU,
-        that tensor with what is read and written.
+        leave a gap if the GPU computes them (``ggml_gallocr``); without the head the results of the widest
+        product (an estimate); and where a tensor is brought to the GPU, that tensor with what is read and
+        written.
         """
-        model, row = self.model, self.tokens * _SINGLE
+        model, row, last = self.model, self.tokens * _SINGLE, self.placement.gpu(-1)
         hidden, logits = model.hidden_size * row, model.vocab_size * row
-        sizes = [0 if self.placement.head else logits + hidden + self._gap]
-        if not self.brings:
-            return sizes[0]
+        sizes = [0 if self.placement.head or gpu != last else logits + hidden + self._gap]
+        if gpu != last:
+            wide = [one.out_features for one in model.distinct_modules if one.share == 1 and one.parameters]
+            sizes += [2 * max(wide) * row + 2 * hidden]
+        if self.copies > 1:
+            sizes = [one + self.copies * (hidden + sum(self._masks)) for one in sizes]
+        if not self.brings or gpu:
+            return max(sizes)
         sizes += [logits + hidden + size for _, size in self._brought(-1, model.modules_after)]
         mask = max(self._masks)
         kinds = {

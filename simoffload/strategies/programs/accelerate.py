@@ -24,7 +24,7 @@ from simoffload.models.formats import FORMATS
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped, stored_bytes
 from simoffload.results import Change
-from simoffload.schedule import Cause, Device
+from simoffload.schedule import Cause
 from simoffload.strategies.base import Basis, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.held import Held, Home, held_weights, target

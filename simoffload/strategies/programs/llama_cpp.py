@@ -1,7 +1,7 @@
 """llama.cpp: layers, or the experts of layers, that the CPU computes from host memory.
 
 Read in llama.cpp@0c1e5709 (version 0.5.0): src/llama-model.cpp (``load_tensors``), src/llama-mmap.cpp,
-common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPU; embeddings are in host
+common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPUs; embeddings are in host
 memory. Without any number the program chooses it itself (``hooks/cpu_placement.py``).
 """
 
@@ -26,46 +26,71 @@ from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, 
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Homes
-from simoffload.strategies.hooks.cpu_placement import CpuPlacement, fitted
-from simoffload.strategies.hooks.graph_buffers import GraphBuffers
-from simoffload.strategies.hooks.on_cpu import CpuSettings, MappedWeights, OnCpu
+from simoffload.strategies.hooks.cpu_placement import CpuPlacement, divided_units, fitted
+from simoffload.strategies.hooks.device_memory import CONTEXT, DeviceMemory, rooms
+from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
 from simoffload.strategies.hooks.tensor_overrides import overridden, read_overrides
-from simoffload.strategies.memory import cache_term, system_memory
 from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import PassTimings
-from simoffload.strategies.programs.vllm_engine import DISPLAY, VllmEngine
-from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
+from simoffload.strategies.programs.vllm_engine import VllmEngine
+from simoffload.strategies.tunables import Placement, Placements, Sizes, StorageTier, Tunable, Tunables
+from simoffload.units import plural
 from simoffload.workload import Inference
 
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
 _LEAST = 32
 """Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
-_MARGIN = 1 << 30
-"""Memory of the GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
-_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0, "override_tensor": ()}
+_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0} | dict.fromkeys(
+    ("override_tensor", "tensor_split"), ()
+)
 """Values of the keys with which ``--fit`` chooses the placement."""
-_CELLS = 256
-"""Tokens by which the cache grows (``n_ctx`` is padded to it)."""
+
+
+def _several(value: Any) -> Any:
+    """Return one value as a list, and the numbers of a text with commas."""
+    return (
+        value.split(",") if isinstance(value, str) else (value,) if isinstance(value, int | float) else value
+    )
+
+
+def _layers_only(value: Any) -> Any:
+    if value in ("row", "tensor"):
+        raise ValueError(
+            f"{value} is not simulated (llama.cpp calls row deprecated, tensor experimental); use layer"
+        )
+    return value
+
 
 Overrides = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+Share = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class LlamaCpp(HookedStrategy):
-    """A LlamaCpp strategy runs llama.cpp on one GPU: some layers, or their experts, are on the CPU."""
+    """A LlamaCpp strategy runs llama.cpp: some layers, or their experts, are on the CPU, others on GPUs."""
 
     traits: ClassVar = ProgramTraits(
-        evidence="llama_cpp", formats=("q8_0", "q6_k", "q4_k_m"), spans_hosts=False, gpu_keys=(), on_cpu=True
+        evidence="llama_cpp",
+        formats=("q8_0", "q6_k", "q4_k_m"),
+        spans_hosts=False,
+        gpu_keys=("num_gpus",),
+        on_cpu=True,
     )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
     kind: Literal["llama_cpp"] = "llama_cpp"
     ranks: Literal[1] = 1
+    split_mode: Annotated[Literal["layer"], BeforeValidator(_layers_only)] = "layer"
+    """How several GPUs divide the model (``-sm``): each has layers of its own."""
+    num_gpus: Annotated[int, Field(strict=True, ge=1, le=16)] = 1
+    """Number of GPUs that its process uses (``-dev``)."""
+    tensor_split: Annotated[tuple[Share, ...], BeforeValidator(_several)] = ()
+    """Parts of the layers on each GPU (``-ts``), such as [3, 1]; by default those of their free memory."""
     gpu_layers: Literal["auto", "all"] | Layers = "auto"
-    """Number of layers on the GPU, the head among them (``-ngl``); auto: as ``--fit`` chooses."""
+    """Number of layers on the GPUs, the head among them (``-ngl``); auto: as ``--fit`` chooses."""
     cpu_moe: Literal["all"] | Layers | None = None
     """Number of layers, from the first one on, whose experts are on the CPU (``-ncmoe``; all: ``-cmoe``)."""
     cpu_ffn: Layers = 0
@@ -88,6 +113,20 @@ class LlamaCpp(HookedStrategy):
     """Whether weights are copied to the GPU for 32 tokens and more (``--no-op-offload``: no)."""
 
     @property
+    def gpus(self) -> int:
+        """Number of GPUs that the process uses."""
+        return self.num_gpus
+
+    @property
+    def replicas(self) -> int:
+        """Number of batches at the same time, which is one."""
+        return 1
+
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches, and to other numbers of GPUs."""
+        return super().sizes(batch_size)._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
+
+    @property
     def chooses(self) -> bool:
         """Whether the program itself chooses what is on the GPU: ``--fit`` does nothing if any is given."""
         return all(getattr(self, key) == value for key, value in _CHOSEN.items())
@@ -98,6 +137,11 @@ class LlamaCpp(HookedStrategy):
         return "mmap" in self.load_mode or self.load_mode == "auto"
 
     @property
+    def evicted(self) -> bool:
+        """Whether pages of the file leave memory that is short, which locked ones do not."""
+        return self.mapped and "mlock" not in self.load_mode
+
+    @property
     def description(self) -> Description:
         """The program that the exported command starts, and the cache."""
         return super().description._replace(program="llama.cpp")
@@ -106,21 +150,22 @@ class LlamaCpp(HookedStrategy):
     def instead(
         cls, _other: Strategy, model: ModelShape, workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield the program on one GPU of a personal machine, with what it chooses to compute on the CPU."""
-        if not machine.is_personal or gpus != 1 or not isinstance(workload, Inference):
+        """Yield the program on a personal machine, with what it chooses to compute on the CPU."""
+        if not machine.is_personal or gpus > machine.gpus_per_node or not isinstance(workload, Inference):
             return
         try:
-            plan = cls().plan(model, workload, machine)
+            plan = cls(num_gpus=gpus).plan(model, workload, machine)
         except InputError:  # in weights of another program
             return
-        loads = plan.lacks_pages and plan.weights_on_cpu <= plan.memory_left
-        written = {"kind": "llama_cpp"} | ({"load_mode": "none"} if loads else {})
+        loads = plan.memory.lacks_pages and plan.memory.weights_on_cpu <= plan.memory.left
+        written: dict[str, Any] = {"kind": "llama_cpp"} | ({"load_mode": "none"} if loads else {})
+        written |= {"num_gpus": gpus} if gpus > 1 else {}
         text = f"llama.cpp with {plan.on_cpu.phrase(model)}{', loaded (-lm none)' * loads}"
         yield (Tunable("division", (Change("placement", text, (Edit(("strategy",), written),)),)),)
 
-    def homes(self, model: ModelShape, machine: Machine) -> Homes:  # noqa: ARG002
+    def homes(self, model: ModelShape, machine: Machine) -> Homes:
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""
-        return self._named(model).homes(model)
+        return self._named(model, machine).homes(model)
 
     def hooks(self, plan: HookedPlan, _forward: ForwardPass) -> Sequence[Hook]:
         """Return the hook with which the CPU computes."""
@@ -134,7 +179,13 @@ class LlamaCpp(HookedStrategy):
             text = f"{self.ubatch_size:,} is more than batch_size, {self.batch_size:,}; lower it"
             raise InputError.at("strategy.ubatch_size", text)
         self.kv_cache.plain.check(self.cache_engine, model, what_if=False)
-        cache, named = self.cache_of(model, workload, machine), self._named(model)
+        if self.tensor_split and len(self.tensor_split) != self.num_gpus:
+            text = f"has {plural(len(self.tensor_split), 'number')}, but num_gpus is {self.num_gpus}"
+            raise InputError.at("strategy.tensor_split", f"{text}; give one for each GPU")
+        if self.num_gpus > machine.gpus_per_node:
+            text = f"one process uses the GPUs of one host, which has {machine.gpus_per_node}; lower it"
+            raise InputError.at("strategy.num_gpus", text)
+        cache, named = self.cache_of(model, workload, machine), self._named(model, machine)
 
         def placed(on_cpu: CpuPlacement) -> LlamaPlan:
             homes, unused = on_cpu.homes(model), tuple(named.unused(model))
@@ -142,13 +193,16 @@ class LlamaCpp(HookedStrategy):
 
         if self.chooses:
             key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
-            named = fitted(named, model, lambda one: placed(one).spare >= 0, key)
+            named = fitted(named, model, lambda one: placed(one).memory.spare, key)
         return placed(named)
 
-    def _named(self, model: ModelShape) -> CpuPlacement:
-        """Return the placement that the settings name, of which ``auto`` is all on the GPU."""
+    def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
+        """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
         layers, given, moe = model.num_hidden_layers, self.gpu_layers, self.cpu_moe
         found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
+        free = [one - CONTEXT for one in rooms(machine, self.num_gpus)]
+        units = divided_units(layers + (not found.head) - found.before, self.tensor_split or free)
+        found = found._replace(units=units)
         experts = range(layers if moe == "all" else min(moe or 0, layers))
         found = found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
         patterns = read_overrides(self.override_tensor, "strategy.override_tensor")
@@ -184,8 +238,10 @@ class LlamaCpp(HookedStrategy):
         model, batch = plan.model, plan.workload.batch_size
         kind = f"-{model.quantization.upper()}" if model.quantization else ""
         cache = {"int8": "q8_0", "int4": "q4_0"}.get(plan.cache.plain.format or "")
-        sizes = (self.batch_size, self.ubatch_size)
+        sizes, spare_gpus = (self.batch_size, self.ubatch_size), self.num_gpus < plan.machine.gpus_per_node
         options = {
+            f"-dev {','.join(f'CUDA{gpu}' for gpu in range(self.num_gpus))}": spare_gpus,
+            f"-ts {','.join(f'{one:g}' for one in self.tensor_split)}": bool(self.tensor_split),
             f"-ngl {self.gpu_layers}": self.gpu_layers != "auto",
             "-cmoe": self.cpu_moe == "all",
             f"-ncmoe {self.cpu_moe}": isinstance(self.cpu_moe, int),
@@ -199,14 +255,9 @@ class LlamaCpp(HookedStrategy):
             f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
             f"-np {batch}": batch > 1,
         }
-        command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.cells()}"
+        command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.memory.cells()}"
         parts = (command, *(key for key, used in options.items() if used))
         return {"llama-server.sh": " ".join(parts) + "\n"}
-
-
-_CONTEXT, _CONTEXT_BYTES = "CUDA context", 527 << 20
-"""Memory that CUDA takes before llama.cpp asks what is free: 80,552 of 81,079 MiB on an H100
-(docs/measurements/h100-2026-11-27)."""
 
 
 # -- the plan ----------------------------------------------------------------------------------------
@@ -223,6 +274,11 @@ class LlamaPlan(HookedPlan):
     fused = True
     """Whether kernels are fused: always, as llama.cpp has its own."""
 
+    @property
+    def driven(self) -> int:  # type: ignore[override]  # given by the options
+        """Number of GPUs that the process drives."""
+        return self.strategy.num_gpus
+
     @cached_property
     def divided(self) -> DividedModel:
         """The model, whose projections are products of their own."""
@@ -233,31 +289,21 @@ class LlamaPlan(HookedPlan):
         """Numbers on which its times rest: those of products on the CPU among them."""
         products = self.machine.host.products
         rates = self.machine.accelerator.llama_kernels.deciding
-        lacking = ("read missing pages of its weights",) * self.lacks_pages
+        lacking = ("read missing pages of its weights",) * self.memory.lacks_pages
+        lacking += ("divided layers among GPUs",) * (self.driven > 1)
         return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=lacking)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own, size = self.strategy, self.model.weight_bytes
-        pages = MappedWeights(size, self.weights_on_cpu, self.memory_left if self.evicted else size)
+        own, memory = self.strategy, self.memory
         return CpuSettings(
             threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
-            least=_LEAST if own.op_offload else None,
-            pinned=not self.strategy.mapped,
-            missing=pages.missing,
+            least=memory.least,
+            pinned=memory.pinned,
+            missing=memory.pages.missing,
             file=self.file,
         )
-
-    @property
-    def evicted(self) -> bool:
-        """Whether pages of the file leave memory that is short, which locked ones do not."""
-        return self.strategy.mapped and "mlock" not in self.strategy.load_mode and self.file != ""
-
-    @property
-    def lacks_pages(self) -> bool:
-        """Whether the file has no room in memory, so that pages of experts are read for each token."""
-        return self.evicted and self.memory_left < self.model.weight_bytes
 
     @property
     def file(self) -> str:
@@ -266,76 +312,26 @@ class LlamaPlan(HookedPlan):
         return self.strategy.file or next((name for name, one in tiers.items() if one.is_storage), "")
 
     @cached_property
-    def weights_on_cpu(self) -> int:
-        """Size of the weights in host memory [B]."""
-        stored = (sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "dram")
-        return sum(stored) - self.on_cpu.kept_bytes(self.model)
-
-    @cached_property
-    def _tied(self) -> int:
-        """Size of the copy of embeddings that is the head on the GPU [B]."""
-        tied = [part for one in self.model.modules_after for part in one.parameters if part.tied]
-        return 0 if self.on_cpu.head else sum(part.stored_bytes(self.model.dtype_bytes) for part in tied)
-
-    @cached_property
-    def memory_left(self) -> int:
-        """Host memory that is left for weights [B]."""
-        others = sum(one.size for one in self.held_beside if one.tier == "dram")
-        return max(0, self.machine.tiers["dram"].capacity - others)
-
-    @cached_property
-    def held(self) -> tuple[Held, ...]:
-        """Weights, cache, buffers of a graph, and what the systems of GPU and host take."""
-        on_gpu = sum(sum(sizes) for home, sizes in self.homes.all.items() if home.tier == "hbm")
-        on_gpu += self.on_cpu.kept_bytes(self.model) + self._tied
-        on_cpu, remedy = self.weights_on_cpu, "lower gpu_layers, or raise cpu_moe; auto chooses what fits"
-        found = [Held("hbm", "weights", on_gpu, remedy=remedy, kind="weights")]
-        if self.evicted:
-            resident = min(on_cpu, self.memory_left)
-            found += [Held("dram", "weights", resident, kind="weights")]
-            found += [Held(self.file, "file of the weights", on_gpu + on_cpu, kind="weights")] * (
-                on_cpu > resident
-            )
-        else:
-            found += [Held("dram", "weights", on_cpu, pinned=not self.strategy.mapped, kind="weights")]
-        return (*found, *self.held_beside)
-
-    @cached_property
-    def held_beside(self) -> tuple[Held, ...]:
-        """What is needed beside the weights."""
-        model, batch = self.model, self.workload.batch_size
-        element = self.cache.element_bytes(model.dtype_bytes) / model.dtype_bytes
-        on_cpu, on_gpu = self.on_cpu.cache_bytes(model, self.cells)
-        state, remedy = batch * model.state_bytes, "lower ubatch_size"
-        return (
-            cache_term("hbm", round(batch * on_gpu * element) + state),
-            *([cache_term("dram", round(batch * on_cpu * element))] if on_cpu else []),
-            Held("hbm", "buffers of the graph", self.buffers.on_gpu, remedy=remedy),
-            Held("dram", "buffers of the graph", self.buffers.on_host, pinned=True, remedy=remedy),
-            Held("hbm", _CONTEXT, _CONTEXT_BYTES),
-            system_memory(self.machine),
+    def memory(self) -> DeviceMemory:
+        """What its placement needs on each device."""
+        own, size = self.strategy, self.model.dtype_bytes
+        return DeviceMemory(
+            model=self.model,
+            workload=self.workload,
+            machine=self.machine,
+            placement=self.on_cpu,
+            homes=self.homes,
+            cache_element=self.cache.element_bytes(size) / size,
+            ubatch_size=own.ubatch_size,
+            least=_LEAST if own.op_offload else None,
+            pinned=not own.mapped,
+            file=self.file if own.evicted else "",
         )
 
-    def cells(self, window: int | None = None) -> int:
-        """Return the tokens of a sequence for which the cache of a layer has room."""
-        most = self.workload.max_context
-        least = most if window is None else min(most, window + self.strategy.ubatch_size)
-        return -(-least // _CELLS) * _CELLS
-
-    @cached_property
-    def buffers(self) -> GraphBuffers:
-        """Buffers in which a graph keeps what it computes."""
-        own, work = self.strategy, self.workload
-        tokens = min(own.ubatch_size, work.batch_size * (work.prompt_length + work.output_length))
-        brings = own.op_offload and tokens >= _LEAST
-        return GraphBuffers(self.model, self.on_cpu, tokens, work.batch_size, self.cells, brings)
-
     @property
-    def spare(self) -> int:
-        """Memory of the GPU that is left beyond what ``--fit`` leaves [B]; below zero if it is too small."""
-        held = sum(one.size for one in self.held if one.tier == "hbm")
-        display = DISPLAY if self.machine.accelerator.has_display else 0
-        return self.machine.tiers["hbm"].capacity - held - display - _MARGIN
+    def held(self) -> tuple[Held, ...]:
+        """Weights, cache and buffers of a graph, of the fullest GPU, and what the systems take."""
+        return self.memory.held
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts of a pass that are computed at once."""

@@ -26,6 +26,7 @@ from simoffload.models.formats import Kernel
 from simoffload.strategies.cache.connector import BLOCK_TERMS, THREADS, BlockMoves
 from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
 from simoffload.strategies.held import Held
+from simoffload.strategies.memory import DISPLAY
 from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference
 
@@ -134,9 +135,8 @@ _FULLER = (0.95, 0.97)
 """Larger fractions that are tried where that is too little; our choice."""
 _TIGHT = 0.98
 """Fraction from which a warning states what must be free; our choice."""
-_CONTEXT, DISPLAY = 500_000_000, 500_000_000
-"""Memory of a GPU [B] that is not free when vLLM starts: its CUDA context, and on desktops what the display
-takes (an estimate, some 0.2 to 1 GB)."""
+_CONTEXT = 500_000_000
+"""Memory of a GPU [B] that the CUDA context takes before vLLM starts (an estimate, some 0.2 to 1 GB)."""
 _GIB = 1 << 30
 _ALONE = 850_000_000
 """CUDA context and libraries [B] of a process that does not communicate: vLLM 0.25.1 on one H200 had 0.844 GB

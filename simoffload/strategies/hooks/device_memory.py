@@ -1,0 +1,163 @@
+"""What llama.cpp keeps on each GPU and in host memory: weights, cache, and buffers of graphs.
+
+Compared with what it reports in docs/measurements/llama-cpp.md, on one GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.strategies.held import Held, Homes
+from simoffload.strategies.hooks.cpu_placement import CpuPlacement
+from simoffload.strategies.hooks.graph_buffers import GraphBuffers
+from simoffload.strategies.hooks.on_cpu import MappedWeights
+from simoffload.strategies.memory import DISPLAY, cache_term, system_memory
+from simoffload.workload import Inference
+
+CONTEXT = 527 << 20
+"""Memory that CUDA takes before llama.cpp asks what is free [B]: 80,552 of 81,079 MiB on an H100
+(docs/measurements/h100-2026-11-27)."""
+_MARGIN = 1 << 30
+"""Memory of each GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
+_CELLS = 256
+"""Tokens by which the cache grows (``n_ctx`` is padded to it)."""
+_COPIES = 4
+"""Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
+(``GGML_SCHED_MAX_COPIES``)."""
+
+
+def rooms(machine: Machine, gpus: int) -> tuple[int, ...]:
+    """Return the memory of each of some GPUs [B], of the first one without what a display takes."""
+    display = DISPLAY if machine.accelerator.has_display else 0
+    return tuple(machine.tiers["hbm"].capacity - display * (gpu == 0) for gpu in range(gpus))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """A DeviceMemory says what a placement needs on each device."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    placement: CpuPlacement
+    homes: Homes
+    cache_element: float
+    """Size [B] of an element of the cache, over that of the model's data type."""
+    ubatch_size: int
+    least: int | None
+    """Tokens from which on weights are brought to the first GPU; None: never."""
+    pinned: bool
+    """Whether weights in host memory are page-locked, and not pages of a file."""
+    file: str
+    """Tier of the file to which pages that have no room leave; "" if none do."""
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """What the fullest GPU holds, and host memory with what its system takes, and the file."""
+        size, on_host = self.weights_on_cpu, Held("dram", "weights", 0, pinned=self.pinned, kind="weights")
+        found = [on_host._replace(size=size)]
+        if self.file and size > self.left:
+            whole = size + sum(one.size for (one, *_) in self.on_gpus)
+            file = Held(self.file, "file of the weights", whole, kind="weights")
+            found = [on_host._replace(size=self.left), file]
+        fullest = max(self.on_gpus, key=lambda one: sum(part.size for part in one))
+        return (*fullest, *found, *self._beside)
+
+    @cached_property
+    def left(self) -> int:
+        """Host memory that is left for weights [B]."""
+        return max(0, self.machine.tiers["dram"].capacity - sum(one.size for one in self._beside))
+
+    @property
+    def pages(self) -> MappedWeights:
+        """Pages of the file, of which those that have no room leave memory if they may."""
+        size = self.model.weight_bytes
+        return MappedWeights(size, self.weights_on_cpu, self.left if self.file else size)
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether the file has no room in memory, so that pages of experts are read for each token."""
+        return bool(self.file) and self.left < self.model.weight_bytes
+
+    @property
+    def spare(self) -> tuple[int, ...]:
+        """Memory of each GPU that is left beyond what ``--fit`` leaves [B]; below zero if it is too small."""
+        free = zip(rooms(self.machine, len(self.on_gpus)), self.on_gpus, strict=True)
+        return tuple(room - _MARGIN - sum(one.size for one in held) for room, held in free)
+
+    @cached_property
+    def on_gpus(self) -> tuple[tuple[Held, ...], ...]:
+        """What each GPU holds."""
+        return tuple(map(self.on_gpu, range(len(self.placement.units))))
+
+    def on_gpu(self, gpu: int) -> tuple[Held, ...]:
+        """Return what a GPU holds."""
+        model, batch = self.model, self.workload.batch_size
+        weights = self._weights["hbm", gpu] + self.placement.kept_bytes(model, gpu)
+        weights += self._tied if gpu == self.placement.gpu(-1) else 0
+        cache = round(batch * self._caches[gpu] * self.cache_element) + batch * model.state_bytes
+        buffers, remedy = (
+            self.buffers.on_gpu(gpu),
+            "lower gpu_layers, or raise cpu_moe; auto chooses what fits",
+        )
+        return (
+            Held("hbm", "weights", weights, remedy=remedy, kind="weights"),
+            cache_term("hbm", cache),
+            Held("hbm", "buffers of the graph", buffers, remedy="lower ubatch_size"),
+            Held("hbm", "CUDA context", CONTEXT),
+        )
+
+    @cached_property
+    def _beside(self) -> tuple[Held, ...]:
+        """What is in host memory beside weights."""
+        cache = round(self.workload.batch_size * self._caches[-1] * self.cache_element)
+        size, remedy = self.buffers.on_host, "lower ubatch_size"
+        buffers = Held("dram", "buffers of the graph", size, pinned=True, remedy=remedy)
+        found = [cache_term("dram", cache)] if cache else []
+        return *found, buffers, system_memory(self.machine)
+
+    @cached_property
+    def weights_on_cpu(self) -> int:
+        """Size of the weights in host memory [B]."""
+        stored = sum(size for (tier, _), size in self._weights.items() if tier == "dram")
+        return stored - self.placement.kept_bytes(self.model)
+
+    @cached_property
+    def _weights(self) -> Counter[tuple[str, int]]:
+        """Sizes of the weights [B] by tier and GPU."""
+        found = Counter[tuple[str, int]]()
+        for home, sizes in self.homes.all.items():
+            found[home.tier, home.gpu] += sum(sizes)
+        return found
+
+    @cached_property
+    def _caches(self) -> Counter[int]:
+        return self.placement.cache_bytes(self.model, self.cells)
+
+    @cached_property
+    def _tied(self) -> int:
+        """Size of the copy of embeddings that is the head on a GPU [B]."""
+        tied = [part for one in self.model.modules_after for part in one.parameters if part.tied]
+        stored = (part.stored_bytes(self.model.dtype_bytes) for part in tied)
+        return 0 if self.placement.head else sum(stored)
+
+    def cells(self, window: int | None = None) -> int:
+        """Return the tokens of a sequence for which the cache of a layer has room."""
+        most = self.workload.max_context
+        least = most if window is None else min(most, window + self.ubatch_size)
+        return -(-least // _CELLS) * _CELLS
+
+    @cached_property
+    def buffers(self) -> GraphBuffers:
+        """Buffers in which a graph keeps what it computes."""
+        work, placement = self.workload, self.placement
+        tokens = min(self.ubatch_size, work.batch_size * (work.prompt_length + work.output_length))
+        brings = self.least is not None and tokens >= self.least
+        several = len(placement.units) > 1 and sum(placement.units) > self.model.num_hidden_layers
+        overlap = several and not (placement.experts or placement.overridden or placement.attends)
+        copies = _COPIES if overlap and not placement.networks else 1
+        return GraphBuffers(self.model, placement, tokens, work.batch_size, self.cells, brings, copies)
