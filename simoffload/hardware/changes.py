@@ -23,7 +23,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware.bases import restated
 from simoffload.hardware.library import ProfileInput
 from simoffload.hardware.quantities import Identifier, Name, Reference
-from simoffload.hardware.wiring import Attachment, PlatformProfile, StorageTier, name_fault
+from simoffload.hardware.wiring import Attachment, PlatformProfile, StorageTier, Switch, name_fault
 
 _SOURCE = "set by the scenario; the profile says {}"
 
@@ -200,8 +200,8 @@ def _has(names: list[str]) -> str:
 # -- equipment -----------------------------------------------------------------------------------
 
 _SECTION = "equipment"
-_WIRED = ("nics", "tiers")
-_SINGLE_SECTIONS = ("host", "accelerator")
+_WIRED = ("nics", "tiers", "switches")
+_SINGLE_SECTIONS = ("host", "accelerator", "gpus")
 
 
 class Parts(Frozen):
@@ -211,6 +211,10 @@ class Parts(Frozen):
     """Host profile used instead of the platform's."""
     accelerator: Reference | None = None
     """Accelerator installed in every slot that has a GPU."""
+    gpus: tuple[Name, ...] = ()
+    """Vertices at which the GPUs are, instead of the platform's; a vertex may have several."""
+    switches: dict[Name, Switch] = Field(default_factory=dict)
+    """PCIe switches, or slots with fewer lanes, that are added."""
     nics: dict[Name, Attachment] = Field(default_factory=dict)
     """Network adapters that are added, or that replace the one of the same name."""
     tiers: dict[Name, StorageTier] = Field(default_factory=dict)
@@ -263,7 +267,12 @@ class Equipment(NamedTuple):
     def inputs(self, platform: str) -> Iterator[ProfileInput]:
         """Return the equipment as lines of the inputs of a platform."""
         parts = self.parts
-        given = {key: getattr(parts, key) for key in _SINGLE_SECTIONS if getattr(parts, key)}
+        given = {key: str(one) for key in ("host", "accelerator") if (one := getattr(parts, key))}
+        given |= {"gpus": ", ".join(parts.gpus)} if parts.gpus else {}
+        given |= {
+            f"switches.{name}": f"{one.lanes} lanes of {one.pcie} to {one.to}"
+            for name, one in parts.switches.items()
+        }
         given |= {f"nics.{name}": f"{nic.profile} at {nic.at}" for name, nic in parts.nics.items()}
         given |= {f"tiers.{name}": _wiring(tier) for name, tier in parts.tiers.items()}
         given |= {f"pcie.{cable}": other for cable, other in parts.pcie.items()}

@@ -75,6 +75,7 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
         yield from ports(platform, tier, nodes=scenario.machine.nodes)
     yield from places(scenario, tiers)
     yield from resident(scenario)
+    yield from second_card(scenario)
     yield from islice(memory(scenario), 1)
     if result.fits:  # none of these needs less memory
         yield from cables(scenario)
@@ -415,6 +416,21 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
                 )
     description = f"a CPU with a {_FASTER_THREAD - 1:.0%} faster single thread".replace("%", " %")
     yield Change("hardware", description, tuple(changed), priced=False, key="faster-thread")
+
+
+def second_card(scenario: LoadedScenario) -> Iterator[Change]:
+    """Yield a second GPU beside the one of a personal machine, each with half of its lanes, for programs that
+    divide layers between GPUs and the CPU."""
+    strategy, platform = scenario.scenario.strategy, scenario.platform()
+    edits = strategy.sizes().gpus(2) if strategy.traits.on_cpu and strategy.gpus == 1 else ()
+    if not edits or not scenario.machine.is_personal or len(platform.profile.gpus) > 1:
+        return
+    (at,), link, names = platform.profile.gpus, scenario.machine.topology.gpu_pcie_link, ("slot-a", "slot-b")
+    slot = {"to": at, "pcie": link.pcie.id, "lanes": max(1, link.lanes // 2)}
+    changed = (Edit(("equipment", "switches", name), slot) for name in names)
+    description = f"a second {platform.accelerator.name}, each with {slot['lanes']} lanes"
+    where = Edit(("equipment", "gpus"), list(names))
+    yield Change("hardware", description, (*changed, where, *edits), key="second-card")
 
 
 def faster_memory(scenario: LoadedScenario) -> Iterator[Change]:

@@ -56,8 +56,9 @@ class GraphBuffers:
         hidden, logits = model.hidden_size * row, model.vocab_size * row
         sizes = [0 if self.placement.head or gpu != last else logits + hidden + self._gap]
         if gpu != last:
-            wide = [one.out_features for one in model.distinct_modules if one.share == 1 and one.parameters]
-            sizes += [2 * max(wide) * row + 2 * hidden]
+            layers = (one for layer, _ in model.kinds for one in layer)
+            wide = max(one.out_features for one in layers if one.kind == "linear" and one.share == 1)
+            sizes += [2 * wide * row + 2 * hidden]
         if self.copies > 1:
             sizes = [one + self.copies * (hidden + sum(self._masks)) for one in sizes]
         if not self.brings or gpu:
