@@ -52,6 +52,8 @@ _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 _OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
 _SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
 _MIB = 1 << 20
+_ABSOLUTE = ("generation", "prompts", "generation, two GPUs", "prompts, two GPUs")
+"""Groups of published rates of which the rates are compared, and not ratios."""
 _WORKS: tuple[Work, ...] = ("decode", "prefill")
 
 
@@ -279,7 +281,7 @@ def llama_cpp_tables() -> str:
     ]
     published = published_rates()
     judged = [
-        _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in kinds.values()
+        _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in _ABSOLUTE
     ]
     placed = [one for part in ("fit", "holdout") for one in placements(part)]
     parts = ["\n".join((_HEAD, *own, *judged)), _placed(placed), _shapes(published), _single(published)]
@@ -305,7 +307,7 @@ def _placed(placed: Sequence[Placed]) -> str:
 def _shapes(published: Sequence[Rate]) -> str:
     """Rates of shapes and trends over that of the middle row."""
     lines = ["| shape, over its middle row | measured | predicted |", "|---|---|---|"]
-    shaped = (one for one in published if one.part not in ("generation", "prompts"))
+    shaped = (one for one in published if one.part not in _ABSOLUTE)
     for part, group in groupby(shaped, key=lambda one: one.part):
         rates = list(group)
         middle = rates[len(rates) // 2]
@@ -321,6 +323,6 @@ def _single(published: Sequence[Rate]) -> str:
         f"| {one.name} | {one.measured:g} | {one.predicted:.1f} | {one.error:+.1%} "
         f"| {'yes' if one.inside else 'no'} |"
         for one in published
-        if one.part in ("generation", "prompts")
+        if one.part in _ABSOLUTE
     ]
     return "\n".join(lines)

@@ -26,6 +26,7 @@ class TimeInput(StrEnum):
     LINKS = "links between GPUs"
     GPU = "GPU"
     STORAGE = "storage"
+    FAULTS = "page faults"
 
 
 class DefaultSpread(NamedTuple):
@@ -49,6 +50,7 @@ DEFAULT_SPREADS: Mapping[TimeInput, DefaultSpread] = {
     TimeInput.LINKS: DefaultSpread(0.0, 0.22),
     TimeInput.GPU: DefaultSpread(0.0, 0.10),
     TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
+    TimeInput.FAULTS: DefaultSpread(0.1, 0.7),
 }
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 P90 = 1.2816
@@ -62,6 +64,10 @@ two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Least spread of a rate that is an estimate: of copies without a measurement of any machine, and of the
 overflow check where a share of Adam's rate is assumed; our choice."""
+_FAULTING = 0.5
+"""Spread of the time of page faults of a run, beside that of their rate: a run read 1.0 GB/s where one reader
+of a file reached 1.57 to 1.76, and which pages are found is a rule that no run tested
+(docs/measurements/llama-cpp.md)."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
 """Keys of the rates of storage profiles."""
 _SHIPPED = "hardware_profiles/"
@@ -119,6 +125,8 @@ def machine_spreads(
             [gpu.hbm_efficiency, gpu.matmul_efficiency, *gpu_rates],
         ),
     }
+    faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])
+    found[TimeInput.FAULTS] = faults._replace(value=hypot(faults.value, _FAULTING))
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)

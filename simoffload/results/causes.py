@@ -62,7 +62,8 @@ _MEMORY: Mapping[HostMemory, str] = {
 def cause_text(cause: Cause) -> str:
     """Return a cause as text, such as "raid read" or "GPU to host (key-value cache on dram)"."""
     way = f"{_way(cause)}{_MEMORY[cause.memory]}"
-    return f"{way} ({cause.purpose} on {cause.tier})" if cause.purpose else way
+    where = f" on {cause.tier}" if cause.moves_cache else ""
+    return f"{way} ({cause.purpose}{where})" if cause.purpose else way
 
 
 def _way(cause: Cause) -> str:

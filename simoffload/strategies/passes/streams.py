@@ -160,6 +160,7 @@ class StreamWriter:
         gds: bool = False,
         most: int | None = None,
         cache: str = "",
+        faults: bool = False,
     ) -> tuple[int, int]:
         """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier, in requests of
         ``block`` [B] of which ``in_flight`` [B] are under way at a time, by default as many as the device can
@@ -167,9 +168,10 @@ class StreamWriter:
 
         The rate on storage is that measured for a transfer of this size, at most what Little's law leaves:
         the bytes in flight over the latency of a request. ``gds``: directly to, or from, the GPU's memory.
-        ``cache`` is the tier of the key-value cache if it is keys and values that move.
+        ``cache`` is the tier of the key-value cache if it is keys and values that move; ``faults``: page
+        faults decide how long it takes.
         """
-        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache
+        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache, faults
         if key not in self.known:
             reach = self.machine.storage_write if written else self.machine.storage_read
             path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds), of_host=not gds)
@@ -177,6 +179,7 @@ class StreamWriter:
             if in_flight is not None and self.machine.tiers[tier].is_storage:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)
             cause = Cause("write" if written else "read", tier).of_cache(cache)
+            cause = cause._replace(purpose="page faults") if faults else cause
             route = self.builder.route(cause=cause, hops=hops, cap=rate if most is None else min(rate, most))
             self.known[key] = route, picoseconds(path.latency)
         return self.known[key]
@@ -307,10 +310,11 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
 
 
 def mapped_read(
-    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "", most: float = inf
+    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "", most: float | None = None
 ) -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
-    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s].
+    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s], the rate of page faults where
+    these decide.
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """
@@ -323,5 +327,6 @@ def mapped_read(
     limits.append(loops_rate(host, traffic=traffic) * size // traffic)
     if host.mapped_read is not None:
         limits.append(host.mapped_read.value)
-    in_flight = min(size, ahead)
-    return out.file(tier, size, block=block, in_flight=in_flight, most=int(min(*limits, most)), cache=cache)
+    in_flight, limit = min(size, ahead), int(min(*limits, inf if most is None else most))
+    faults = most is not None
+    return out.file(tier, size, block=block, in_flight=in_flight, most=limit, cache=cache, faults=faults)
