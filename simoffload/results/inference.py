@@ -56,6 +56,8 @@ class InferenceResult(SimulationResult):
     """``spread_bound_tokens_per_s`` [1/s]; None unless weights are gathered from the HBM of several GPUs."""
     gathers: str = ""
     """Name of the method that gathers them, such as "ZeRO-3"; "" for none."""
+    rates_prompts: bool = False
+    """Whether the rate of prompts is stated beside that of generation."""
     first_pass_why: str = ""
     """Why the first pass takes longer than later ones, in the strategy's words; "" where it does not."""
     decode_total_s: float = 0.0
@@ -110,6 +112,13 @@ class InferenceResult(SimulationResult):
     def ttft_s(self) -> float | None:
         """Time to first token [s]: time of the prefill pass, after a warm-up pass."""
         return self.prefill.time_s if self.prefill else None
+
+    @metric(of=lambda result: result.spent[:1], optional=True)
+    def prompt_tokens_per_s(self) -> float | None:
+        """Prompt throughput [1/s]: batch_size x replicas x prompt_length / ttft_s."""
+        if not self.rates_prompts or not self.ttft_s:
+            return None
+        return self.batch_size * self.replicas * self.prompt_length / self.ttft_s
 
     @metric(of=_decode, each=" per output token", column="TPOT", title="Time per output token (TPOT)")
     def tpot_s(self) -> float | None:

@@ -115,6 +115,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
             prefill_weight_moves=facts.weight_moves,
             cache_blocks=facts.cache_blocks,
             gathers=self.scenario.scenario.strategy.traits.gathers,
+            rates_prompts=self.scenario.scenario.strategy.traits.rates_prompts,
             first_pass_why=facts.first_pass,
         )
         bound = facts.spread_bound

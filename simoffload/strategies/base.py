@@ -193,6 +193,8 @@ class ProgramTraits(NamedTuple):
     """Keys that set the number of GPUs, the one to change first."""
     on_cpu: bool = False
     """Whether the CPU computes layers that the GPU has no room for."""
+    rates_prompts: bool = False
+    """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
 

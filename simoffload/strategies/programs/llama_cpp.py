@@ -78,6 +78,7 @@ class LlamaCpp(HookedStrategy):
         spans_hosts=False,
         gpu_keys=("num_gpus",),
         on_cpu=True,
+        rates_prompts=True,
     )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
