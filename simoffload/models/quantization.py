@@ -268,6 +268,15 @@ def in_gguf(model: ModelShape) -> ModelShape:
     return _IN_GGUF.get(id(model), lambda: (model, _in_gguf(model)))[1]
 
 
+def has_gguf(model: ModelShape) -> bool:
+    """Return whether a GGUF file can have the model with its weights as they are."""
+    try:
+        in_gguf(model)
+    except InputError:
+        return False
+    return True
+
+
 _IN_GGUF: Recent[int, tuple[ModelShape, ModelShape]] = Recent()
 """Models with what ``in_gguf`` returned for them."""
 

@@ -126,9 +126,11 @@ def _in_format(evaluator: Evaluator, change: Change, name: str) -> Change:
 
 
 def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
-    """Return the names of formats that may replace the data type of the weights."""
-    unchanged = scenario.scenario.workload.kind != "inference" or scenario.model.quantization is not None
-    return () if unchanged else strategy.traits.formats
+    """Return the names of formats that may replace the data type of the weights, or the format of a release
+    that the program does not load."""
+    model, traits = scenario.model, strategy.traits
+    unchanged = model.quantization is not None and traits.loads(model)
+    return () if unchanged or scenario.scenario.workload.kind != "inference" else traits.formats
 
 
 # -- by other programs ----------------------------------------------------------------------------
@@ -163,7 +165,11 @@ class OtherProgram(NamedTuple):
     def model(self, evaluator: Evaluator) -> ModelShape:
         """Return the model of a scenario with its weights in the format."""
         model = evaluator.scenario.model
-        return quantized(model, QUANTIZATIONS[self.format]) if self.format else model
+        if not self.format:
+            return model
+        if model.quantization is None:
+            return quantized(model, QUANTIZATIONS[self.format])
+        return evaluator.edited(evaluator.model("quantization", self.format)).model
 
     def offers(self, evaluator: Evaluator) -> Iterator[tuple[Tunable, ...]]:
         """Yield what the strategy offers for the work (``Strategy.instead``)."""

@@ -378,3 +378,35 @@ def test_deepseek_v3_on_twelve_channels() -> None:
 def test_an_architecture_that_it_lacks_is_refused() -> None:
     with pytest.raises(InputError, match=r"strategy.kind: llama.cpp does not know OPTForCausalLM; choose"):
         scenario("opt-6.7b").plan()
+
+
+def test_advice_names_fewer_experts_on_the_cpu_more_threads_and_the_placement_of_fit() -> None:
+    """Fewer layers with experts on the CPU than ``--fit`` chooses use what it leaves, 1 GiB, but 256 MiB."""
+    platform, formats = "rtx-3070-ti-desktop", "model.quantization=q4_k_m"
+    chosen = scenario("qwen3-30b-a3b", formats, platform=platform)
+    (fewer,) = [one.change for one in so.advise(chosen).tried if one.change.key == "cpu-moe"]
+    least = next(edit.value for edit in fewer.edits if edit.path[-1] == "cpu_moe")
+    assert least < len(plan_of(chosen).on_cpu.experts)
+    left = [
+        plan_of(scenario("qwen3-30b-a3b", formats, f"strategy.cpu_moe={count}", platform=platform)).memory
+        for count in (least, least - 1)
+    ]
+    assert left[0].spare[0] + GIB >= GIB / 4 > left[1].spare[0] + GIB
+    sets = ("strategy.cpu_moe=all", "strategy.threads=2", formats)
+    keys = {one.change.key for one in so.advise(scenario("qwen3-30b-a3b", *sets)).helping}
+    assert keys >= {"fit", "threads"}
+
+
+def test_a_release_that_it_does_not_load_is_offered_in_a_type_of_gguf() -> None:
+    """DeepSeek-V3 is released in FP8, which no GGUF file has."""
+    memory = "profiles.host/epyc-9005-768gb.memory_capacity=512 GiB"
+    one = default_scenario("deepseek-v3", "rtx-4090-epyc-12-channel", overrides=(memory,))
+    assert "split-llama_cpp-1-q4_k_m" in {found.change.key for found in so.advise(one).tried}
+
+
+def test_the_rate_of_prompts_is_a_number() -> None:
+    result = so.simulate(scenario("llama-3.1-8b", "workload.prompt_length=400"))
+    assert result.ttft_s is not None
+    assert result.metrics()["prompt_tokens_per_s"] == pytest.approx(400 / result.ttft_s)
+    other = so.simulate(default_scenario("llama-3.1-8b", "rtx-4090-desktop"))
+    assert "prompt_tokens_per_s" not in other.metrics()

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
 
 from simoffload.bisection import first_that_holds
 from simoffload.models import ModelShape, Module
@@ -22,6 +24,27 @@ from simoffload.strategies.hooks.tensor_overrides import Shares
 
 _HALF = 2
 """Size [B] of an element of weights that are in no type of GGUF."""
+
+
+def _layers_only(value: Any) -> Any:
+    if value in ("row", "tensor"):
+        text = "llama.cpp calls row deprecated and tensor experimental"
+        raise ValueError(f"{value} is not simulated ({text}); use layer")
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    """Return one number as a list, and those of a text with commas."""
+    return (
+        value.split(",") if isinstance(value, str) else [value] if isinstance(value, int | float) else value
+    )
+
+
+SplitMode = Annotated[Literal["layer"], BeforeValidator(_layers_only)]
+Split = Annotated[
+    tuple[Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)], ...], BeforeValidator(_numbers)
+]
+"""Parts of the layers on each GPU, as a list, or as a text with commas."""
 
 
 def divided_units(units: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from simoffload.workload import Inference
 CONTEXT = 527 << 20
 """Memory that CUDA takes before llama.cpp asks what is free [B]: 80,552 of 81,079 MiB on an H100
 (docs/measurements/h100-2026-11-27)."""
-_MARGIN = 1 << 30
+MARGIN = 1 << 30
 """Memory of each GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
@@ -87,7 +87,7 @@ class DeviceMemory:
     def spare(self) -> tuple[int, ...]:
         """Memory of each GPU that is left beyond what ``--fit`` leaves [B]; below zero if it is too small."""
         free = zip(rooms(self.machine, len(self.on_gpus)), self.on_gpus, strict=True)
-        return tuple(room - _MARGIN - sum(one.size for one in held) for room, held in free)
+        return tuple(room - MARGIN - sum(one.size for one in held) for room, held in free)
 
     @cached_property
     def on_gpus(self) -> tuple[tuple[Held, ...], ...]:

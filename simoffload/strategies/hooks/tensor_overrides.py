@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import BeforeValidator
 
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
@@ -25,6 +27,10 @@ CPU, _GPU = "CPU", "CUDA0"
 _LONGEST, _MOST = 1000, 1000
 """Most characters of a pattern, and most patterns."""
 
+Overrides = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""Patterns as a list, or one of them."""
 Shares = dict[tuple[int, str], Fraction]
 """Share of the bytes of a module, by the number of its layer (-1: outside) and its name, that is in host
 memory."""

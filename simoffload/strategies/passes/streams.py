@@ -313,8 +313,8 @@ def mapped_read(
     out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "", most: float | None = None
 ) -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
-    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s], the rate of page faults where
-    these decide.
+    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s], the
+    rate of page faults where these decide.
 
     ``cache`` is the tier of the key-value cache if it is keys and values.
     """

@@ -8,28 +8,29 @@ memory. Without any number the program chooses it itself (``hooks/cpu_placement.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
+from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
-from simoffload.models.quantization import in_gguf
+from simoffload.models.quantization import has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.held import Held, Homes
-from simoffload.strategies.hooks.cpu_placement import CpuPlacement, divided_units, fitted
-from simoffload.strategies.hooks.device_memory import CONTEXT, DeviceMemory, rooms
+from simoffload.strategies.hooks.cpu_placement import CpuPlacement, Split, SplitMode, divided_units, fitted
+from simoffload.strategies.hooks.device_memory import CONTEXT, MARGIN, DeviceMemory, rooms
 from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
-from simoffload.strategies.hooks.tensor_overrides import overridden, read_overrides
+from simoffload.strategies.hooks.tensor_overrides import Overrides, overridden, read_overrides
 from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import PassTimings
@@ -45,28 +46,11 @@ _CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0} 
     ("override_tensor", "tensor_split"), ()
 )
 """Values of the keys with which ``--fit`` chooses the placement."""
+_TIGHT = 256 << 20
+"""Memory of a GPU [B] that is left free where less than what ``--fit`` leaves is tried: our choice."""
 
 
-def _several(value: Any) -> Any:
-    """Return one value as a list, and the numbers of a text with commas."""
-    return (
-        value.split(",") if isinstance(value, str) else (value,) if isinstance(value, int | float) else value
-    )
-
-
-def _layers_only(value: Any) -> Any:
-    if value in ("row", "tensor"):
-        raise ValueError(
-            f"{value} is not simulated (llama.cpp calls row deprecated, tensor experimental); use layer"
-        )
-    return value
-
-
-Overrides = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-]
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
-Share = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class LlamaCpp(HookedStrategy):
@@ -75,6 +59,7 @@ class LlamaCpp(HookedStrategy):
     traits: ClassVar = ProgramTraits(
         evidence="llama_cpp",
         formats=("q8_0", "q6_k", "q4_k_m"),
+        loads=has_gguf,
         spans_hosts=False,
         gpu_keys=("num_gpus",),
         on_cpu=True,
@@ -84,11 +69,11 @@ class LlamaCpp(HookedStrategy):
 
     kind: Literal["llama_cpp"] = "llama_cpp"
     ranks: Literal[1] = 1
-    split_mode: Annotated[Literal["layer"], BeforeValidator(_layers_only)] = "layer"
+    split_mode: SplitMode = "layer"
     """How several GPUs divide the model (``-sm``): each has layers of its own."""
     num_gpus: Annotated[int, Field(strict=True, ge=1, le=16)] = 1
     """Number of GPUs that its process uses (``-dev``)."""
-    tensor_split: Annotated[tuple[Share, ...], BeforeValidator(_several)] = ()
+    tensor_split: Split = ()
     """Parts of the layers on each GPU (``-ts``), such as [3, 1]; by default those of their free memory."""
     gpu_layers: Literal["auto", "all"] | Layers = "auto"
     """Number of layers on the GPUs, the head among them (``-ngl``); auto: as ``--fit`` chooses."""
@@ -118,14 +103,10 @@ class LlamaCpp(HookedStrategy):
         """Number of GPUs that the process uses."""
         return self.num_gpus
 
-    @property
-    def replicas(self) -> int:
-        """Number of batches at the same time, which is one."""
-        return 1
-
     def sizes(self, batch_size: int = 1) -> Sizes:
-        """Return the edits to other batches, and to other numbers of GPUs."""
-        return super().sizes(batch_size)._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
+        """Return the edits to other batches, and to numbers of GPUs, where ``--fit`` places layers anew."""
+        anew = {} if self.chooses else _CHOSEN
+        return super().sizes(batch_size)._replace(gpus=lambda gpus: _edits({"num_gpus": gpus, **anew}))
 
     @property
     def chooses(self) -> bool:
@@ -215,23 +196,37 @@ class LlamaCpp(HookedStrategy):
         yield Placements(now=lambda: Placement("hbm"), refusal=why)
         if plan is None:
             return
-        if not self.chooses:
-            edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in _CHOSEN.items())
-            yield Tunable("memory", [Change("setting", "placement chosen by --fit", edits)])
         assert isinstance(plan, LlamaPlan)
-        yield Tunable("setting", self._settings(plan.workload.batch_size * plan.workload.prompt_length))
+        fit = Change("setting", "placement chosen by --fit", _edits(_CHOSEN), key="fit")
+        if not self.chooses:
+            yield Tunable("memory", [fit])
+        yield Tunable("setting", [*([] if self.chooses else [fit]), *self._settings(plan)])
         yield from self.cache_tunables(plan)
 
-    def _settings(self, tokens: int) -> Iterator[Change]:
+    def _settings(self, plan: LlamaPlan) -> Iterator[Change]:
+        tokens = plan.workload.batch_size * plan.workload.prompt_length
+        cores = plan.machine.host.cpu_optimizer.cores.value
+
+        def tight(count: int) -> bool:
+            other = self.model_copy(update={**_CHOSEN, "cpu_moe": count})
+            memory = other.plan(plan.model, plan.workload, plan.machine).memory
+            return min(memory.spare) >= _TIGHT - MARGIN
+
+        least = first_that_holds(range(len(plan.on_cpu.experts)), tight)
+        if least is not None and least != self.cpu_moe:
+            text = f"cpu_moe {least}: experts of {least} layers on the CPU, and less of the GPU is left free"
+            yield Change("setting", text, _edits({**_CHOSEN, "cpu_moe": least}), key="cpu-moe")
+        if self.threads is not None and self.threads < cores:
+            text = f"threads {self.threads} → {cores}, one for each core"
+            yield Change("setting", text, _edits({"threads": None}), key="threads")
         for size in (1024, 2048, 4096):
             if self.ubatch_size < min(size, tokens):
                 sizes = {"ubatch_size": size, "batch_size": max(size, self.batch_size)}
-                edits = tuple(Edit.at(f"strategy.{key}", value) for key, value in sizes.items())
                 text = f"ubatch_size {self.ubatch_size} → {size}"
-                yield Change("setting", text, edits, key=f"ubatch-{size}")
+                yield Change("setting", text, _edits(sizes), key=f"ubatch-{size}")
         if self.mapped:
             text = "load_mode none: weights on the CPU in pinned memory, not mapped"
-            yield Change("setting", text, (Edit.at("strategy.load_mode", "none"),), key="load-mode-none")
+            yield Change("setting", text, _edits({"load_mode": "none"}), key="load-mode-none")
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model."""
@@ -257,8 +252,12 @@ class LlamaCpp(HookedStrategy):
             f"-np {batch}": batch > 1,
         }
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.memory.cells()}"
-        parts = (command, *(key for key, used in options.items() if used))
-        return {"llama-server.sh": " ".join(parts) + "\n"}
+        given = " ".join(option for option, used in options.items() if used)
+        return {"llama-server.sh": f"{command} {given}".rstrip() + "\n"}
+
+
+def _edits(keys: Mapping[str, Any]) -> tuple[Edit, ...]:
+    return tuple(Edit.at(f"strategy.{key}", value) for key, value in keys.items())
 
 
 # -- the plan ----------------------------------------------------------------------------------------
