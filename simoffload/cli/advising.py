@@ -82,6 +82,15 @@ def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
     return f"{SIGNATURE}\n{yaml_text(edited(found.scenario.document, edits).data)}"
 
 
+def model_file(scenario: LoadedScenario) -> Path | None:
+    """Return the GGUF file of a scenario's model, which is too large to be copied; None without one."""
+    model = scenario.document.data.get("model")
+    config = model.get("config") if isinstance(model, Mapping) else model
+    if not isinstance(config, str) or not config.lower().endswith(GGUF):
+        return None
+    return (scenario.document.root or Path()) / config
+
+
 def user_files(scenarios: Iterable[LoadedScenario]) -> dict[str, Path]:
     """Return the user's own files that scenarios of one folder need, by their path in it, GGUF files
     excepted."""
@@ -101,7 +110,7 @@ def _own(scenario: LoadedScenario, root: Path) -> Iterator[Path]:
     model = scenario.document.data.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("config"), str):
         config = root / model["config"]
-        if not config.name.lower().endswith(GGUF):  # as large as the model
+        if model_file(scenario) is None:
             yield config / "config.json" if config.is_dir() else config
     if is_path(scenario.scenario.platform):
         yield root / scenario.scenario.platform
@@ -228,6 +237,10 @@ def _answer(
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
         files = report_files(document, data)
         files |= {name: content_writer(content) for name, content in recommended.items()}
+        if (model := model_file(advice.scenario)) is not None:
+            where = arguments.output_dir / RECOMMENDED
+            text = f"the scenarios in {where} need {model.name} in that folder, which is not copied"
+            console.warn([f"{text}; link it, or all of its parts: ln {model} {where}"])
     return Answer.of(document, data, folder, files, console)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,8 +45,12 @@ def _check(
         )
     if found.problems:
         raise InputError(found.problems)
-    lines = [f"{one.file}: ok ({one.kind})" for one in found.passed]
-    files = [{"file": one.file, "kind": one.kind, "warnings": list(one.warnings)} for one in found.passed]
+    lines = [f"{one.file}: ok ({one.kind}{one.about and f': {one.about}'})" for one in found.passed]
+    files = [
+        {"file": one.file, "kind": one.kind, "warnings": list(one.warnings)}
+        | ({"about": one.about} if one.about else {})
+        for one in found.passed
+    ]
     console.answer("\n".join(lines), {"schema": _SCHEMA, "files": files})
     return ExitCode.OK
 
@@ -59,6 +64,8 @@ class _Passed(NamedTuple):
     """The path of the file in messages."""
     kind: str
     warnings: Warnings
+    about: str = ""
+    """What is in it, of a GGUF file."""
 
 
 class _Found(NamedTuple):
@@ -86,6 +93,8 @@ def _checked(
 
     keep(given_limits(overrides))
     now_doing(f"checking {shortened(file)}")
+    if file.lower().endswith(".gguf") and len(checks) > 1:
+        return _Passed(file, file, "GGUF file", (), _in_gguf(file))
     document = find(file, profiles_only=len(checks) == 1)
     kind = _kind(document) if len(checks) > 1 else next(iter(checks))
     if document.path == STDIN_NAME and kind in _FILES_ONLY:
@@ -178,6 +187,31 @@ def _check_model(document: Document) -> Warnings:
     return ()
 
 
+def _in_gguf(file: str) -> str:
+    """Return what a GGUF file has, and the smallest shipped GPU that has room for it."""
+    from simoffload.hardware import Accelerator
+    from simoffload.models import load_model
+    from simoffload.planning.advise.options import shipped
+    from simoffload.units import format_bytes
+
+    model = load_model({"config": file}, allow_path=True)
+    sizes = Counter[str]()
+    for modules, count in model.outside_and_kinds():
+        for part in (one for module in modules for one in module.parameters if not one.tied):
+            name = "16 bits" if part.storage is None else part.storage.format.name
+            sizes[name] += count * part.stored_bytes(model.dtype_bytes)
+    stored = ", ".join(f"{name} {format_bytes(size, binary=True)}" for name, size in sizes.most_common())
+    gpus = shipped("accelerator", Accelerator)
+    rooms = [(one.hbm_capacity.value - _BESIDE, one.name) for one in gpus if one.hbm_capacity]
+    where = "no shipped GPU has room for all of it"
+    if larger := [one for one in rooms if one[0] >= model.weight_bytes]:
+        where = f"all of it has room in {min(larger)[1]}, and in larger GPUs"
+    whole = format_bytes(model.weight_bytes, binary=True)
+    return f"{model.name}, {model.family} with {model.num_hidden_layers} layers: {whole} ({stored}); {where}"
+
+
+_BESIDE = 2 << 30
+"""Memory of a GPU [B] that a cache, buffers and what ``--fit`` leaves free take at least: our choice."""
 _CHECKS: dict[str, Callable[[Document], Warnings]] = {
     "profile": _check_profile,
     "scenario": _check_scenario,

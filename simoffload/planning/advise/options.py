@@ -48,6 +48,8 @@ _AS_MUCH = 1.05
 """Rates of both ends of a route within this factor count as equal: our choice."""
 _FASTER_THREAD = 1.25
 """Assumed speed of a faster CPU thread, about one generation of server CPUs ahead: our choice."""
+_OLDEST, _KIT, _BUS = 4_800_000_000, 6_000_000_000, 8
+"""Transfers a second of the slowest DDR5 and of the kit that is tried (DDR5-6000), and the bytes of each."""
 _FASTER_MEMORY = 1.2
 """Assumed bandwidth of faster modules, as of DDR5-6400 and -7200 over DDR5-5600 and -6000: our choice."""
 
@@ -434,13 +436,17 @@ def second_card(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def faster_memory(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield memory modules with a higher rate, for programs whose CPU computes from what they hold."""
+    """Yield memory modules with a higher rate, for programs whose CPU computes from what they hold: the kit
+    of DDR5 that most desktops take, and faster ones of any kind."""
     host = scenario.machine.host
-    now = host.memory_bandwidth.value
-    rate = round(_FASTER_MEMORY * now)
-    description = f"memory of {format_rate(rate)} instead of {format_rate(now)}"
-    edits = (Edit(("profiles", f"host/{host.id}", "memory_bandwidth"), f"{rate} B/s"),)
-    yield Change("hardware", description, edits, priced=False, key="faster-memory")
+    now, channels = host.memory_bandwidth.value, host.memory_channels.value if host.memory_channels else 2
+    kit, path = _KIT * channels * _BUS, ("profiles", f"host/{host.id}", "memory_bandwidth")
+    found = {"faster-memory": (f"memory of {format_rate(round(_FASTER_MEMORY * now))}", _FASTER_MEMORY * now)}
+    if scenario.machine.is_personal and _OLDEST * channels * _BUS <= now < kit:
+        found["memory-kit"] = f"DDR5-{_KIT // 10**6:d} in {channels} channels, {format_rate(kit)},", kit
+    for key, (description, rate) in found.items():
+        text, edits = f"{description} instead of {format_rate(now)}", (Edit(path, f"{round(rate)} B/s"),)
+        yield Change("hardware", text, edits, priced=False, key=key)
 
 
 _NO_TIMES = {"ranks", "cold_share", "cold_limit", "graph"}
