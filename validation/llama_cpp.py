@@ -52,7 +52,7 @@ _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 _OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
 _SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
 _MIB = 1 << 20
-_ABSOLUTE = ("generation", "prompts", "generation, two GPUs", "prompts, two GPUs")
+_ABSOLUTE = ("generation", "prompts", "generation, two GPUs", "prompts, two GPUs", "page faults")
 """Groups of published rates of which the rates are compared, and not ratios."""
 _WORKS: tuple[Work, ...] = ("decode", "prefill")
 
