@@ -206,8 +206,8 @@ def _in_gguf(file: str) -> str:
     where = "no shipped GPU has room for all of it"
     if larger := [one for one in rooms if one[0] >= model.weight_bytes]:
         where = f"all of it has room in {min(larger)[1]}, and in larger GPUs"
-    whole = format_bytes(model.weight_bytes, binary=True)
-    return f"{model.name}, {model.family} with {model.num_hidden_layers} layers: {whole} ({stored}); {where}"
+    size = format_bytes(model.weight_bytes, binary=True)
+    return f"{model.name}, {model.family} with {model.num_hidden_layers} layers: {size} ({stored}); {where}"
 
 
 _BESIDE = 2 << 30

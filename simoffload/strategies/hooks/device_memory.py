@@ -61,8 +61,8 @@ class DeviceMemory:
         size, on_host = self.weights_on_cpu, Held("dram", "weights", 0, pinned=self.pinned, kind="weights")
         found = [on_host._replace(size=size)]
         if self.file and size > self.left:
-            whole = size + sum(one.size for (one, *_) in self.on_gpus)
-            file = Held(self.file, "file of the weights", whole, kind="weights")
+            complete = size + sum(one.size for (one, *_) in self.on_gpus)
+            file = Held(self.file, "file of the weights", complete, kind="weights")
             found = [on_host._replace(size=self.left), file]
         fullest = max(self.on_gpus, key=lambda one: sum(part.size for part in one))
         return (*fullest, *found, *self._beside)
@@ -91,11 +91,11 @@ class DeviceMemory:
 
     @cached_property
     def on_gpus(self) -> tuple[tuple[Held, ...], ...]:
-        """What each GPU holds."""
+        """Memory that each GPU holds, in their order."""
         return tuple(map(self.on_gpu, range(len(self.placement.units))))
 
     def on_gpu(self, gpu: int) -> tuple[Held, ...]:
-        """Return what a GPU holds."""
+        """Return what one of the GPUs holds."""
         model, batch = self.model, self.workload.batch_size
         weights = self._weights["hbm", gpu] + self.placement.kept_bytes(model, gpu)
         weights += self._tied if gpu == self.placement.gpu(-1) else 0
