@@ -254,16 +254,18 @@ def _fitted(
         count = most(
             sum(dense),
             gpu,
-            lambda count: placed(_moved(units, dense, gpu, count)[0], full + count),  # noqa: B023
+            lambda count: placed(_with_experts(units, dense, gpu, count)[0], full + count),  # noqa: B023
         )
-        units, dense = _moved(units, dense, gpu, count)
+        units, dense = _with_experts(units, dense, gpu, count)
         full += count
     found = placed(units, full)
     more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
     return next((one for one in more if min(spare(one)) >= 0), found)
 
 
-def _moved(units: Sequence[int], dense: Sequence[int], gpu: int, count: int) -> tuple[list[int], list[int]]:
+def _with_experts(
+    units: Sequence[int], dense: Sequence[int], gpu: int, count: int
+) -> tuple[list[int], list[int]]:
     """Return the layers of each GPU, and of these the ones without experts, when a GPU has taken ``count`` of
     the latter, the first ones, with their experts."""
     units, dense = [*units], [*dense]
