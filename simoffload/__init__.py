@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
+    from simoffload.planning.streams import StreamResult, stream
     from simoffload.planning.sweep.answer import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
-    from simoffload.serving.simulate import StreamResult, stream
 
 __all__ = [
     "CheckpointResult",
@@ -98,7 +98,7 @@ _HOME = {
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
-    "StreamResult": "simoffload.serving.simulate",
+    "StreamResult": "simoffload.planning.streams",
     "SweepResult": "simoffload.planning.sweep.answer",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
@@ -132,7 +132,7 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
-    "stream": "simoffload.serving.simulate",
+    "stream": "simoffload.planning.streams",
     "sweep": "simoffload.planning.sweep.answer",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",

@@ -12,6 +12,7 @@ one call checks first (:func:`count_elements`). Operations are counted as they a
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -300,6 +301,19 @@ def interrupt() -> bool:
     _process.is_interrupted = True
     _process.on_interrupt()
     return True
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the interpreter from searching for garbage in cycles: a simulation makes little of it, and many
+    objects that live until its end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def check_time() -> None:

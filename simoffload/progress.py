@@ -112,6 +112,10 @@ class Stage:
         if name:
             self._progress.work_on("")
 
+    def reach(self, done: int) -> None:
+        """Let so many steps have ended, without names of their own."""
+        self.begun, self.stepped = done + 1, time.monotonic()
+
     def end(self) -> None:
         """End the stage, unless it has ended with the step around it."""
         if self in self._progress.stages:

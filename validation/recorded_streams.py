@@ -12,18 +12,20 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from simpy import Environment
 
+from simoffload.bisection import least_factor
 from simoffload.documents import parse_yaml
+from simoffload.planning.streams import error_interval, step_errors, stream_passes
 from simoffload.scenario import resolve
 from simoffload.serving.replica import Replica, Served, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, Runs, VllmScheduler
-from simoffload.serving.steps import StepTable, simulated_steps
+from simoffload.serving.steps import Scaled, SimulatedSteps, StepTable
 from validation.block_pool import BlockPool
 
 _ROOT = Path(__file__).parents[1]
@@ -47,6 +49,9 @@ _MODELS = {
 }
 _GRAPHS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Batch sizes of the CUDA graphs of vLLM for 256 sequences (``config/vllm.py``)."""
+
+_GAPS = 0.25, 4.0
+"""Factors of the time between requests among which that of the knee is sought."""
 
 Times = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -86,15 +91,13 @@ class RecordedStream(NamedTuple):
 
     def replay(self, times: StepTimes, *, async_scheduling: bool = True) -> Served:
         """Serve the stream by the rules of vLLM, with given times of steps."""
-        env = Environment()
         replica = Replica(
-            env,
             scheduler=VllmScheduler(max_num_batched_tokens=self.tokens, max_num_seqs=self.sequences),
             state=ReplicaState(blocks=self.blocks, cache=BlockPool() if self.caches else None),
             times=times,
             async_scheduling=async_scheduling,
         )
-        return serve(replica, self.requests, env)
+        return serve(replica, self.requests)
 
 
 class PredictedStream(NamedTuple):
@@ -104,6 +107,22 @@ class PredictedStream(NamedTuple):
     served: Served
     evaluations: int
     """Steps that were simulated, also for other streams of the engine."""
+    ends: tuple[Served, Served]
+    """The stream with steps as short, and as long, as in one of ten real runs."""
+    knee: float
+    """Rate at which nine of ten requests keep the recorded 90th percentile of the time per output token, over
+    the recorded rate, at which they do in reality."""
+
+    @property
+    def inside(self) -> tuple[bool, ...]:
+        """Whether each recorded figure is within its interval."""
+        found = []
+        for name in ("ttft", "tpot"):
+            values = [_figures(getattr(one, name)) for one in (self.served, *self.ends)]
+            for measured, as_is, *others in zip(_figures(getattr(self.recorded, name)), *values, strict=True):
+                low, high = error_interval(as_is, as_is, others, 0.0)
+                found.append(low <= measured <= high)
+        return tuple(found)
 
 
 def sharegpt(run: str, *, blocks: int, sequences: int) -> RecordedStream:
@@ -182,32 +201,66 @@ def predicted(streams: Sequence[RecordedStream]) -> Iterator[PredictedStream]:
     """Predict streams of one engine, which share a table of steps."""
     first = streams[0]
     text = _SCENARIO.format(model=first.model, platform=first.platform)
-    table = StepTable(simulated_steps(resolve(parse_yaml(text, name="stream.yaml"))), sizes=first.graphs)
+    scenario = resolve(parse_yaml(text, name="stream.yaml"))
+    simulated = SimulatedSteps(scenario)
+    table = StepTable(simulated, sizes=first.graphs)
     for one in streams:
-        yield PredictedStream(one, one.replay(table), table.evaluations)
+        served = one.replay(table)
+        passes = stream_passes(scenario, simulated, served)
+        assert passes is not None
+        chunks, decoding = step_errors(passes)
+        ends = (
+            one.replay(Scaled(table, 1 / chunks, 1 / decoding)),
+            one.replay(Scaled(table, chunks, decoding)),
+        )
+        yield PredictedStream(one, served, table.evaluations, ends, _knee(one, table))
+
+
+def _knee(stream: RecordedStream, times: StepTimes) -> float:
+    limit = float(np.percentile(stream.tpot, 90))
+
+    def margin(gap: float) -> float:
+        requests = stream.requests._replace(arrival=stream.requests.arrival * gap)
+        tpot = stream._replace(requests=requests).replay(times).tpot
+        return float((tpot <= limit).mean()) - 0.9
+
+    low, high = _GAPS
+    return 1 / least_factor(low, high, margin) if margin(low) < 0 <= margin(high) else nan
+
+
+def _figures(times: Times) -> list[float]:
+    """Return the mean and three percentiles."""
+    return [float(times.mean()), *(float(np.percentile(times, one)) for one in (50, 90, 99))]
 
 
 _HEAD = """\
-| set | engine | stream | TTFT [ms] | mean, p50, p90, p99 | TPOT [ms] | mean, p50, p90, p99 | preemptions |
-|---|---|---|---:|---|---:|---|---:|
+| set | engine | stream | TTFT [ms] | mean, p50, p90, p99 | TPOT [ms] | the same | preempted | inside | knee |
+|---|---|---|---:|---|---:|---|---:|---:|---:|
 """
 
 
 def streams_table(streams: Iterable[PredictedStream]) -> str:
     """Write the errors of streams as a Markdown table."""
     lines = []
-    for one, served, _ in streams:
+    for found in streams:
+        one, served = found.recorded, found.served
         preempted = f"{served.preemptions.sum()}" + ("" if one.preempted is None else f" ({one.preempted})")
         errors = (
             f"{measured.mean() * 1e3:,.1f} | {_errors(predicted, measured)}"
             for predicted, measured in ((served.ttft, one.ttft), (served.tpot, one.tpot))
         )
-        lines.append(f"| {one.part} | {one.engine} | {one.case} | {' | '.join(errors)} | {preempted} |")
+        lines.append(
+            f"| {one.part} | {one.engine} | {one.case} | {' | '.join(errors)} | {preempted} "
+            f"| {sum(found.inside)} of {len(found.inside)} | {_knee_text(found.knee)} |"
+        )
     return _HEAD + "\n".join(lines) + "\n"
+
+
+def _knee_text(knee: float) -> str:
+    return "" if knee != knee else f"{knee - 1:+.1%}"
 
 
 def _errors(predicted: Times, measured: Times) -> str:
     """Return the errors of the mean and of three percentiles."""
-    pairs = [(predicted.mean(), measured.mean())]
-    pairs += [(np.percentile(predicted, one), np.percentile(measured, one)) for one in (50, 90, 99)]
+    pairs = zip(_figures(predicted), _figures(measured), strict=True)
     return ", ".join(f"{a / b - 1:+.1%}" for a, b in pairs)

@@ -287,6 +287,7 @@ def _add_stream(parser: _Parser) -> None:
     parser.add_argument(
         "--exact-steps", action="store_true", help="simulate every step instead of interpolating between some"
     )
+    _add_costs(parser)
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)

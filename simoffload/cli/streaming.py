@@ -11,17 +11,19 @@ from simoffload.cli.sources import CommandChanges, load
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
-    from simoffload.serving.simulate import StreamResult
+    from simoffload.planning.streams import StreamResult
 
 
 def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
     folder = OutputFolder.of(arguments)
     scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
-    from simoffload.serving.simulate import stream
+    from simoffload.planning.costs import load_costs
+    from simoffload.planning.streams import stream
 
+    prices = load_costs(arguments.costs)
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
-        found = stream(scenario, slo=arguments.slo, exact_steps=arguments.exact_steps)
+        found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
     answer = _answer(found, folder, arguments, console)
     answer.show(console)
     answer.list_files(console)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.results import Metric, SimulationResult, declared_metrics
+from simoffload.results import Metric, SimulationResult, WithMetrics, declared_metrics
 
 _EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
 
@@ -56,7 +56,7 @@ def limited_metrics(metrics: Iterable[Metric]) -> dict[str, Metric]:
     return {short_name(one): one for one in metrics if one.better}
 
 
-def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
+def parse_service(text: str, result: type[WithMetrics]) -> ServiceLevel:
     """Read ``tpot=200ms`` for a kind of result. Raises InputError."""
     name, equals, value = (part.strip() for part in text.partition("="))
     mine = limited_metrics(result.declared.values())
@@ -80,7 +80,7 @@ def parse_service(text: str, result: type[SimulationResult]) -> ServiceLevel:
     return ServiceLevel(metric, limit)
 
 
-def parse_services(slo: str | Sequence[str], result: type[SimulationResult]) -> tuple[ServiceLevel, ...]:
+def parse_services(slo: str | Sequence[str], result: type[WithMetrics]) -> tuple[ServiceLevel, ...]:
     """Read one or several limits for a kind of result. Raises InputError."""
     return tuple(parse_service(text, result) for text in ((slo,) if isinstance(slo, str) else slo))
 

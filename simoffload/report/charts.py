@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
     from simoffload.planning.reach import Reach
-    from simoffload.serving.simulate import StreamResult
+    from simoffload.planning.streams import StreamResult
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from math import inf
 
+from simoffload.planning.streams import COVERED, RateTrial, StreamResult
 from simoffload.report import charts
 from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import (
@@ -18,23 +19,23 @@ from simoffload.report.document import (
     ReportTable,
 )
 from simoffload.report.sections.background import COMMAND
+from simoffload.report.sections.costs import costs
 from simoffload.results import Metric
 from simoffload.scenario.streams import StreamLimits
-from simoffload.serving.answers import CONFIDENCE, MEASURES, ReplicatedMean
-from simoffload.serving.simulate import RateTrial, StreamResult
+from simoffload.serving.answers import CONFIDENCE, ReplicatedMean, StreamMeasures
 from simoffload.units import format_number, format_seconds, percent, plural
 
-_INTERVAL = f"{CONFIDENCE:.0%} interval"
+_INTERVAL = f"{COVERED:.0%} interval"
 _MEANINGS = (
     "TTFT, TPOT, ITL and E2EL as vllm bench serve defines them; ITL is over all tokens of all requests",
-    f"interval = where the long-run value is with a confidence of {CONFIDENCE:.0%}, by replications alone",
-    "errors of the simulated step times are not in the intervals",
+    f"{_INTERVAL}: where so many real streams are expected, as steps may be shorter or longer",
 )
+_TRIALS = f"interval of loads = by replications alone, with a confidence of {CONFIDENCE:.0%}"
 
 
 def stream_document(found: StreamResult, *, command: str = "") -> ReportDocument:
     """Return the document of a stream; ``command`` is the one that asked."""
-    sections = [*([_loads(found)] if found.trials else []), _metrics(found), _memory(found)]
+    sections = [*([_loads(found)] if found.trials else []), _metrics(found), *_costs(found), _memory(found)]
     if command:
         sections.append(ReportSection(COMMAND, listings=(Listing("", command),), page_only=True))
     return ReportDocument(
@@ -51,7 +52,7 @@ def _verdict(found: StreamResult) -> Verdict:
     if found.trials:
         return _best(found)
     values = found.estimates
-    tokens = MEASURES["output_tokens_per_s"].text(values["output_tokens_per_s"].value)
+    tokens = StreamMeasures.declared["output_tokens_per_s"].text(values["output_tokens_per_s"].value)
     return Verdict.of(
         f"p99 of TTFT {_text('ttft_p99_s', found)}, of TPOT {_text('tpot_p99_s', found)}",
         VerdictPart(f" at {_text('requests_per_s', found)}"),
@@ -60,7 +61,7 @@ def _verdict(found: StreamResult) -> Verdict:
 
 
 def _text(name: str, found: StreamResult) -> str:
-    return MEASURES[name].text(found.estimates[name].value)
+    return StreamMeasures.declared[name].text(found.estimates[name].value)
 
 
 def _best(found: StreamResult) -> Verdict:
@@ -85,36 +86,32 @@ def _limits(limits: StreamLimits) -> str:
 
 
 def _loads(found: StreamResult) -> ReportSection:
-    head = (found.unit, "", "within limits", _INTERVAL, "goodput", "missed first")
+    head = (found.unit, "", "within limits", "interval", "goodput", "missed first")
     rows = tuple(tuple(_load(one, found.options.slo)) for one in found.trials)
     missed = tuple(at for at, one in enumerate(found.trials) if not one.holds(found.options.slo))
     chart = Chart(f"goodput over {found.unit}", partial(charts.goodput, found))
     table = ReportTable("", head, rows, (0, 2, 3, 4), refused=missed)
-    return ReportSection("Loads that were tried", (), (table,), charts=(chart,))
+    return ReportSection("Loads that were tried", (), (table,), (_TRIALS,), charts=(chart,))
 
 
 def _load(one: RateTrial, limits: StreamLimits) -> Iterator[Entry]:
     yield Datum(format_number(one.load), one.load)
     yield "kept" if one.holds(limits) else "missed"
     yield Datum(percent(one.attained.value), one.attained.value)
-    yield _ends(MEASURES["attained"], one.attained)
-    goodput = MEASURES["goodput_per_s"]
+    yield _ends(StreamMeasures.declared["attained"], one.attained[1:])
+    goodput = StreamMeasures.declared["goodput_per_s"]
     yield Datum(goodput.short(one.goodput.value), one.goodput.value, goodput.unit.name)
     yield one.binds
 
 
 def _metrics(found: StreamResult) -> ReportSection:
-    many = len(found.measures) > 1
-    head = ("metric", "value", *([_INTERVAL] if many else []))
-    shown = {name: one for name, one in MEASURES.items() if found.options.slo.any or name not in _OF_LIMITS}
+    declared, limited, ends = StreamMeasures.declared, found.options.slo.any, found.intervals
+    shown = {name: one for name, one in declared.items() if limited or name not in _OF_LIMITS}
     rows = tuple(
-        (
-            metric.title,
-            _datum(metric, found.estimates[name]),
-            *([_ends(metric, found.estimates[name])] if many else []),
-        )
-        for name, metric in shown.items()
+        (one.title, _datum(one, found.estimates[name]), _ends(one, ends.get(name)))
+        for name, one in shown.items()
     )
+    head = ("metric", "value", _INTERVAL)
     number = plural(sum(one.number for one in found.measures), "request")
     cut = sum(one.skip for one in found.measures)
     text = f"{number} in {plural(len(found.measures), 'replication')}"
@@ -134,11 +131,42 @@ def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
     return Datum(metric.text(one.value), one.value, metric.unit.name) if one.value == one.value else ""
 
 
-def _ends(metric: Metric, one: ReplicatedMean) -> str:
-    if one.low != one.low:
+def _ends(metric: Metric, ends: tuple[float, float] | None) -> str:
+    if ends is None or ends[0] != ends[0]:
         return ""
+    low, high = ends
     most = 1.0 if metric.name in _SHARES else inf
-    return f"{metric.short(max(0.0, one.low))} … {metric.short(min(most, one.high))}"
+    return f"{metric.short(max(0.0, low))} … {metric.short(min(most, high))}"
+
+
+_COSTS = {
+    "cost_per_million_tokens": "a million output tokens",
+    "cost_per_million_tokens_within": "a million output tokens of requests within limits",
+    "cost_per_request": "a request",
+    "rent_per_million_tokens": "a million output tokens on rented hardware",
+    "kwh_per_million_tokens": "energy of a million output tokens (PUE included)",
+    "energy_per_token_j": "energy of an output token",
+    "power_w": "mean power of the machine",
+}
+"""Costs of a stream, as people read them."""
+
+
+def _costs(found: StreamResult) -> Iterator[ReportSection]:
+    """Yield what tokens and requests cost, and the bill and the power behind it."""
+    if found.passes is None or found.costs is None:
+        return
+    units = {"kwh_per_million_tokens": "kWh", "energy_per_token_j": "J", "power_w": "W"}
+    least = "≥ " if found.costs.missing else ""
+    rows = []
+    for name, value in found.priced().items():
+        if value is None or (name == "cost_per_million_tokens_within" and not found.options.slo.any):
+            continue
+        unit = units.get(name, found.costs.costs.currency)
+        rows.append((_COSTS[name], Datum(f"{least}{format_number(value)} {unit}".rstrip(), value, unit)))
+    _, details = costs(found.passes, found.costs)
+    table = ReportTable("", ("", "cost or energy"), tuple(rows), (1,))
+    yield ReportSection("Costs and energy", found.costs.warnings, (table,))
+    yield details
 
 
 def _memory(found: StreamResult) -> ReportSection:

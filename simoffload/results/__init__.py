@@ -38,7 +38,14 @@ from simoffload.results.endurance import (
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.kinds import KINDS, declared_metrics
-from simoffload.results.metrics import Metric, MetricAttribute, declared_in, metric
+from simoffload.results.metrics import (
+    Metric,
+    MetricAttribute,
+    WithMetrics,
+    declared_in,
+    metric,
+    registered,
+)
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.quality import (
@@ -50,7 +57,7 @@ from simoffload.results.quality import (
     quality_of_cache,
     quality_of_weights,
 )
-from simoffload.results.result import SimulationResult, registered
+from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
 from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
 from simoffload.results.values import by_name, interval_columns, with_intervals
@@ -104,6 +111,7 @@ __all__ = [
     "Timeline",
     "Track",
     "TrainingResult",
+    "WithMetrics",
     "by_name",
     "cache_warnings",
     "cause_of",

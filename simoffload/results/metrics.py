@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from simoffload import units
 from simoffload.results.passes import PassResult
 
+V = TypeVar("V")
 Better = Literal["lower", "higher", ""]
 """Direction in which a number is the better one; "" for neither."""
 Passes = tuple[tuple[PassResult, float], ...]
@@ -82,10 +83,10 @@ class Metric:
         return units.per_second(value, "") if self.unit.name == "1/s" else self.text(value)
 
 
-class MetricAttribute(cached_property[float | None]):
+class MetricAttribute(cached_property[V], Generic[V]):
     """A MetricAttribute is the attribute of results that is a metric; a result computes it once."""
 
-    def __init__(self, value: Callable[[Any], float | None], **fields: Any) -> None:
+    def __init__(self, value: Callable[[Any], V], **fields: Any) -> None:
         """Read name, label, unit and formula from the docstring "Label [unit]: formula." of a function.
 
         Raises ValueError for a docstring of another form, and for an unknown unit.
@@ -106,7 +107,7 @@ class MetricAttribute(cached_property[float | None]):
         return self.func.__qualname__  # its name in the module, which whoever unpacks it imports
 
 
-def metric(**fields: Any) -> Callable[[Callable[[Any], float | None]], MetricAttribute]:
+def metric(**fields: Any) -> Callable[[Callable[[Any], V]], MetricAttribute[V]]:
     """Return the decorator that makes a function of a result a metric of its name.
 
     The docstring of the function is "Label [unit]: formula.", and ``fields`` are those of ``Metric``; the
@@ -120,5 +121,42 @@ def declared_in(kind: type) -> dict[str, Metric]:
     return {one.metric.name: one.metric for one in vars(kind).values() if isinstance(one, MetricAttribute)}
 
 
+class WithMetrics:
+    """Something with metrics, which its class declares with ``metric``."""
+
+    declared: ClassVar[dict[str, Metric]] = {}
+    """Metrics of this kind by name, in the order of reading."""
+
+    def __init_subclass__(cls) -> None:
+        cls.declared = cls.declared | declared_in(cls)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return all metrics by name; None for those without a value, unless they are omitted then."""
+        found = ((one, getattr(self, name)) for name, one in self.declared.items())
+        return {one.name: value for one, value in found if value is not None or not one.optional}
+
+    @classmethod
+    def register(cls, attribute: MetricAttribute[Any]) -> MetricAttribute[Any]:
+        """Give this kind a further metric, which all commands then know; also a decorator.
+
+        Registering a metric again, for example by running a cell of a notebook twice, replaces the earlier
+        one. Raises ValueError if there is something else of that name.
+        """
+        name, others = attribute.metric.name, {*dir(cls), *getattr(cls, "__dataclass_fields__", ())}
+        known = registered.get((cls, name))
+        if name in others and (known is None or known.__module__ != attribute.__module__):
+            raise ValueError(f"{cls.__name__} has {name} already; give the metric another name")
+        same = [one.name for one in cls.declared.values() if one.column == attribute.metric.column != ""]
+        if same not in ([], [name]):
+            raise ValueError(f"{name}: {same[0]} has the column {attribute.metric.column}; name another one")
+        attribute.__set_name__(cls, name)
+        setattr(cls, name, attribute)
+        cls.declared[name] = attribute.metric
+        registered[cls, name] = attribute
+        return attribute
+
+
+registered: dict[tuple[type[WithMetrics], str], MetricAttribute[Any]] = {}
+"""Metrics that were registered after their class was made, by the class and their names."""
 all_passes = attrgetter("spent")
 """All passes of a result, of which what they make together consists."""

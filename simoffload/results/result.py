@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.metrics import Metric, MetricAttribute, Passes, declared_in
+from simoffload.results.metrics import Metric, Passes, WithMetrics
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.provenance import ResultProvenance
 from simoffload.results.timeline import PassWork, Timeline
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from simoffload.planning.explanation import Explanation
 
 SCHEMA = "simoffload/result/1"
-registered: dict[tuple[type[SimulationResult], str], MetricAttribute] = {}
-"""Metrics from outside the package, by the kind of result and their names."""
 
 
 class Planner(Protocol):
@@ -63,12 +61,10 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationResult(ABC):
+class SimulationResult(WithMetrics, ABC):
     """A SimulationResult has the capacity, speed, causes and provenance of one scenario; without speed if it
     does not fit."""
 
-    declared: ClassVar[dict[str, Metric]] = {}
-    """Metrics of this kind of result by name, in the order of reading."""
     kind: ClassVar[str]
     """Kind of workload: "inference", "training" or "checkpoint"."""
     unit: ClassVar[str] = "token"
@@ -111,29 +107,6 @@ class SimulationResult(ABC):
     """How each pass was simulated, which does not affect the result."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
     """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
-
-    def __init_subclass__(cls) -> None:
-        cls.declared = cls.declared | declared_in(cls)
-
-    @classmethod
-    def register(cls, attribute: MetricAttribute) -> MetricAttribute:
-        """Give results of this kind a further metric, which all commands then know; also a decorator.
-
-        Registering a metric again, for example by running a cell of a notebook twice, replaces the earlier
-        one. Raises ValueError if results have something else of that name.
-        """
-        name, others = attribute.metric.name, {*dir(cls), *(one.name for one in fields(cls))}
-        known = registered.get((cls, name))
-        if name in others and (known is None or known.__module__ != attribute.__module__):
-            raise ValueError(f"{cls.__name__} has {name} already; give the metric another name")
-        same = [one.name for one in cls.declared.values() if one.column == attribute.metric.column != ""]
-        if same not in ([], [name]):
-            raise ValueError(f"{name}: {same[0]} has the column {attribute.metric.column}; name another one")
-        attribute.__set_name__(cls, name)
-        setattr(cls, name, attribute)
-        cls.declared[name] = attribute.metric
-        registered[cls, name] = attribute
-        return attribute
 
     @property
     @abstractmethod
@@ -290,8 +263,7 @@ class SimulationResult(ABC):
     def metrics(self) -> dict[str, float | None]:
         """Return all metrics by name [s], [1/s], as ``formulas`` explains them; None for those without a
         value."""
-        found = ((one, getattr(self, name)) for name, one in self.declared.items())
-        return {one.name: value for one, value in found if value is not None or not one.optional}
+        return super().metrics()
 
     def valued(self) -> Iterator[tuple[Metric, float]]:
         """Yield the metrics for people that have a value, each with it."""

@@ -8,7 +8,8 @@ rates are sums over the time from the first arrival to the last token. Requests 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import cos, nan, pi, sin, sqrt
 from typing import NamedTuple
@@ -16,15 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simoffload.results import Metric, MetricAttribute, metric
+from simoffload.results import Metric, MetricAttribute, WithMetrics, metric
 from simoffload.scenario.streams import StreamLimits
 from simoffload.serving.replica import Served
 from simoffload.units import format_number, per_second
 
 __all__ = [
     "CONFIDENCE",
-    "MEASURES",
     "ReplicatedMean",
+    "RequestMetrics",
     "RequestTimeline",
     "StreamMeasures",
     "mser",
@@ -37,12 +38,6 @@ Times = npt.NDArray[np.float64]
 CONFIDENCE = 0.9
 """Share of intervals that contain the long-run value (our choice)."""
 _PARTS = {"mean": nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-_LATENCIES = {
-    "ttft": ("TTFT", "time from arrival to the first token"),
-    "tpot": ("TPOT", "time after the first token over the tokens after it"),
-    "itl": ("ITL", "time between two tokens of a request"),
-    "e2el": ("E2EL", "time from arrival to the last token"),
-}
 _BATCH = 5
 """Number of values that MSER-5 averages."""
 _POINTS = 200
@@ -101,11 +96,66 @@ class RequestTimeline(NamedTuple):
     waiting: list[int]
 
 
-class StreamMeasures:
+class RequestMetrics(WithMetrics):
+    """RequestMetrics are the metrics of each request of a stream; a request keeps limits of them or does
+    not."""
+
+    def __init__(self, served: Served, *, limits: StreamLimits | None = None) -> None:
+        self.served, self._limits = served, limits or StreamLimits()
+
+    @metric()
+    def ttft_s(self) -> Times:
+        """TTFT [s]: time from arrival to the first token."""
+        return self.served.ttft
+
+    @metric()
+    def tpot_s(self) -> Times:
+        """TPOT [s]: time after the first token over the tokens after it."""
+        return self.served.tpot
+
+    @metric()
+    def e2el_s(self) -> Times:
+        """E2EL [s]: time from arrival to the last token."""
+        return self.served.finished - self.served.queued
+
+    @metric(better="higher")
+    def attain(self) -> npt.NDArray[np.bool_]:
+        """Requests within limits []: requests that keep all limits over all requests."""
+        good = np.ones(len(self.served.queued), dtype=bool)
+        for name in ("ttft", "tpot", "e2el"):
+            if (limit := getattr(self._limits, name)) is not None:
+                good &= np.nan_to_num(getattr(self, f"{name}_s"), nan=0.0) <= limit
+        return good
+
+
+def _latency(kind: str, part: str, of: Metric) -> MetricAttribute[float]:
+    """Return the metric of a stream that is the mean or a percentile of one of its requests."""
+
+    def value(measures: StreamMeasures) -> float:
+        return measures.latency(kind, part)
+
+    which = "mean" if part == "mean" else f"{part[1:]}th percentile"
+    value.__name__ = f"{kind}_{part}_s"
+    value.__doc__ = f"{of.title} {part} [s]: {which} of the {of.formula}."
+    return MetricAttribute(value)
+
+
+def _latencies() -> dict[str, MetricAttribute[float]]:
+    """Return the metrics of a stream that are parts of those of requests, and of the gaps between tokens."""
+    found = {name: RequestMetrics.declared[f"{name}_s"] for name in ("ttft", "tpot", "e2el")}
+    gaps = replace(found["tpot"], title="ITL", formula="time between two tokens of a request")
+    found = {"ttft": found["ttft"], "tpot": found["tpot"], "itl": gaps, "e2el": found["e2el"]}
+    each = (_latency(kind, part, one) for kind, one in found.items() for part in _PARTS)
+    return {one.metric.name: one for one in each}
+
+
+class StreamMeasures(WithMetrics):
     """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests."""
 
+    locals().update(_latencies())
+
     def __init__(self, served: Served, *, limits: StreamLimits | None = None, skip: int = 0) -> None:
-        self.served, self.skip, self._limits = served, skip, limits or StreamLimits()
+        self.served, self.skip, self._requests = served, skip, RequestMetrics(served, limits=limits)
         order = np.argsort(served.queued, kind="stable")
         self._counted = order[skip:]
 
@@ -128,13 +178,8 @@ class StreamMeasures:
 
     @cached_property
     def _latencies(self) -> dict[str, dict[str, float]]:
-        served, ends = self.served, self._of(self.served.finished)
-        tpot = self._of(served.tpot)
-        each = {
-            "ttft": self._of(served.ttft),
-            "tpot": tpot[~np.isnan(tpot)],
-            "e2el": ends - self._of(served.queued),
-        }
+        each = {name: self._of(getattr(self._requests, f"{name}_s")) for name in ("ttft", "tpot", "e2el")}
+        each["tpot"] = each["tpot"][~np.isnan(each["tpot"])]
         parts = [part for part in _PARTS.values() if part == part]
         found = {}
         for name, values in each.items():
@@ -181,20 +226,18 @@ class StreamMeasures:
 
     @cached_property
     def _good(self) -> npt.NDArray[np.bool_]:
-        served = self.served
-        tpot = np.nan_to_num(served.tpot, nan=0.0)
-        values = {"ttft": served.ttft, "tpot": tpot, "e2el": served.finished - served.queued}
-        good = np.ones(len(tpot), dtype=bool)
-        for name, one in values.items():
-            limit = getattr(self._limits, name)
-            if limit is not None:
-                good &= one <= limit
-        return np.asarray(good[self._counted])
+        return np.asarray(self._requests.attain[self._counted])
 
     def share_within(self, limits: StreamLimits) -> float:
         """Return the share of counted requests that keep other limits."""
-        other = StreamMeasures(self.served, limits=limits, skip=self.skip)
-        return float(other._good.mean()) if self.number else nan
+        good = RequestMetrics(self.served, limits=limits).attain[self._counted]
+        return float(good.mean()) if self.number else nan
+
+    @property
+    def tokens_within(self) -> float:
+        """Share of the generated tokens that are of requests which keep all limits."""
+        tokens = self.served.output[self._counted]
+        return float(tokens[self._good].sum() / tokens.sum()) if self.number else nan
 
     @metric(text=_per_second)
     def goodput_per_s(self) -> float:
@@ -237,11 +280,6 @@ class StreamMeasures:
         waiting = float((scheduled > queued.max()).sum())
         return waiting / len(queued), waiting / float(queued.max() - queued.min())
 
-    @property
-    def values(self) -> dict[str, float]:
-        """Values of all metrics by name."""
-        return {name: getattr(self, name) for name in MEASURES}
-
     def timeline(self, points: int = _POINTS) -> RequestTimeline:
         """Return how many requests ran and waited, from the first arrival to the last token."""
         queued, scheduled, finished = map(
@@ -252,35 +290,6 @@ class StreamMeasures:
         time = np.linspace(queued[0], finished[-1], points)
         came, began, ended = (one.searchsorted(time, side="right") for one in (queued, scheduled, finished))
         return RequestTimeline(time.tolist(), (began - ended).tolist(), (came - began).tolist())
-
-
-def _latency(kind: str, part: str) -> MetricAttribute:
-    short, meaning = _LATENCIES[kind]
-
-    def value(measures: StreamMeasures) -> float:
-        return measures.latency(kind, part)
-
-    which = "mean" if part == "mean" else f"{part[1:]}th percentile"
-    value.__name__ = f"{kind}_{part}_s"
-    value.__doc__ = f"{short} {part} [s]: {which} of the {meaning}."
-    return MetricAttribute(value)
-
-
-def _with_latencies() -> dict[str, Metric]:
-    for kind in _LATENCIES:
-        for part in _PARTS:
-            attribute = _latency(kind, part)
-            name = attribute.metric.name
-            setattr(StreamMeasures, name, attribute)
-            attribute.__set_name__(StreamMeasures, name)
-    found = (one.metric for one in vars(StreamMeasures).values() if isinstance(one, MetricAttribute))
-    order = {name: place for place, name in enumerate(_LATENCIES)}
-    metrics = sorted(found, key=lambda one: order.get(one.name.partition("_")[0], len(order)))
-    return {one.name: one for one in metrics}
-
-
-MEASURES: Mapping[str, Metric] = _with_latencies()
-"""Metrics of a stream by name, latencies first."""
 
 
 # -- replications --------------------------------------------------------------------------------

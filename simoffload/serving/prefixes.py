@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simoffload.serving.scheduler import Runs
 
@@ -93,9 +93,47 @@ class RadixCache:
         self.unused = 0
         """Known blocks that no request uses."""
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Return the tree as rows, as its nodes refer to each other in long chains."""
+        nodes = [self._root]
+        for node in nodes:  # which grows
+            nodes.extend(node.children.values())
+        place = {id(node): row for row, node in enumerate(nodes)}
+        texts = {id(node.text): node.text for node in nodes}
+        texts |= {id(own.text): own.text for own in self._own.values()}
+        numbers = {one: row for row, one in enumerate(texts)}
+        rows, queue = [], []
+        for node in nodes[1:]:
+            assert node.parent is not None
+            key = node.text.begins(node.begin * self._size, self._size)
+            about = numbers[id(node.text)], node.begin, node.end, place[id(node.parent)], key
+            rows.append((*about, sorted(node.users), node.known))
+        node = self._queue.newer or self._queue
+        while node is not self._queue:
+            queue.append(place[id(node)])
+            assert node.newer is not None
+            node = node.newer
+        own = {request: (numbers[id(one.text)], one.done[0]) for request, one in self._own.items()}
+        return self._size, [tuple(one) for one in texts.values()], rows, queue, own
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Build the tree that ``__getstate__`` returned."""
+        size, texts, rows, queue, own = state
+        self.__init__(size)  # type: ignore[misc]
+        texts, nodes = [_Text(*one) for one in texts], [self._root]
+        for text, begin, end, parent, key, users, known in rows:
+            node = nodes[parent].children[key] = _Node(texts[text], begin, end, nodes[parent])
+            node.users, node.known = set(users), known
+            nodes.append(node)
+        for one in queue:
+            self._enqueue(nodes[one])
+        self._own = {request: _Own(texts[text], [done]) for request, (text, done) in own.items()}
+
     def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
         """Return how many of the first ``tokens`` tokens are found, in full blocks and without the last one,
         and how many of their blocks no request uses."""
+        if self._is_apart(request, runs):
+            return 0, 0
         text, size = self._of(request, runs).text, self._size
         node, at, unused, most = self._root, 0, 0, (tokens - 1) // size
         while at < most:
@@ -125,6 +163,8 @@ class RadixCache:
 
     def insert(self, request: int, runs: Runs, tokens: int) -> None:
         """Let others find the full blocks of a request; one that is known already stays the other's."""
+        if self._is_apart(request, runs):
+            return
         own, size, node = self._of(request, runs), self._size, self._root
         text, done, blocks = own.text, own.done[0], tokens // size
         if done >= blocks:
@@ -154,6 +194,13 @@ class RadixCache:
     def release(self, request: int, runs: Runs, tokens: int) -> int:
         """Return how many blocks of a request with so many tokens no other uses; it does not use its blocks
         any more."""
+        if self._is_apart(request, runs):
+            if blocks := tokens // self._size:
+                text = _Text((-1 - request,), (_ENDLESS,))
+                node = self._root.children[0, -1 - request] = _Node(text, 0, blocks, self._root)
+                node.known = True
+                self._enqueue(node)
+            return -(-tokens // self._size)
         self.insert(request, runs, tokens)
         own, shared = self._own.pop(request), 0
         for node in reversed(list(self._found(own.text, own.done[0]))):
@@ -180,6 +227,11 @@ class RadixCache:
             self._forget(node)
 
     # -- the tree -----------------------------------------------------------------------------------
+
+    def _is_apart(self, request: int, runs: Runs) -> bool:
+        """Return whether a request shares nothing and was not computed before: its blocks then need no place
+        in the tree before it releases them."""
+        return runs is None and request not in self._own and (0, -1 - request) not in self._root.children
 
     def _of(self, request: int, runs: Runs) -> _Own:
         own = self._own.get(request)

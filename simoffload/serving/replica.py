@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterator, Sequence
+from heapq import heappop, heappush
 from math import ceil, inf, nan, sqrt
 from typing import Any, NamedTuple, Protocol
 
@@ -20,11 +21,25 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Environment, Event, Interrupt
 
+from simoffload.limits import uncollected
 from simoffload.serving.scheduler import Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
 
-__all__ = ["Arrivals", "Replica", "Served", "StepTime", "StepTimes", "Steps", "serve", "serve_alone"]
+__all__ = [
+    "Arrivals",
+    "Replica",
+    "ReplicaProcess",
+    "Served",
+    "StepMix",
+    "StepTime",
+    "StepTimes",
+    "Steps",
+    "serve",
+    "turns",
+]
 
 Times = npt.NDArray[np.float64]
+_TURN = 4096
+"""Number of steps and jumps between two looks at the clock, some 0.1 s (our choice)."""
 
 
 class StepTime(NamedTuple):
@@ -87,6 +102,20 @@ class Arrivals(Protocol):
         """Runs of equal tokens of each prompt."""
 
 
+class StepMix(NamedTuple):
+    """A StepMix is the sum of many steps."""
+
+    time: float = 0.0
+    """Time of all of them [s]."""
+    steps: int = 0
+    tokens: int = 0
+    """Number of new tokens of chunks of prompts."""
+    attention: float = 0.0
+    """Attention of the chunks, as of ``ScheduledWork``."""
+    sequences: int = 0
+    contexts: int = 0
+
+
 class Steps(NamedTuple):
     """Steps are a log with a row for each jump; the steps of a row grow evenly."""
 
@@ -120,6 +149,10 @@ class Served(NamedTuple):
     log: Steps
     events: int
     """Number of jumps and single steps that were simulated."""
+    mixed: StepMix = StepMix()
+    """Steps with chunks of prompts."""
+    decoding: StepMix = StepMix()
+    """Steps of generating sequences alone."""
 
     @property
     def ttft(self) -> Times:
@@ -142,12 +175,29 @@ class _Flight(NamedTuple):
     """Requests that are preempted after this step."""
 
 
+class _Launch(NamedTuple):
+    """A _Launch is work that is being scheduled and launched, as a step or as a jump over several."""
+
+    work: ScheduledWork
+    one: StepTime
+    begin: float
+    """Begin of the first step [s]."""
+    steps: int
+    ahead: int
+    """Steps that are scheduled before the one before them is done: 1, or 0."""
+    end: float
+    """End of the last step [s]."""
+    then: float
+    """Time at which the last step is launched [s]."""
+    jumps: bool
+    """Whether an arrival ends it early."""
+
+
 class Replica:
-    """A Replica serves the requests that are submitted to it, in a process of ``env``."""
+    """A Replica serves requests: whoever has the clock calls ``resume`` at the times that it returns."""
 
     def __init__(
         self,
-        env: Environment,
         *,
         scheduler: Scheduler,
         state: ReplicaState,
@@ -155,40 +205,47 @@ class Replica:
         async_scheduling: bool = True,
         jump: bool = True,
     ) -> None:
-        self._env, self._scheduler, self.state, self._times = env, scheduler, state, times
+        self._scheduler, self.state, self._times = scheduler, state, times
         self._ahead, self._jump = async_scheduling, jump
         self.first, self.finished, self._last = array("d"), array("d"), array("d")
         self._log = array("d")
-        self.events = 0
-        self._now = 0.0
-        self._jumping = False
-        self._idle: Event | None = None
-        self._expected: Iterator[tuple[int, float]] = iter(())
-        self._next, self._upcoming = 0, inf
-        """Next request that is expected, and its arrival [s]."""
+        self._mixes = [0.0] * 6, [0.0] * 6
+        """Sums over the steps without chunks, and over those with, as in ``StepMix``."""
+        self.events = self.done = 0
+        """Number of jumps and single steps, and of requests that are finished."""
+        self.until = self._now = 0.0
+        """Time at which it must go on, and time of what it did last [s]."""
+        self._launch: _Launch | None = None
+        self._flight: _Flight | None = None
+        self._expected, self._place = (array("d"), array("q")), 0
+        """Arrivals [s] in order, their requests, and how many of them have happened."""
+        self._called: list[tuple[float, int]] = []
+        """Heap of arrivals after the end of other requests."""
+        self._upcoming = inf
+        """Next arrival that is known [s]."""
         self._followers: dict[int, tuple[int, float]] = {}
         """Request that arrives after the end of another one, and how long after it [s]."""
-        self._process = env.process(self._serve())
 
-    def submit(self, prompt: int, output: int, runs: Runs = None) -> int:
-        """Let a request arrive now that passes ``ReplicaState.check``, and return its number."""
-        number = self.state.add((prompt,), (output,), (runs,))
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what changes as it serves, without texts of prompts, scheduler, and times of steps."""
+        state = self.state.__dict__ | {"runs": None}
+        return self.__dict__ | {"state": state, "_scheduler": None, "_times": None}
+
+    def restore(self, other: Replica, runs: Sequence[Runs]) -> None:
+        """Go on with what another replica with the same requests did, of which ``__getstate__`` was kept."""
+        state = self.state.__dict__ | vars(other)["state"] | {"runs": list(runs)}
+        mine = {"state": self.state, "_scheduler": self._scheduler, "_times": self._times}
+        self.state.__dict__.update(state)
+        self.__dict__.update(vars(other) | mine)
+
+    def submit(self, prompt: int, output: int, runs: Runs = None, *, now: float) -> tuple[int, bool]:
+        """Let a request arrive that passes ``ReplicaState.check``; return its number, and whether ``resume``
+        must be called for it now."""
+        request = self.state.add((prompt,), (output,), (runs,))
         self._unknown(1)
-        self._arrive(number)
-        return number
-
-    def _arrive(self, request: int) -> None:
-        seen = self._open()
-        self.state.arrive(request, self._env.now)
-        if self._idle is not None:
-            self._idle.succeed()
-            self._idle = None
-        elif self._jumping and seen:
-            self._process.interrupt()
-
-    def _follow(self, request: int, delay: float) -> Generator[Event, Any, None]:
-        yield self._env.timeout(delay)
-        self._arrive(request)
+        seen = self._launch.jumps and self._open() if self._launch else self._flight is None
+        self.state.arrive(request, now)
+        return request, seen
 
     def expect(self, arrivals: Arrivals, *, after: npt.NDArray[np.int64] | None = None) -> None:
         """Let the requests of a stream arrive, all of which are known: none interrupts a jump.
@@ -201,15 +258,13 @@ class Replica:
             self.state.check(*row)
         first = self.state.add(prompt, output, arrivals.runs)
         self._unknown(len(prompt))
-        rows = list(enumerate(arrivals.arrival.tolist(), first))
+        alone = np.arange(len(prompt)) if after is None else np.flatnonzero(after < 0)
+        self._expected = array("d", arrivals.arrival[alone]), array("q", first + alone)
         if after is not None:
-            followed = after.tolist()
-            self._followers = {
-                first + other: row for other, row in zip(followed, rows, strict=True) if other >= 0
-            }
-            rows = [row for other, row in zip(followed, rows, strict=True) if other < 0]
-        self._expected = iter(rows)
-        self._next, self._upcoming = next(self._expected, (0, inf))
+            rows = np.flatnonzero(after >= 0)
+            following = zip((first + rows).tolist(), arrivals.arrival[rows].tolist(), strict=True)
+            self._followers = dict(zip((first + after[rows]).tolist(), following, strict=True))
+        self._look_ahead()
 
     def _unknown(self, count: int) -> None:
         for times in (self.first, self.finished, self._last):
@@ -231,82 +286,117 @@ class Replica:
             cached=np.array(state.cached),
             log=Steps(begin, time, growth, steps.astype(np.int64), sequences.astype(np.int64)),
             events=self.events,
+            mixed=_mix_of(self._mixes[1]),
+            decoding=_mix_of(self._mixes[0]),
         )
 
-    # -- the process --------------------------------------------------------------------------------
+    # -- one step after the other -------------------------------------------------------------------
 
-    def _serve(self) -> Generator[Event, Any, None]:
-        state, env, flight = self.state, self._env, None
-        while True:
-            work = self._work(flight)
-            if work is None:
-                if flight is not None:
-                    yield env.timeout(max(0.0, flight.end - env.now))
-                    self._now = flight.end
-                    self._output(flight, self._now)
-                    flight = None
-                elif self._upcoming < inf and not self._followers:
-                    yield env.timeout(max(0.0, self._upcoming - env.now))
-                    self._now = self._upcoming
-                else:
-                    called = self._idle = env.event()
-                    if self._upcoming < inf:
-                        yield called | env.timeout(max(0.0, self._upcoming - env.now))
-                    else:
-                        yield called
-                    self._now = env.now if called.triggered else self._upcoming
-                    self._idle = None
-                continue
-            self.events += 1
-            one, ahead, begin = self._times.of(work, state), 0, self._now
-            steps = min(work.steps, one.steps) if self._jump else 1
-            end = begin + one.time
-            if flight is not None:
-                begin, ahead = flight.end, 1
-                end = max(begin + (one.busy or one.time), end)
-                followed = any(one in self._followers for one in flight.outputs.finished)
-                if followed or (flight.outputs.left and not self._open()):
-                    steps = 1  # what it frees may admit a request, and its end may call one
-            if steps > 1:  # a jump, of whose steps none waits for its launch
-                if self._upcoming < begin + one.total(steps) and self._open():
-                    steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
-                end = begin + one.total(steps)
-                then = begin + one.total(steps - ahead)
-                self._jumping = True
-            else:
-                then = max(begin, self._now + one.host) if self._ahead else end
-            while True:
-                try:
-                    yield env.timeout(max(0.0, then - env.now))
-                    break
-                except Interrupt:
-                    steps = min(steps, max(1, ahead + one.reaching(env.now - begin)))
-                    end = begin + one.total(steps)
-                    then = begin + one.total(steps - ahead)
-            self._now = then
-            if flight is not None:
-                self._output(flight, begin if self._jumping else then)
-            self._jumping = False
-            first = one.time if steps > 1 else end - begin
-            self._log.extend((begin, first, one.growth, steps, work.sequences))
-            flight = _Flight(end, state.advance(work, steps), [])
-            if not self._ahead:
-                self._output(flight, then)
-                flight = None
+    def resume(self, now: float) -> float:
+        """Go on at a time, and return the next one at which it must go on [s]; inf if it waits for requests.
 
-    def _work(self, flight: _Flight | None) -> ScheduledWork | None:
+        That is the one it returned last, or an earlier one at which a request arrived.
+        """
+        launch, flight = self._launch, self._flight
+        self._now = now
+        if launch is not None:
+            if now < launch.then:
+                return self._shortened(launch, now)
+            self._launched(launch, flight)
+        elif flight is not None:
+            self._output(flight, now)
+            self._flight = None
+        work = self._work()
+        while work is None:
+            flight = self._flight
+            if flight is None:
+                return self._upcoming
+            if flight.end > now:
+                return flight.end
+            self._output(flight, now)
+            self._flight = None
+            work = self._work()
+        self._launch = launch = self._scheduled(work, self._flight)
+        return launch.then
+
+    def _scheduled(self, work: ScheduledWork, flight: _Flight | None) -> _Launch:
+        """Return how some work is launched, in a step or in a jump to where something changes."""
+        self.events += 1
+        one, ahead, begin = self._times.of(work, self.state), 0, self._now
+        steps = min(work.steps, one.steps) if self._jump else 1
+        end = begin + one.time
+        if flight is not None:
+            begin, ahead = flight.end, 1
+            end = max(begin + (one.busy or one.time), end)
+            _, finished, left = flight.outputs
+            followed = self._followers and any(one in self._followers for one in finished)
+            if followed or (left and not self._open()):
+                steps = 1  # what it frees may admit a request, and its end may call one
+        if steps == 1:
+            then = max(begin, self._now + one.host) if self._ahead else end
+            return _Launch(work, one, begin, 1, ahead, end, then, False)
+        # None of the steps of a jump waits for its launch.
+        if self._upcoming < begin + one.total(steps) and self._open():
+            steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
+        then = max(self._now, begin + one.total(steps - ahead))
+        return _Launch(work, one, begin, steps, ahead, begin + one.total(steps), then, True)
+
+    def _shortened(self, launch: _Launch, now: float) -> float:
+        """End a jump with the step in which a request arrives."""
+        one, begin, ahead = launch.one, launch.begin, launch.ahead
+        steps = min(launch.steps, max(1, ahead + one.reaching(now - begin)))
+        then = max(now, begin + one.total(steps - ahead))
+        self._launch = launch._replace(steps=steps, end=begin + one.total(steps), then=then)
+        return then
+
+    def _launched(self, launch: _Launch, flight: _Flight | None) -> None:
+        """Note the output of the step before, and what was launched."""
+        work, one, begin, steps, _, end, then, jumps = launch
+        self._launch = None
+        if flight is not None:
+            self._output(flight, begin if jumps else then)
+        first = one.time if steps > 1 else end - begin
+        self._log.extend((begin, first, one.growth, steps, work.sequences))
+        mix = self._mixes[bool(work.chunks)]
+        mix[0] += end - begin
+        mix[1] += steps
+        mix[2] += work.tokens
+        mix[3] += work.attention
+        mix[4] += work.sequences * steps
+        mix[5] += (work.contexts + work.sequences * (steps - 1) / 2) * steps
+        self._flight = _Flight(end, self.state.advance(work, steps), [])
+        if not self._ahead:
+            self._output(self._flight, then)
+            self._flight = None
+
+    def _work(self) -> ScheduledWork | None:
         """Let the scheduler choose the next work; note the last tokens of requests that it preempts."""
         while self._upcoming <= self._now:
-            self.state.arrive(self._next, self._upcoming)
-            self._next, self._upcoming = next(self._expected, (0, inf))
+            self._arrive()
         work = self._scheduler.admit(self.state, self._now)
         if interrupted := self.state.interrupted:
-            if flight is not None:
-                flight.interrupted.extend(interrupted)
-            for request in interrupted if flight is None else ():
+            if self._flight is not None:
+                self._flight.interrupted.extend(interrupted)
+            for request in interrupted if self._flight is None else ():
                 self._last[request] = self._now
             interrupted.clear()
         return work
+
+    def _arrive(self) -> None:
+        """Let the next request arrive that is known."""
+        times, requests = self._expected
+        if self._called and self._called[0][0] == self._upcoming:
+            self.state.arrive(heappop(self._called)[1], self._upcoming)
+        else:
+            self.state.arrive(requests[self._place], times[self._place])
+            self._place += 1
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        times = self._expected[0]
+        self._upcoming = times[self._place] if self._place < len(times) else inf
+        if self._called:
+            self._upcoming = min(self._upcoming, self._called[0][0])
 
     def _open(self) -> bool:
         """Return whether a request that arrives now may be admitted at once."""
@@ -324,39 +414,63 @@ class Replica:
         for request in finished:
             self.finished[request] = now
             if request in self._followers:
-                self._env.process(self._follow(*self._followers.pop(request)))
+                follower, delay = self._followers.pop(request)
+                heappush(self._called, (self._now + delay, follower))
+                self._look_ahead()
+        self.done += len(finished)
         for request in flight.interrupted:
             self._last[request] = now
-        self.state.leave(left)
+        if left:
+            self.state.leave(left)
 
 
-def serve(
-    replica: Replica,
-    arrivals: Arrivals,
-    env: Environment,
-    *,
-    after: npt.NDArray[np.int64] | None = None,
-) -> Served:
+class ReplicaProcess:
+    """A ReplicaProcess is a replica in a process of ``env``, to which others submit requests."""
+
+    def __init__(self, env: Environment, replica: Replica) -> None:
+        self._env, self.replica = env, replica
+        self._process = env.process(self._serve())
+
+    def submit(self, prompt: int, output: int, runs: Runs = None) -> int:
+        """Let a request arrive now that passes ``ReplicaState.check``, and return its number."""
+        request, seen = self.replica.submit(prompt, output, runs, now=self._env.now)
+        if seen and self._process.target is not None:
+            self._process.interrupt()
+        return request
+
+    def _serve(self) -> Generator[Event, Any, None]:
+        env, until = self._env, self.replica.resume(self._env.now)
+        while True:
+            try:
+                yield env.timeout(max(0.0, until - env.now)) if until < inf else env.event()
+                until = self.replica.resume(max(until, env.now))
+            except Interrupt:
+                until = self.replica.resume(env.now)
+
+
+def _mix_of(sums: Sequence[float]) -> StepMix:
+    time, steps, tokens, attention, sequences, contexts = sums
+    return StepMix(time, int(steps), int(tokens), attention, int(sequences), int(contexts))
+
+
+def serve(replica: Replica, arrivals: Arrivals, *, after: npt.NDArray[np.int64] | None = None) -> Served:
     """Let the requests of a stream arrive at a replica, ``after`` others as in ``expect``, and simulate until
     all are finished.
 
     Raises InputError if the replica can never serve one.
     """
     replica.expect(arrivals, after=after)
-    env.run()
+    for _ in turns(replica):
+        pass
     return replica.served
 
 
-def serve_alone(
-    arrivals: Arrivals,
-    *,
-    scheduler: Scheduler,
-    state: ReplicaState,
-    times: StepTimes,
-    async_scheduling: bool = True,
-    after: npt.NDArray[np.int64] | None = None,
-) -> Served:
-    """Let one replica serve a stream, as ``serve`` does, with a clock of its own."""
-    env = Environment()
-    replica = Replica(env, scheduler=scheduler, state=state, times=times, async_scheduling=async_scheduling)
-    return serve(replica, arrivals, env, after=after)
+def turns(replica: Replica) -> Iterator[None]:
+    """Let a replica go on until all that it expects is finished, with a pause after some thousand steps."""
+    while replica.until < inf:
+        with uncollected():
+            for _ in range(_TURN):
+                replica.until = replica.resume(replica.until)
+                if replica.until == inf:
+                    break
+        yield

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from simoffload.models import Sequences
-from simoffload.results import Timeline
+from simoffload.results import PassResult, Timeline
 from simoffload.scenario import LoadedScenario
-from simoffload.serving.replica import StepTime
+from simoffload.serving.replica import StepMix, StepTime, StepTimes
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork
 from simoffload.simulation import Runner
 from simoffload.strategies import Phase
 
-__all__ = ["BOUND", "StepTable", "simulated_steps"]
+__all__ = ["BOUND", "Point", "Scaled", "SimulatedSteps", "StepTable"]
 
 BOUND = 0.005
 """Largest relative difference of the middle of a cell from the line between its ends (our choice)."""
@@ -35,16 +36,33 @@ Evaluate = Callable[[tuple[Sequences, ...]], StepTime]
 """Function that simulates a step of a mixture of sequences."""
 
 
-def simulated_steps(scenario: LoadedScenario) -> Evaluate:
-    """Return the function that simulates a step of the scenario's plan with any mixture of sequences."""
-    plan, runner = scenario.plan(), Runner(scenario, keep=False)
-    step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
+class SimulatedSteps:
+    """SimulatedSteps simulates a step of the scenario's plan with any mixture of sequences."""
 
-    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
-        timeline = runner.timeline(step(batch))
+    def __init__(self, scenario: LoadedScenario) -> None:
+        plan = scenario.plan()
+        self._runner = Runner(scenario, keep=False)
+        self._step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
+
+    def __call__(self, batch: tuple[Sequences, ...]) -> StepTime:
+        """Return the times of a step."""
+        timeline = self._runner.timeline(self._step(batch))
         return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
 
-    return evaluate
+    def mean(self, mix: StepMix) -> PassResult:
+        """Return the step with the mean numbers of many, with its causes."""
+        tokens, sequences, beyond, attention = (
+            round(one / mix.steps)
+            for one in (
+                mix.tokens + mix.sequences,
+                mix.sequences,
+                mix.contexts - _LEAST * mix.sequences,
+                mix.attention,
+            )
+        )
+        sequences = max(sequences, 0 if mix.tokens else 1)
+        point = (max(tokens, sequences, 1), sequences, max(0, beyond), attention)
+        return self._runner.phase(self._step(_mixture(point)), {})
 
 
 def _host_and_busy(timeline: Timeline) -> tuple[float, float]:
@@ -92,19 +110,34 @@ class StepTable:
     """A StepTable has the times of the steps of one replica, for ``Replica``.
 
     ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
-    takes as long as the next one. With ``exact`` every step is simulated as it is.
+    takes as long as the next one. With ``exact`` every step is simulated as it is. ``kept`` are steps that
+    were simulated before.
     """
 
     def __init__(
-        self, evaluate: Evaluate, *, sizes: Sequence[int] = (), bound: float = BOUND, exact: bool = False
+        self,
+        evaluate: Evaluate,
+        *,
+        sizes: Sequence[int] = (),
+        bound: float = BOUND,
+        exact: bool = False,
+        kept: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._known: dict[Point, StepTime] = {}
+        self._kept = kept
+        self.known: dict[Point, StepTime] = {}
+        """Steps that were needed, by their numbers."""
         self._cells: dict[tuple[int, ...], _Cell] = {}
         self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
-        self.evaluations = 0
+        self.as_they_are = 0
+        """Number of steps that were simulated as they are."""
         self.worst = 0.0
         """Largest relative difference met in the middle of a cell in use."""
+
+    @property
+    def evaluations(self) -> int:
+        """Number of steps that were needed; the others are interpolated."""
+        return self.as_they_are + len(self.known)
 
     def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of the first step of some work, and how it grows."""
@@ -126,7 +159,7 @@ class StepTable:
         chunks = Counter((new, state.computed[one]) for one, new in work.chunks)
         batch = [Sequences(count, 1, context) for context, count in decoding.items()]
         batch += [Sequences(count, *one) for one, count in chunks.items()]
-        self.evaluations += 1
+        self.as_they_are += 1
         time = self._evaluate(tuple(batch))
         return time if work.chunks else StepTime(time.time)
 
@@ -168,7 +201,7 @@ class StepTable:
         key = tuple(map(_range_of, point, _DOUBLINGS))
         cell = self._cells.get(key)
         if cell is None:
-            lows, highs = zip(*map(_bracket, key, _DOUBLINGS), strict=True)
+            lows, highs = zip(*map(_bracket, key, _DOUBLINGS, _AXES), strict=True)
             cell = self._cells[key] = self._checked(_Cell(lows, highs))
         while cell.parts is not None:
             cell = cell.parts[point[cell.axis] > cell.at]
@@ -218,7 +251,7 @@ class StepTable:
                 errors.append((edge, (high - low) / high, axis))
         _, _, cell.axis = max(errors)
         axis, cell.at = cell.axis, middle[cell.axis]
-        begin = cell.at + 1 if axis < 2 else cell.at  # tokens and sequences are counted
+        begin = cell.at + (axis == 0)
         below = _Cell(cell.low, _with_axis(cell.high, axis, cell.at))
         above = _Cell(_with_axis(cell.low, axis, begin), cell.high)
         below.axis = above.axis = -1
@@ -232,11 +265,25 @@ class StepTable:
 
     def _at(self, point: Point) -> StepTime:
         """Return the times at a point, of a mixture with these numbers."""
-        found = self._known.get(point)
+        found = self.known.get(point)
         if found is None:
-            self.evaluations += 1
-            found = self._known[point] = self._evaluate(_mixture(point))
+            kept = self._kept.get(point)
+            found = self._evaluate(_mixture(point)) if kept is None else StepTime(*kept)
+            self.known[point] = found
         return found
+
+
+class Scaled:
+    """Scaled times of steps are longer by a factor, one for steps with chunks and one for others."""
+
+    def __init__(self, times: StepTimes, chunks: float, decoding: float) -> None:
+        self._times, self._factors = times, (decoding, chunks)
+
+    def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
+        """Return the time of the first step of some work, and how it grows."""
+        time, host, busy, growth, steps = self._times.of(work, state)
+        factor = self._factors[bool(work.chunks)]
+        return StepTime(time * factor, host * factor, busy * factor, growth * factor, steps)
 
 
 def _range_of(value: int, doublings: int) -> int:
@@ -245,11 +292,15 @@ def _range_of(value: int, doublings: int) -> int:
     return -(-(value - 1).bit_length() // doublings) if value > 0 else -1
 
 
-def _bracket(number: int, doublings: int) -> tuple[int, int]:
-    """Return the first and the last value of a range."""
+def _bracket(number: int, doublings: int, axis: int) -> tuple[int, int]:
+    """Return the first and the last value of a range.
+
+    Only ranges of tokens, above some of which steps are longer at once, have no value in common, so that
+    other cells have corners in common.
+    """
     if number < 0:
         return 0, 0
-    return (1 << (number - 1) * doublings) + 1 if number else 1, 1 << number * doublings
+    return (1 << (number - 1) * doublings) + (axis == 0) if number else 1, 1 << number * doublings
 
 
 def _middle(low: Point, high: Point) -> Point:

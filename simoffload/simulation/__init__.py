@@ -11,8 +11,9 @@ from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.metrics import measures_of
 from simoffload.simulation.runner import Execution, Runner, Scope, remembering
+from simoffload.strategies import Plan
 
-__all__ = ["Execution", "Runner", "Scope", "fit", "remembering", "simulate"]
+__all__ = ["Execution", "Runner", "Scope", "fit", "remembering", "simulate", "with_spreads"]
 
 
 @limited
@@ -39,6 +40,11 @@ def simulate(
     result = measures.timed(plan, result, runner)
     if scope != "all":
         return result
+    return with_spreads(scenario, plan, result)
+
+
+def with_spreads(scenario: LoadedScenario, plan: Plan, result: SimulationResult) -> SimulationResult:
+    """Return a result with the spreads of the machine's numbers, on which the error of its times depends."""
     basis = plan.basis
     known = machine_spreads(
         scenario.machine,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from simoffload.engine import execute
 from simoffload.errors import ShortcutError, SimulationError
-from simoffload.limits import now_doing
+from simoffload.limits import now_doing, uncollected
 from simoffload.results import (
     PassResult,
     PassWork,
@@ -253,19 +251,6 @@ def remembering(passes: int) -> Execution:
     return lru_cache(passes)(execute)
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the interpreter from searching for garbage in cycles: a phase makes little of it, and many objects
-    that live until its end."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Runner:
     """A Runner executes the passes of one scenario."""
 
@@ -315,7 +300,7 @@ class Runner:
 
     def phase(self, phase: Phase, earlier: Mapping[str, Earlier], *, detailed: bool = True) -> PassResult:
         """Execute one phase and summarize it."""
-        with _uncollected():
+        with uncollected():
             timeline = self.execute(phase.name, phase.schedule(earlier))
             return self._summary(phase, timeline, detailed=detailed)
 
@@ -376,7 +361,7 @@ class Runner:
 
     def timeline(self, phase: Phase) -> Timeline:
         """Execute a phase that is not part of the result."""
-        with _uncollected():
+        with uncollected():
             return self._executed(phase.schedule({}))
 
     def execute(self, name: str, schedule: Schedule) -> Timeline:

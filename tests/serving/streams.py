@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Environment, Event
 
-from simoffload.serving.replica import Replica, Served, StepTime, serve
+from simoffload.serving.replica import Replica, ReplicaProcess, Served, StepTime, serve
 from simoffload.serving.scheduler import (
     PrefixCache,
     ReplicaState,
@@ -92,9 +92,7 @@ def replay(
     chosen = scheduler or VllmScheduler(max_num_batched_tokens=budget, max_num_seqs=max_seqs)
     if watch is not None:
         chosen = _Watched(chosen, watch)
-    env = Environment()
     replica = Replica(
-        env,
         scheduler=chosen,
         state=ReplicaState(blocks=blocks, cache=cache),
         times=times or Linear(),
@@ -102,12 +100,15 @@ def replay(
         jump=jump,
     )
     if known:
-        return serve(replica, requests, env, after=after)
+        return serve(replica, requests, after=after)
+
+    env = Environment()
+    process = ReplicaProcess(env, replica)
 
     def source() -> Generator[Event, Any, None]:
         for arrival, prompt, output, runs in zip(*requests, strict=True):
             yield env.timeout(arrival - env.now)
-            replica.submit(prompt, output, runs)
+            process.submit(prompt, output, runs)
 
     env.process(source())
     env.run()

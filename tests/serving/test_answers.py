@@ -7,7 +7,6 @@ import pytest
 
 from simoffload.scenario.streams import StreamLimits, StreamOptions
 from simoffload.serving.answers import (
-    MEASURES,
     ReplicatedMean,
     StreamMeasures,
     mser,
@@ -31,14 +30,14 @@ def test_metrics_of_a_stream_by_hand() -> None:
     assert found.latency("tpot", "p99") == found.latency("itl", "p50") == 1
     assert found.latency("e2el", "mean") == pytest.approx(3.25)
     assert found.duration == 4
-    assert found.values["requests_per_s"] == 0.5
-    assert found.values["output_tokens_per_s"] == 1.5
-    assert found.values["total_tokens_per_s"] == 11.5
-    assert found.values["goodput_per_s"] == 0.25
-    assert found.values["attained"] == 0.5
+    assert found.metrics()["requests_per_s"] == 0.5
+    assert found.metrics()["output_tokens_per_s"] == 1.5
+    assert found.metrics()["total_tokens_per_s"] == 11.5
+    assert found.metrics()["goodput_per_s"] == 0.25
+    assert found.metrics()["attained"] == 0.5
     assert found.share_within(StreamLimits()) == 1
-    assert found.values["running"] == pytest.approx((4 + 2) / 4)
-    assert found.values["waiting"] == pytest.approx(0.5 / 4)
+    assert found.metrics()["running"] == pytest.approx((4 + 2) / 4)
+    assert found.metrics()["waiting"] == pytest.approx(0.5 / 4)
     line = found.timeline(9)
     assert line.time[3] == 1.5
     assert line.running == [1, 1, 1, 1, 2, 2, 2, 2, 0]
@@ -68,18 +67,18 @@ def test_weighted_quantiles_equal_those_of_numpy() -> None:
 def test_a_stream_of_nothing_has_no_latencies() -> None:
     found = StreamMeasures(replay(stream([])))
     assert found.number == 0
-    assert np.isnan(found.values["ttft_mean_s"])
+    assert np.isnan(found.metrics()["ttft_mean_s"])
     assert found.timeline() == ([], [], [])
     one = StreamMeasures(replay(stream([(1.0, 5, 1)]), times=EVEN))
-    assert one.values["ttft_p99_s"] == 1
-    assert np.isnan(one.values["tpot_mean_s"])
-    assert one.values["attained"] == 1
+    assert one.metrics()["ttft_p99_s"] == 1
+    assert np.isnan(one.metrics()["tpot_mean_s"])
+    assert one.metrics()["attained"] == 1
 
 
 def test_every_metric_is_declared_once() -> None:
-    assert len(MEASURES) == 4 * 5 + 9
-    assert MEASURES["ttft_p99_s"].label == "TTFT p99"
-    assert MEASURES["itl_p50_s"].text(0.0123) == "12.3 ms"
+    assert len(StreamMeasures.declared) == 4 * 5 + 9
+    assert StreamMeasures.declared["ttft_p99_s"].label == "TTFT p99"
+    assert StreamMeasures.declared["itl_p50_s"].text(0.0123) == "12.3 ms"
 
 
 def test_the_warm_up_is_cut_where_the_state_is_steady() -> None:

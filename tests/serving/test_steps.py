@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from simpy import Environment
 
 from simoffload.documents import parse_yaml
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
-from simoffload.serving.steps import BOUND, StepTable, simulated_steps
+from simoffload.serving.steps import BOUND, SimulatedSteps, StepTable
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
 
@@ -37,11 +36,10 @@ def scenario(strategy: str = _COMPILED, *, batch: int = 1, model: str = "llama-3
 
 def served(requests: Stream, table: StepTimes, scheduler: Scheduler, *, ahead: bool = False) -> Served:
     """Serve a stream with the times of a table."""
-    env = Environment()
     replica = Replica(
-        env, scheduler=scheduler, state=ReplicaState(blocks=10**6), times=table, async_scheduling=ahead
+        scheduler=scheduler, state=ReplicaState(blocks=10**6), times=table, async_scheduling=ahead
     )
-    return serve(replica, requests, env)
+    return serve(replica, requests)
 
 
 @pytest.mark.parametrize("strategy", _STRATEGIES)
@@ -55,7 +53,7 @@ def test_requests_at_once_equal_the_batch(strategy: str, batch: int) -> None:
         schedulers["vllm"] = VllmScheduler(max_num_batched_tokens=8192, max_num_seqs=64)
     for name, scheduler in schedulers.items():
         for ahead in {False, name == "vllm"}:
-            found = served(requests, StepTable(simulated_steps(one), exact=True), scheduler, ahead=ahead)
+            found = served(requests, StepTable(SimulatedSteps(one), exact=True), scheduler, ahead=ahead)
             assert {_ps(value) for value in found.ttft} == {_ps(result["ttft_s"])}
             total = result["ttft_s"] + 23 * result["tpot_s"]
             assert {_ps(value) for value in found.finished} == {_ps(total)}
@@ -70,7 +68,7 @@ def _ps(seconds: float | None) -> int:
 def test_a_table_is_within_its_bound(model: str) -> None:
     # Above 512 tokens the host launches kernels one by one: a mixture takes three times as long at once.
     # Groups of equal contexts cost some 10 us each in a step that is simulated as it is.
-    evaluate = simulated_steps(scenario(model=model))
+    evaluate = SimulatedSteps(scenario(model=model))
     requests = poisson(60, 12.0, prompt=(300, 900), output=(20, 60))
     scheduler = VllmScheduler(max_num_batched_tokens=2048, max_num_seqs=32)
     exact, table = StepTable(evaluate, exact=True), StepTable(evaluate)

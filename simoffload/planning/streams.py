@@ -1,0 +1,471 @@
+"""The answer to a stream of requests: latencies, costs and intervals, and the load within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from math import exp, hypot, isfinite, log
+from typing import Any, Literal, NamedTuple
+
+from simoffload.bisection import largest_that_fits, least_factor
+from simoffload.documents import Edit
+from simoffload.errors import InputError, WorkLimitError
+from simoffload.hardware import P90
+from simoffload.planning.confidence import confidence
+from simoffload.planning.costs import CostList, Economics, economics
+from simoffload.planning.service_levels import parse_services
+from simoffload.progress import stage, step, steps
+from simoffload.results import InferenceResult, PassResult
+from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario.streams import Clients, Closed, Constant, Poisson, StreamLimits, StreamOptions
+from simoffload.serving.answers import (
+    CONFIDENCE,
+    ReplicatedMean,
+    RequestMetrics,
+    RequestTimeline,
+    StreamMeasures,
+    replicated_mean,
+)
+from simoffload.serving.replica import Served
+from simoffload.serving.simulate import StreamSimulation
+from simoffload.serving.steps import SimulatedSteps
+from simoffload.simulation import fit, with_spreads
+from simoffload.strategies import ServingLimits
+
+__all__ = [
+    "COVERED",
+    "RateTrial",
+    "StreamPasses",
+    "StreamResult",
+    "error_interval",
+    "step_errors",
+    "stream",
+    "stream_passes",
+]
+
+_SCHEMA = "simoffload/stream/1"
+COVERED = 0.8
+"""Share of real streams that are expected within the interval of a metric, as of the times of ``run``."""
+_MOST = 1e6
+"""Largest rate that is tried [1/s], and factor of a trace's (our choice)."""
+_DOUBLINGS = 20
+_RESCALED = 10_000
+"""Most requests of which the effect of longer steps is simulated (our choice)."""
+
+
+_ENERGY = ("rent_per_million_tokens", "kwh_per_million_tokens", "energy_per_token_j", "power_w")
+
+
+class RateTrial(NamedTuple):
+    """A RateTrial is a rate of requests, or a number of users, that was tried."""
+
+    load: float
+    """Requests per second, users, or the factor of a trace's rate."""
+    attained: ReplicatedMean
+    """Share of requests that keep all limits."""
+    goodput: ReplicatedMean
+    """Requests per second that keep all limits."""
+    binds: str
+    """Limit that most requests miss: "ttft", "tpot" or "e2el"; "" if all keep all."""
+
+    def holds(self, limits: StreamLimits) -> bool:
+        """Return whether enough requests keep the limits."""
+        return self.attained.value >= limits.attain
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPasses(InferenceResult):
+    """StreamPasses represent the steps of a stream: ``prefill`` those with chunks of prompts, ``decode`` the
+    others, each by the step with their mean numbers."""
+
+    made: int
+    """Number of tokens that the requests generate."""
+    times: tuple[float, float, float]
+    """Time of the steps with chunks, of the others, and between steps [s]."""
+
+    @property
+    def spent(self) -> tuple[tuple[PassResult, float], ...]:
+        """Time of each kind of step [s], and that in which nothing is computed."""
+        idle = PassResult("idle", 0, 0, round(self.times[2] * 1e12), (), (), {})
+        passes = (self.prefill, self.decode[0] if self.decode else None, idle)
+        return tuple((one, time) for one, time in zip(passes, self.times, strict=True) if one and time > 0)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the requests generate."""
+        return self.made
+
+    @cached_property
+    def composed(self) -> dict[str, tuple[tuple[PassResult, float], ...]]:
+        """Kinds of steps, by the metric whose error is theirs."""
+        decode = self.decode[0] if self.decode else None
+        each = {"ttft_s": self.prefill or decode, "tpot_s": decode or self.prefill}
+        return {name: ((one, 1.0),) for name, one in each.items() if one is not None}
+
+
+def stream_passes(scenario: LoadedScenario, simulated: SimulatedSteps, served: Served) -> StreamPasses | None:
+    """Return what represents the steps of a served stream; None of one without requests.
+
+    ``simulated`` are the steps of the scenario's plan.
+    """
+    mixed, decoding = (simulated.mean(one) if one.steps else None for one in (served.mixed, served.decoding))
+    if mixed is None and decoding is None:
+        return None
+    usual = served.decoding if decoding else served.mixed
+    sequences = max(1, usual.sequences // usual.steps)
+    work = {"batch_size": sequences, "prompt_length": max(1, usual.contexts // max(1, usual.sequences))}
+    scenario = scenario.edited(Edit(("workload",), {"kind": "inference", "output_length": 2, **work}))
+    capacity = with_spreads(scenario, scenario.plan(), fit(scenario))
+    busy = served.mixed.time, served.decoding.time
+    duration = float(served.finished.max() - served.queued.min())
+    known = {one.name: getattr(capacity, one.name) for one in fields(capacity)}
+    return StreamPasses(
+        **known | {"prefill": mixed, "decode": (decoding,) if decoding else ()},
+        made=int(served.output.sum()),
+        times=(*busy, max(0.0, duration - sum(busy))),
+    )
+
+
+def step_errors(passes: StreamPasses) -> tuple[float, float]:
+    """Return by which factor the steps with chunks of prompts, and others, are longer in one of ten real
+    runs, and shorter in another one."""
+    sure = confidence(passes)
+    return exp(P90 * sure.sigma_of("ttft_s")), exp(P90 * sure.sigma_of("tpot_s"))
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """A StreamResult has the measures of every replication of a stream."""
+
+    scenario: LoadedScenario
+    options: StreamOptions
+    limits: ServingLimits
+    gpus: int
+    """Number of GPUs of a replica."""
+    measures: tuple[StreamMeasures, ...]
+    evaluations: int
+    """Number of steps that were simulated; the others are interpolated."""
+    worst: float
+    """Largest relative difference of an interpolated step from a simulated one that was met."""
+    passes: StreamPasses | None = field(default=None, repr=False)
+    """Steps of the first replication; None without requests."""
+    rescaled: tuple[StreamMeasures, ...] = field(default=(), repr=False)
+    """First requests of the first replication, simulated as they are, with steps as short as they may be in
+    reality, and with steps as long as they may be."""
+    notes: tuple[str, ...] = ()
+    trials: tuple[RateTrial, ...] = ()
+    """Loads that were tried, in ascending order."""
+    stopped: str = field(default="")
+    """Why not all was simulated."""
+    prices: CostList | None = field(default=None, repr=False)
+    """Prices and powers; None: those of the shipped list."""
+
+    @cached_property
+    def estimates(self) -> dict[str, ReplicatedMean]:
+        """Mean and interval of each metric over the replications."""
+        return self._estimates(CONFIDENCE)
+
+    def _estimates(self, confidence: float) -> dict[str, ReplicatedMean]:
+        values = [one.metrics() for one in self.measures]
+        return {
+            name: replicated_mean([one[name] for one in values], confidence=confidence)
+            for name in StreamMeasures.declared
+        }
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Ends between which 80 % of real streams are expected in the long run, by metric: errors of steps,
+        which all go in one direction, and the chance of arrivals and lengths."""
+        if not self.rescaled:
+            return {}
+        as_is, *others = (one.metrics() for one in self.rescaled)
+        found = {}
+        for name, (value, low, _) in self._estimates(COVERED).items():
+            chance = value - low if isfinite(low) else 0.0
+            ends = error_interval(value, as_is[name], [one[name] for one in others], chance)
+            if all(map(isfinite, ends)):
+                found[name] = ends
+        return found
+
+    @cached_property
+    def costs(self) -> Economics | None:
+        """Bill, power, energy and cost of a replica; None without requests."""
+        return None if self.passes is None else economics(self.scenario, self.passes, self.prices)
+
+    def priced(self) -> dict[str, float | None]:
+        """Return what tokens and requests cost and take at least, with the prices and powers that are known;
+        tokens within limits are those of requests that keep all."""
+        if self.costs is None:
+            return {}
+        found, good = self.costs.at_least(), self.measures[0].tokens_within
+        million, run = found["cost_per_million_tokens"], found["cost_per_run"]
+        number = len(self.measures[0].served.queued)
+        return {
+            "cost_per_million_tokens": million,
+            "cost_per_million_tokens_within": million / good if million is not None and good else None,
+            "cost_per_request": None if run is None else run / number,
+            **{name: found[name] for name in _ENERGY},
+        }
+
+    @property
+    def unit(self) -> Literal["users", "requests/s", "times the trace's rate"]:
+        """What the load of a trial counts."""
+        if isinstance(self.options.arrivals, Closed):
+            return "users"
+        return "requests/s" if _rate(self.options) else "times the trace's rate"
+
+    @property
+    def best(self) -> RateTrial | None:
+        """Largest load at which the limits are kept; None if it was not asked for, or there is none."""
+        held = [one for one in self.trials if one.holds(self.options.slo)]
+        return held[-1] if held else None
+
+    @property
+    def timeline(self) -> RequestTimeline:
+        """Running and waiting requests of the first replication."""
+        return self.measures[0].timeline()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values; None stands for what is not known."""
+        best = self.best
+        return {
+            "schema": _SCHEMA,
+            "name": self.scenario.name,
+            "requests": [one.number for one in self.measures],
+            "warm_up_requests": [one.skip for one in self.measures],
+            "replications": len(self.measures),
+            "confidence": CONFIDENCE,
+            "metrics": {name: _plain(one) for name, one in self.estimates.items()},
+            "intervals": {name: list(ends) for name, ends in self.intervals.items()},
+            "costs": self.priced(),
+            "economics": None if self.costs is None else self.costs.to_dict(),
+            "kv_blocks": self.limits.blocks,
+            "kv_cache_tokens": self.limits.blocks * self.limits.block_size,
+            "max_num_batched_tokens": self.limits.tokens,
+            "max_num_seqs": self.limits.sequences,
+            "gpus": self.gpus,
+            "simulated_steps": self.evaluations,
+            "worst_interpolation": self.worst,
+            "timeline": self.timeline._asdict(),
+            "load_unit": self.unit,
+            "best_load": None if best is None else best.load,
+            "best_load_per_gpu": None if best is None else best.load / self.gpus,
+            "trials": [
+                {
+                    "load": one.load,
+                    "kept": one.holds(self.options.slo),
+                    "attained": _plain(one.attained),
+                    "goodput_per_s": _plain(one.goodput),
+                    "binds": one.binds,
+                }
+                for one in self.trials
+            ],
+            "notes": list(self.notes),
+            "stopped": self.stopped,
+        }
+
+
+def error_interval(
+    value: float, as_is: float, changed: Sequence[float], chance: float
+) -> tuple[float, float]:
+    """Return the ends of the interval of a metric that becomes ``changed`` instead of ``as_is`` with shorter
+    and longer steps, and whose mean over replications is uncertain by ``chance``.
+
+    Both add as independent errors do: of logarithms where all is above zero, so that times are, and else of
+    the values.
+    """
+    if min(value - chance, as_is, *changed) > 0:
+        changes = [log(one / as_is) for one in changed]
+        random = log(value / (value - chance))
+        least, most = (hypot(random, end) for end in (min(0.0, *changes), max(0.0, *changes)))
+        return value * exp(-least), value * exp(most)
+    changes = [one - as_is for one in changed]
+    least, most = (hypot(chance, end) for end in (min(0.0, *changes), max(0.0, *changes)))
+    return max(0.0, value - least), value + most
+
+
+def _plain(one: ReplicatedMean) -> dict[str, float | None]:
+    return {name: value if isfinite(value) else None for name, value in one._asdict().items()}
+
+
+def stream(
+    scenario: ScenarioSource,
+    *,
+    slo: str | Sequence[str] = (),
+    costs: CostList | None = None,
+    exact_steps: bool = False,
+) -> StreamResult:
+    """Simulate the requests of a scenario's section ``stream``, and with ``slo`` (``ttft=2s``) also find the
+    largest rate, or number of users, at which enough of them keep the limits.
+
+    ``costs`` is a list of prices and powers, by default the shipped one. ``exact_steps`` simulates every step
+    instead of interpolating between some. Raises InputError for a scenario without the section, and for
+    requests that can never be served.
+    """
+    asked = loaded(scenario)
+    if asked.scenario.stream is not None:
+        asked = _with_limits(asked, slo)
+    simulation = StreamSimulation(asked, exact=exact_steps)
+    measures, stopped = list[StreamMeasures](), ""
+    trials, rescaled = dict[float, RateTrial](), tuple[StreamMeasures, ...]()
+    passes = None
+    try:
+        for number in steps(range(simulation.replications), lambda one: f"replication {one + 1}"):
+            measures.append(simulation.run(simulation.options, number))
+        passes = stream_passes(simulation.planned, simulation.steps, measures[0].served)
+        if passes is not None:
+            rescaled = _rescaled(simulation, measures[0], passes)
+        if slo:
+            _search(simulation, trials)
+    except WorkLimitError as error:
+        if not measures:
+            raise
+        stopped = str(error)
+    if not stopped:
+        simulation.checkpoints.clear()
+    return StreamResult(
+        simulation.scenario,
+        simulation.options,
+        simulation.limits,
+        simulation.gpus,
+        tuple(measures),
+        simulation.table.evaluations,
+        simulation.table.worst,
+        passes,
+        rescaled,
+        tuple(simulation.notes(measures)),
+        tuple(trials[load] for load in sorted(trials)),
+        stopped,
+        costs,
+    )
+
+
+def _with_limits(scenario: LoadedScenario, slo: str | Sequence[str]) -> LoadedScenario:
+    """Return the scenario with limits ``ttft=2s``, ``tpot=50ms``, ``e2el=20s`` or ``attain=0.99``.
+
+    Raises InputError.
+    """
+    levels = parse_services(slo, RequestMetrics)
+    edits = [
+        Edit(("stream", "slo", one.name), f"{one.limit} s" if one.metric.unit.name == "s" else one.limit)
+        for one in levels
+    ]
+    return scenario.edited(*edits) if edits else scenario
+
+
+def _rescaled(
+    simulation: StreamSimulation, measures: StreamMeasures, passes: StreamPasses
+) -> tuple[StreamMeasures, ...]:
+    """Return the first requests as they are, with steps as short as in one of ten real runs, and with steps
+    that are as long."""
+    options = simulation.options
+    if len(measures.served.queued) > _RESCALED:
+        fewer = simulation.scenario.edited(Edit(("stream", "num_prompts"), _RESCALED))
+        options = fewer.scenario.stream or options
+        measures = simulation.run(options, 0)
+    found = [measures]
+    for sign in (-1, 1):
+        chunks, decoding = (factor**sign for factor in step_errors(passes))
+        found.append(simulation.run(options, 0, chunks=chunks, decoding=decoding))
+    return tuple(found)
+
+
+# -- the largest load ----------------------------------------------------------------------------
+
+
+def _rate(options: StreamOptions) -> float:
+    """Return the rate of open arrivals [1/s]; 0 of those that have none."""
+    match options.arrivals:
+        case Poisson(request_rate=rate) | Constant(request_rate=rate):
+            return rate
+        case Clients(clients=clients):
+            return sum(one.request_rate for one in clients)
+        case _:
+            return 0.0
+
+
+def _at(scenario: LoadedScenario, load: float) -> StreamOptions:
+    """Return the stream of a scenario with another load, and the same random numbers."""
+    options = scenario.scenario.stream
+    assert options is not None
+    arrivals = ("stream", "arrivals")
+    match options.arrivals:
+        case Poisson() | Constant():
+            edits = [Edit((*arrivals, "request_rate"), load)]
+        case Clients(clients=clients):
+            factor = load / _rate(options)
+            edits = [
+                Edit((*arrivals, "clients", at, "request_rate"), one.request_rate * factor)
+                for at, one in enumerate(clients)
+            ]
+        case Closed():
+            edits = [Edit((*arrivals, "users"), round(load))]
+        case None if options.trace is not None:
+            edits = [Edit(("stream", "trace", "rate_factor"), options.trace.rate_factor * load)]
+        case _:
+            text = "a ramp has no rate to vary; write arrivals of kind poisson, constant, clients or closed"
+            raise InputError.at("stream.arrivals", text, path="--slo")
+    changed = scenario.edited(*edits).scenario.stream
+    assert changed is not None
+    return changed
+
+
+def _search(simulation: StreamSimulation, tried: dict[float, RateTrial]) -> None:
+    """Try loads until the largest one that keeps the limits is known.
+
+    Rates are doubled until two do not, or halved until one does, as goodput need not fall evenly with the
+    load; then the range between is halved.
+    """
+    options = simulation.options
+    begin = _rate(options) or 1.0
+    _at(simulation.scenario, begin)  # refuses a ramp
+
+    def margin(load: float) -> float:
+        """Return by how much more requests keep the limits than must."""
+        if load not in tried:
+            step(f"at {load:.4g}")
+            tried[load] = _tried(simulation, load)
+        return tried[load].attained.value - options.slo.attain
+
+    with stage():
+        if isinstance(options.arrivals, Closed):
+            most = options.num_prompts or 1000
+            largest_that_fits(
+                lambda users: {"attained": margin(users)},
+                start=options.arrivals.users,
+                most=most,
+                falls=lambda _: False,
+            )
+            return
+        load, missed = begin, 0
+        if margin(begin) >= 0:
+            while missed < 2 and (load := 2 * load) <= _MOST:
+                missed = 0 if margin(load) >= 0 else missed + 1
+        while max(map(margin, list(tried))) < 0 and len(tried) <= _DOUBLINGS:
+            load /= 2
+            margin(load)
+        held = max((one for one in tried if margin(one) >= 0), default=0.0)
+        above = min((one for one in tried if one > held and margin(one) < 0), default=0.0)
+        if held and above:
+            gaps = {1 / one: margin(one) for one in (held, above)}
+            least_factor(1 / above, 1 / held, lambda gap: margin(1 / gap), gaps)
+
+
+def _tried(simulation: StreamSimulation, load: float) -> RateTrial:
+    options = _at(simulation.scenario, load)
+    found = [simulation.run(options, number) for number in range(simulation.replications)]
+    limits = options.slo
+    single = {
+        name: sum(one.share_within(StreamLimits.model_construct(**{name: limit})) for one in found)
+        for name in ("ttft", "tpot", "e2el")
+        if (limit := getattr(limits, name)) is not None
+    }
+    attained = replicated_mean([one.attained for one in found])
+    missed = attained.value < 1 and bool(single)
+    return RateTrial(
+        load,
+        attained,
+        replicated_mean([one.goodput_per_s for one in found]),
+        min(single, key=lambda name: single[name]) if missed else "",
+    )
