@@ -37,7 +37,7 @@ stream:
   prompt: {kind: fixed, tokens: 600}
   output: {kind: fixed, tokens: 40}
 """
-LONG = TEXT.replace("num_prompts: 40", "num_prompts: 30000").replace("replications: 2", "replications: 1")
+LONG = TEXT.replace("num_prompts: 40", "num_prompts: 9000").replace("replications: 2", "replications: 1")
 
 
 @pytest.fixture(autouse=True)
