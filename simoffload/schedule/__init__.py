@@ -27,7 +27,6 @@ from simoffload.schedule.ir import (
     Program,
     Route,
     Schedule,
-    steps_of,
 )
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "grouped",
     "link_loads",
     "link_time",
-    "steps_of",
     "stream_times",
     "transfer_time",
 ]

@@ -1,10 +1,10 @@
-"""Closed-form bounds on the duration of a schedule, and the transfers that can contend with each other.
+"""Times of streams and links that follow from a schedule alone, and the transfers that can contend with each
+other.
 
-A lower bound is a time that no run can beat, an upper bound one that none can exceed. Contention is
-determined before the clock starts. A stream of a rank transfers one thing at a time. So a link that only one
-stream crosses is never shared; and a link that could carry the fastest transfers of all its streams
-simultaneously is never full. A transfer that crosses no other links has the rate that it has alone, whatever
-else runs, and its duration is known in advance.
+Contention is determined before the clock starts. A stream of a rank transfers one thing at a time. So a link
+that only one stream crosses is never shared; and a link that could carry the fastest transfers of all its
+streams simultaneously is never full. A transfer that crosses no other links has the rate that it has alone,
+whatever else runs, and its duration is known in advance.
 """
 
 from __future__ import annotations
@@ -28,25 +28,6 @@ def alone_rate(schedule: Schedule, *, route: int, rank: int) -> int:
 def transfer_time(size: int, rate: int) -> int:
     """Return the time [ps] of ``size`` [B] at ``rate`` [B/s], rounded up."""
     return -(-size * _PICO // rate)
-
-
-def lower_bound(schedule: Schedule) -> int:
-    """Return a time [ps] that no run of the (valid) schedule can beat.
-
-    It is the larger of two: the time of the busiest stream of any rank, each of its operations alone on the
-    links; and the largest ratio of bytes to capacity of any link.
-    """
-    busiest_stream = max(stream_times(schedule).values(), default=0)
-    return max(busiest_stream, *map(link_time, link_loads(schedule), schedule.links), 0)
-
-
-def serial_time(schedule: Schedule) -> int:
-    """Return the time [ps] of all operations of all ranks one after another, each alone on the links.
-
-    No run of the (valid) schedule takes longer, apart from the effect of rounding rates down to 1 B/s for
-    flows that share a link: some operation is always running, and a link that flows share is full.
-    """
-    return sum(stream_times(schedule).values())
 
 
 def stream_times(schedule: Schedule, ranks: Iterable[int] | None = None) -> Counter[tuple[int, int]]:

@@ -289,12 +289,6 @@ class CompiledOp(NamedTuple):
         return (ordinal - self.first) // self.per_iteration
 
 
-def steps_of(schedule: Schedule) -> list[list[CompiledOp]]:
-    """Return the compiled operations of every block."""
-    compiled = CompiledSchedule(schedule)
-    return [compiled.steps(block) for block in range(len(schedule.blocks))]
-
-
 class CompiledSchedule:
     """A CompiledSchedule compiles the blocks of a schedule one by one, when the engine reaches them."""
 

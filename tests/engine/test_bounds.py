@@ -8,10 +8,9 @@ from simoffload.schedule.bounds import (
     alone_rate,
     link_loads,
     link_time,
-    lower_bound,
-    serial_time,
     stream_times,
 )
+from tests.engine.bounds import lower_bound, serial_time
 from tests.engine.generated import slowed
 
 SECOND = 10**12

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simoffload.engine import execute, network
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Link, Route, Schedule
-from simoffload.schedule.bounds import lower_bound, serial_time
 from tests.engine import reference
+from tests.engine.bounds import lower_bound, serial_time
 from tests.engine.generated import program_schedules, schedules, slowed
 from tests.examples import some
 

@@ -16,7 +16,7 @@ from simoffload.engine import execute
 from simoffload.exchange.chrome_trace import write_trace
 from simoffload.results.timeline import Timeline, Track
 from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program, Route, Schedule
-from simoffload.schedule.ir import steps_of
+from simoffload.schedule.ir import CompiledSchedule
 
 MS = 10**9  # [ps]
 LAYERS = 5
@@ -133,7 +133,7 @@ def test_no_rounding_makes_neighbours_overlap(
     ends = sorted(times)
     count = len(ends)
     schedule = Schedule("p", 1, ("s",), (), (), (Block("b", (Op("compute", "x", 0, fixed=1),), count),))
-    ((step,),) = steps_of(schedule)
+    (step,) = CompiledSchedule(schedule).steps(0)
     start, end = array("q", [0, *ends[:-1]]), array("q", ends)
     track = Track(0, 0, [step] * count, start, end, array("q", [-1] * count))
     timeline = Timeline(schedule, (track,), makespan=ends[-1])

@@ -12,11 +12,11 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import Sequences, load_model
 from simoffload.results.attribution import attribute
-from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.programs.zero_inference import ZeroInference
 from simoffload.workload import Inference
+from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
 
 WORK = Inference(batch_size=2, prompt_length=64, output_length=4)

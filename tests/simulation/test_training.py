@@ -14,9 +14,9 @@ from simoffload.errors import InputError
 from simoffload.results.attribution import attribute
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import StepWork
+from tests.engine.bounds import lower_bound, serial_time
 from tests.engine.generated import slowed
 from tests.examples import some
 

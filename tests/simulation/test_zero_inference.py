@@ -16,9 +16,9 @@ from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import fit, simulate
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
+from tests.engine.bounds import lower_bound, serial_time
 
 
 def scenario(

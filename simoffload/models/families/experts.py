@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from simoffload.models.families.base import Derived, ModuleLists, invalid
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
+from simoffload.models.families.rotary import LLAMA_OPERATIONS, RotaryConfig, llama_traits
 from simoffload.models.modules import (
     Module,
     Traits,
@@ -32,15 +32,7 @@ module states."""
 
 def expert_traits(architecture: str, **changes: Any) -> Traits:
     """Return the traits of a family whose code of a layer equals Mixtral's, with ``changes`` of them."""
-    common = Traits(
-        architecture=architecture,
-        attention="sdpa",
-        operations=EXPERT_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
-    return common._replace(**changes)
+    return llama_traits(architecture, **{"operations": EXPERT_OPERATIONS, **changes})
 
 
 class ExpertsConfig(RotaryConfig):

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from simoffload.models.caching import CpuAttentionCode
 from simoffload.models.families.base import Flag, ModuleLists
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
+from simoffload.models.families.rotary import RotaryConfig, llama_traits
 from simoffload.models.modules import Traits
 
 
@@ -18,14 +18,8 @@ class Llama(RotaryConfig):
     """The configuration of Llama models: Hugging Face's ``LlamaConfig``."""
 
     family: ClassVar[str] = "llama"
-    traits: ClassVar[Traits] = Traits(
-        architecture="LlamaForCausalLM",
-        attention="sdpa",
-        operations=LLAMA_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-        cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=False),
+    traits: ClassVar[Traits] = llama_traits(
+        "LlamaForCausalLM", cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=False)
     )
 
     attention_bias: Flag = False

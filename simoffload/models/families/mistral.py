@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, ModuleLists
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, SlidingConfig
+from simoffload.models.families.rotary import SlidingConfig, llama_traits
 from simoffload.models.modules import Traits
 
 
@@ -19,14 +19,7 @@ class Mistral(SlidingConfig):
 
     family: ClassVar[str] = "mistral"
     within: ClassVar[str | None] = "mistral3"
-    traits: ClassVar[Traits] = Traits(
-        architecture="MistralForCausalLM",
-        attention="sdpa",
-        operations=LLAMA_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = llama_traits("MistralForCausalLM")
 
     num_key_value_heads: Count | None = 8
     sliding_window: Extent | None = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Extent, Flag, ModuleLists
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, RotaryConfig
+from simoffload.models.families.rotary import RotaryConfig, llama_traits
 from simoffload.models.modules import Traits, rms_norm
 
 
@@ -17,14 +17,7 @@ class Olmo2(RotaryConfig):
     """The configuration of OLMo 2 models: Hugging Face's ``Olmo2Config``."""
 
     family: ClassVar[str] = "olmo2"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Olmo2ForCausalLM",
-        attention="sdpa",
-        operations=LLAMA_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = llama_traits("Olmo2ForCausalLM")
 
     max_position_embeddings: Extent | None = 2048
     attention_bias: Flag = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import ModuleLists
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
+from simoffload.models.families.rotary import UpperWindowsConfig, llama_traits
 from simoffload.models.modules import Traits
 
 
@@ -17,14 +17,7 @@ class Qwen2(UpperWindowsConfig):
     """The configuration of Qwen2 models: Hugging Face's ``Qwen2Config``."""
 
     family: ClassVar[str] = "qwen2"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen2ForCausalLM",
-        attention="sdpa",
-        operations=LLAMA_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = llama_traits("Qwen2ForCausalLM")
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen2ForCausalLM`` in call order."""

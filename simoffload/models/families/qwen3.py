@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from simoffload.models.families.base import Flag, ModuleLists, Width
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, LLAMA_SAVED, UpperWindowsConfig
+from simoffload.models.families.rotary import UpperWindowsConfig, llama_traits
 from simoffload.models.modules import Traits
 
 
@@ -17,14 +17,7 @@ class Qwen3(UpperWindowsConfig):
     """The configuration of Qwen3 models: Hugging Face's ``Qwen3Config``."""
 
     family: ClassVar[str] = "qwen3"
-    traits: ClassVar[Traits] = Traits(
-        architecture="Qwen3ForCausalLM",
-        attention="sdpa",
-        operations=LLAMA_OPERATIONS,
-        saved=LLAMA_SAVED,
-        leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
-    )
+    traits: ClassVar[Traits] = llama_traits("Qwen3ForCausalLM")
 
     head_dim: Width | None = 128
     attention_bias: Flag = False

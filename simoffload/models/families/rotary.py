@@ -27,6 +27,7 @@ from simoffload.models.modules import (
     Module,
     Operations,
     SavedActivations,
+    Traits,
     activation,
     attention,
     container,
@@ -94,6 +95,19 @@ LLAMA_OPERATIONS = Operations(
 """Operations measured for Llama, for families whose code of a layer equals Llama's."""
 LLAMA_SAVED = SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=12)
 """Activations that autograd saves in such a layer."""
+
+
+def llama_traits(architecture: str, **changes: Any) -> Traits:
+    """Return the traits of a family whose code of a layer equals Llama's, with ``changes`` of them."""
+    common = Traits(
+        architecture=architecture,
+        attention="sdpa",
+        operations=LLAMA_OPERATIONS,
+        saved=LLAMA_SAVED,
+        leaf_modules=(),
+        lora_targets=("q_proj", "v_proj"),
+    )
+    return common._replace(**changes)
 
 
 class RotaryConfig(FamilyConfig):

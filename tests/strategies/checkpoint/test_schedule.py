@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simoffload.engine import execute
 from simoffload.models import load_model
-from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.strategies.programs.checkpoint import fresh_share
+from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
 from tests.strategies.checkpoint.cases import (
     CRC32_S,

@@ -20,11 +20,11 @@ from simoffload.models import load_model
 from simoffload.models.lora import with_lora
 from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import lower_bound, serial_time
 from simoffload.simulation import simulate
 from simoffload.strategies.held import memory_stages
 from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink
 from simoffload.workload import Training
+from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
 from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
 from tests.strategies.training.mode_cases import carried
