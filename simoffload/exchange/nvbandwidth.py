@@ -21,7 +21,7 @@ _RUNNING = re.compile(r"Running (?:benchmark )?(\w+)\.?")
 _VERSION = re.compile(r"nvbandwidth Version: v?(\S+)")
 
 
-class _Cell(NamedTuple):
+class _GpuRate(NamedTuple):
     """One number of a bandwidth matrix."""
 
     test: str
@@ -57,7 +57,7 @@ def read_nvbandwidth(path: str | Path, *, size: int = BUFFER) -> tuple[CopyMeasu
     return measurements
 
 
-def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> CopyMeasurement:
+def _measured(file: BenchmarkFile, cell: _GpuRate, size: int, version: str) -> CopyMeasurement:
     match = _TEST.fullmatch(cell.test)
     assert match is not None
     rate = finite(cell.text)
@@ -79,7 +79,7 @@ def _measured(file: BenchmarkFile, cell: _Cell, size: int, version: str) -> Copy
     )
 
 
-def _json_cells(report: Fields) -> Iterator[_Cell]:
+def _json_cells(report: Fields) -> Iterator[_GpuRate]:
     if report.text("error"):
         report.refuse("error", f"nvbandwidth failed: {report.text('error')[:200]}; run it again")
     for case in report.objects("testcases"):
@@ -97,10 +97,10 @@ def _json_cells(report: Fields) -> Iterator[_Cell]:
         for i, row in enumerate(matrix):
             for gpu, cell in enumerate(row):
                 key = case.place(f"bandwidth_matrix[{i}][{gpu}]")
-                yield _Cell(name, gpu, str(cell), None, key)
+                yield _GpuRate(name, gpu, str(cell), None, key)
 
 
-def _text_cells(file: BenchmarkFile) -> Iterator[_Cell]:
+def _text_cells(file: BenchmarkFile) -> Iterator[_GpuRate]:
     """Return the cells of the matrices: a line of GPU numbers, then a line per CPU that begins with its
     number."""
     test, gpus = "", list[int]()
@@ -119,7 +119,9 @@ def _text_cells(file: BenchmarkFile) -> Iterator[_Cell]:
                 file.refuse(
                     f"the row has {len(cells) - 1} cells for {len(gpus)} GPUs; unwrap it", line=number
                 )
-            yield from (_Cell(test, gpu, word, number, "") for gpu, word in zip(gpus, cells[1:], strict=True))
+            yield from (
+                _GpuRate(test, gpu, word, number, "") for gpu, word in zip(gpus, cells[1:], strict=True)
+            )
         elif cells[0].startswith(("ERROR", "[ERROR")) or "CUDA_ERROR" in line:
             file.refuse(f"{test} failed; run it again", line=number)
         else:

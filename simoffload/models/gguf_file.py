@@ -121,25 +121,25 @@ def _part_name(stem: str, part: int, count: int) -> str:
     return f"{stem}-{part:05}-of-{count:05}{_SUFFIX}"
 
 
-class _Part(NamedTuple):
+class _FilePart(NamedTuple):
     number: int
     among: int
 
 
-def _read_part(path: Path) -> tuple[GgufHeader, _Part]:
+def _read_part(path: Path) -> tuple[GgufHeader, _FilePart]:
     """Return the header of one file, and which part of all it is."""
     size = file_size(path)
     with file_errors(path), path.open("rb") as file:
-        reader = _Reader(str(path), file, size)
+        reader = _HeaderReader(str(path), file, size)
         header = reader.header()
     number, count = (header.metadata.get(f"split.{key}", usual) for key, usual in (("no", 0), ("count", 1)))
     if not isinstance(number, int) or not isinstance(count, int):
         header.refuse("is not a whole number", "split.no" if isinstance(count, int) else "split.count")
-    return header, _Part(number, count)
+    return header, _FilePart(number, count)
 
 
-class _Reader:
-    """A _Reader reads a header from its beginning, no further into the file than it must."""
+class _HeaderReader:
+    """A _HeaderReader reads a header from its beginning, no further into the file than it must."""
 
     def __init__(self, path: str, file: BinaryIO, size: int) -> None:
         self._path, self._file, self._size = path, file, size

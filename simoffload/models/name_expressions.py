@@ -89,11 +89,11 @@ def literal(text: str) -> Sequence:
 
 def read_expression(text: str) -> Node:
     """Read an expression. Raises ValueError with the place of what is not valid."""
-    return _Reader(text).read()
+    return _ExpressionReader(text).read()
 
 
-class _Reader:
-    """A _Reader reads an expression by recursive descent."""
+class _ExpressionReader:
+    """A _ExpressionReader reads an expression by recursive descent."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at, self._depth = text, 0, 0

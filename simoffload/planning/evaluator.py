@@ -48,7 +48,7 @@ class _Record:
 
 
 @dataclass
-class _Shared:
+class _SharedWork:
     """What evaluators of a scenario and of it with changes share: all that was worked out, and the effort."""
 
     records: dict[str, _Record] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Evaluator:
         scenario: LoadedScenario,
         *,
         result: SimulationResult | None = None,
-        shared: _Shared | None = None,
+        shared: _SharedWork | None = None,
     ) -> None:
         self.scenario = scenario
-        self.shared = shared or _Shared()
+        self.shared = shared or _SharedWork()
         self._by_edits: dict[str, _Record] = {}
         unchanged = self._record()
         unchanged.scenario = scenario

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from simoffload.strategies.base import NOW, Strategy, WorkloadKind
 
 
-class _Own(NamedTuple):
+class _Shipped(NamedTuple):
     """Module and class of a strategy of the package, and the kinds of workload that it supports."""
 
     module: str
@@ -26,17 +26,17 @@ class _Own(NamedTuple):
     serves: frozenset[WorkloadKind]
 
 
-_OWN: Mapping[str, _Own] = {
-    "zero_inference": _Own("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
-    "zero_training": _Own("programs.zero_training", "ZeroTraining", frozenset({"training"})),
-    "fsdp": _Own("programs.fsdp", "Fsdp", frozenset({"training"})),
-    "accelerate": _Own("programs.accelerate", "Accelerate", frozenset({"inference"})),
-    "resident": _Own("programs.resident", "Resident", frozenset({"inference", "training"})),
-    "tensor_parallel": _Own("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
-    "vllm_cpu_offload": _Own("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
-    "llama_cpp": _Own("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
-    "flexgen": _Own("programs.flexgen", "FlexGen", frozenset({"inference"})),
-    "checkpoint": _Own("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+_OWN: Mapping[str, _Shipped] = {
+    "zero_inference": _Shipped("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
+    "zero_training": _Shipped("programs.zero_training", "ZeroTraining", frozenset({"training"})),
+    "fsdp": _Shipped("programs.fsdp", "Fsdp", frozenset({"training"})),
+    "accelerate": _Shipped("programs.accelerate", "Accelerate", frozenset({"inference"})),
+    "resident": _Shipped("programs.resident", "Resident", frozenset({"inference", "training"})),
+    "tensor_parallel": _Shipped("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
+    "vllm_cpu_offload": _Shipped("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
+    "llama_cpp": _Shipped("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
+    "flexgen": _Shipped("programs.flexgen", "FlexGen", frozenset({"inference"})),
+    "checkpoint": _Shipped("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""
 
