@@ -14,6 +14,7 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.planning.advise.objective import objective_of
 from simoffload.planning.service_levels import parse_service
 from simoffload.results import registered
 from simoffload.web.questions import answer
@@ -59,6 +60,16 @@ def test_its_value_by_hand() -> None:
 def ran(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(words) == 0, capsys.readouterr().err
     return capsys.readouterr().out
+
+
+def test_advice_ranks_by_it() -> None:
+    objective = objective_of(so.load_scenario(SCENARIO), NAME)
+    few, many = (
+        so.simulate(so.load_scenario(SCENARIO, overrides=[f"workload.batch_size={batch}"]))
+        for batch in (8, 32)
+    )
+    gain = objective.gain(objective.ranking(few), objective.ranking(many))
+    assert gain == pytest.approx(4.0, rel=0.01)
 
 
 def test_run_has_it_on_the_terminal_in_json_and_in_every_file(capsys: pytest.CaptureFixture[str]) -> None:
