@@ -52,6 +52,12 @@ class Limits(NamedTuple):
     max_events: int | None = None
     """Operations of one pass, on all ranks; None: unlimited."""
 
+    def within(self, most: Limits) -> Limits:
+        """Return the smaller one of each limit of both."""
+        events = [one for one in (self.max_events, most.max_events) if one is not None]
+        times = [one for one in (self.timeout, most.timeout) if one is not None]
+        return Limits(min(times, default=None), min(self.memory, most.memory), min(events, default=None))
+
 
 _CTRL_C = "Ctrl-C"
 _SHARED = "engine.timeout (--timeout), which all parts of the answer share"
@@ -122,7 +128,7 @@ class _Watch:
     """The resources that one outermost limited function has used so far."""
 
     def __init__(self, held_before: int) -> None:
-        self.limits = Limits()
+        self.limits = Limits().within(_process.most)
         self.doing = "reading the scenario"
         self.reached = ""
         """The limit that was reached, as text; empty while there is none."""
@@ -217,6 +223,8 @@ class _Current(threading.local):
 
 
 class _Process:
+    most = Limits(memory=sys.maxsize)
+    """Limits that no question exceeds, whatever it sets."""
     ours = False
     """Whether the process serves only simoffload, as the command line does."""
     on_interrupt: Callable[[], object] | None = None
@@ -231,6 +239,11 @@ _process = _Process()
 def count_whole_process() -> None:
     """Count all memory of the process from now on, not only what a question adds to it."""
     _process.ours = True
+
+
+def restrict(most: Limits) -> None:
+    """Set limits that no question of this process exceeds from now on, whatever limits it has of its own."""
+    _process.most = most
 
 
 def limited(function: Callable[P, T]) -> Callable[P, T]:
@@ -338,7 +351,7 @@ def time_left() -> float:
 def keep(limits: Limits) -> None:
     """Set the limits of the question that is being answered."""
     if _current.watch is not None:
-        _current.watch.limits = limits
+        _current.watch.limits = limits.within(_process.most)
 
 
 def now_doing(what: str) -> None:

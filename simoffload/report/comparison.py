@@ -37,7 +37,8 @@ class ComparisonRow(NamedTuple):
     """A ComparisonRow is one result in a comparison."""
 
     label: str
-    """Name that is unique within the group: the target if that is sufficient, else the scenario."""
+    """Name that is unique within the group: that of the result's ``label``; without one the target if that is
+    sufficient, else the scenario."""
     result: SimulationResult
     ratio: float | None
     """Time (``SimulationResult.step_by``) over that of the baseline; None if either has none."""
@@ -76,6 +77,11 @@ class Group(NamedTuple):
     rows: tuple[ComparisonRow, ...]
     baseline: str
     """Label of the row to which ratios refer; "" if no row has a time."""
+
+    @property
+    def named(self) -> bool:
+        """Whether who compares has given the rows their names, which then need no model beside them."""
+        return all(row.result.label for row in self.rows)
 
     @property
     def throughput_apart(self) -> bool:
@@ -201,7 +207,9 @@ def _tie_within(result: SimulationResult, reference: SimulationResult | None) ->
 
 def _labels(results: Sequence[SimulationResult]) -> list[str]:
     """Return the shortest names that distinguish the results."""
-    labels: list[str] = []
+    labels = [printable(result.label) for result in results]
+    if all(labels):
+        return labels
     for names in zip(*(presentation(result).labels for result in results), strict=True):
         labels = list(names)
         if len(set(labels)) == len(labels):
@@ -221,9 +229,11 @@ def apart(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 def keys(group: Group) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the headings and cells that identify the rows.
 
-    If only the weights are offloaded this is the label. Otherwise each offloaded part has a column, and the
-    scenario has one if it is needed.
+    If only the weights are offloaded, or the rows have names of their own, this is the label. Otherwise each
+    offloaded part has a column, and the scenario has one if it is needed.
     """
+    if group.named:
+        return ("variant",), tuple((row.label,) for row in group.rows)
     shown_as = [presentation(row.result) for row in group.rows]
     heads = tuple(place.what for place in shown_as[0].places)
     if len(heads) == 1:

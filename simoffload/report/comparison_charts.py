@@ -247,8 +247,8 @@ def _rows_axis(groups: Sequence[Group], rows: Sequence[tuple[Group, ComparisonRo
 
 
 def _named(groups: Sequence[Group], group: Group, row: ComparisonRow) -> str:
-    """Return the name of a result, with its model where there are several."""
-    return row.label if len(groups) == 1 else f"{group.model}, {row.label}"
+    """Return the name of a result, with its model where there are several and nobody has named it."""
+    return row.label if group.named or len(groups) == 1 else f"{group.model}, {row.label}"
 
 
 def _general(share: Share, result: SimulationResult) -> str:

@@ -146,11 +146,12 @@ def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
 
 
 def _labels(found: Sequence[Group]) -> Iterator[tuple[str, ComparisonRow]]:
-    """Yield the rows of all groups with their labels, which have the model where there are several groups."""
+    """Yield the rows of all groups with their labels, which have the model where there are several groups and
+    nobody has named them."""
     for group in found:
         for row in group.rows:
             parts = (group.title, row.label) if len(group.rows) > 1 else (group.title,)
-            yield ", ".join(parts) if len(found) > 1 else row.label, row
+            yield row.label if group.named or len(found) == 1 else ", ".join(parts), row
 
 
 def _missing(found: Sequence[Group]) -> Iterator[str]:

@@ -94,6 +94,8 @@ class SimulationResult(WithMetrics, ABC):
     """Name of the placement if the tier of the weights does not identify it, such as "resident"."""
     placement_words: str = ""
     """Phrase for that placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
+    label: str = field(default="", compare=False)
+    """Name in comparisons, given by who compares; "": the shortest one that distinguishes the result."""
     extrapolations: tuple[str, ...] = ()
     """Descriptions of numbers that are used outside the range in which they were measured."""
     uncompared: tuple[str, ...] = ()

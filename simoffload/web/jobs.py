@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,13 +25,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, Problem, SimulationError
+from simoffload.limits import Limits, restrict, sharing
 from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.questions import QUESTIONS, START
 
-_MEMORY = 6 << 30
-"""Address space [B] of a worker, within which the limits of a simulation apply."""
+_BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
+"""Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
+that of a question: the limits hold for what answers, not for what the worker holds and does besides."""
 _KEPT, _MOST_WAITING, _MOST_PAGES = 256, 64, 512
 _SHORT = 0.5
 """Time [s] for which a job that nobody wants any more may go on, as its answer will be there soon."""
@@ -44,8 +47,8 @@ class Kind(NamedTuple):
     """A Kind of question has workers of its own, so that slow ones do not keep quick ones waiting."""
 
     workers: int
-    seconds: float
-    """Time [s] after which a job is ended."""
+    limits: Limits
+    """Limits of a question, which has an answer with what was found until then."""
     nice: int = 0
 
 
@@ -65,14 +68,15 @@ class _PageJob:
         self.outcome = JobOutcome(progress="waiting")
         self.began: float | None = None
         self.asked = time.monotonic()
+        """Time until which somebody waits for the answer."""
         self.pages: set[str] = set()
 
     def ended(self, most: float) -> str:
-        """Return why the job shall end; empty where it may go on."""
+        """Return why the job shall end, after ``most`` [s] at the latest; empty where it may go on."""
         now = time.monotonic()
         for_now = now - (self.began or now)
         if for_now > most:
-            return f"stopped after {most:g} s, the limit of the page; the command line has none"
+            return f"stopped after {for_now:.0f} s (--timeout); raise the limit, or simulate less"
         unwanted = not self.pages and for_now > _SHORT
         return "not needed any more" if unwanted or now - self.asked > _ABANDONED else ""
 
@@ -119,7 +123,7 @@ class Jobs:
                 self._queues[kind].put(job)
             self._leave(page, kind, keep=job)
             job.pages.add(page)
-            job.asked = time.monotonic()
+            job.asked = time.monotonic() + wait
             self._of_pages[page, kind] = job
             while len(self._of_pages) > _MOST_PAGES:
                 self._of_pages.popitem(last=False)
@@ -164,7 +168,7 @@ class Jobs:
             outcome = JobOutcome(problems=("not needed any more",))
             if job.pages:
                 job.began = time.monotonic()
-                outcome = worker.answer(job, kind.seconds)
+                outcome = worker.answer(job, (kind.limits.timeout or inf) + _BEYOND_TIME)
             with self._lock:
                 key = (job.question, job.arguments)
                 if self._running.get(key) is job:
@@ -179,7 +183,7 @@ class Jobs:
 
     def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._folder.name, kind.nice, registered_outside(), registered)
+        arguments = (theirs, self._folder.name, kind, registered_outside(), registered)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -222,15 +226,16 @@ class _PageWorker:
 
 
 def work(
-    connection: Connection, folder: str, nice: int, outside: Sequence[Any], metrics: Mapping[Any, Any]
+    connection: Connection, folder: str, kind: Kind, outside: Sequence[Any], metrics: Mapping[Any, Any]
 ) -> None:
     """Answer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     own = Path(folder) / str(os.getpid())
     own.mkdir(exist_ok=True)
     os.chdir(own)  # the folder of all scenarios, which holds no file of the server
-    os.nice(nice)
-    _limit_memory()
+    os.nice(kind.nice)
+    _limit_memory(kind.limits.memory + _BEYOND_MEMORY)
+    restrict(kind.limits)
     gc.set_threshold(100_000)
     for one in outside:
         register(one)
@@ -242,14 +247,16 @@ def work(
             question, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        connection.send(_answered(connection, question, arguments))
+        with sharing(kind.limits.timeout):
+            outcome = _answered(connection, question, arguments)
+        connection.send(outcome)
 
 
-def _limit_memory() -> None:
+def _limit_memory(most: int) -> None:
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _progress_texts(progress: Progress) -> Iterator[str]:

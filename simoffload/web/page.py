@@ -16,6 +16,7 @@ from dash.exceptions import PreventUpdate
 from markupsafe import Markup
 
 from simoffload.errors import InputError
+from simoffload.limits import Limits
 from simoffload.report.html import style
 from simoffload.report.svg import hatches
 from simoffload.web import form
@@ -32,17 +33,18 @@ _TICK, _NEXT_TICK = 300, 600
 """Time [ms] between two questions whether an answer is there, and from a change to the search."""
 _SHORT_NAME = 12  # [characters] that half the width of the inputs has room for
 _FILE_TIME = 25.0  # [s]
+_CHECK = Limits(timeout=10.0)
 _FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
 
 
-def kinds(processors: int) -> dict[str, Kind]:
+def kinds(processors: int, limits: Limits) -> dict[str, Kind]:
     """Return the kinds of questions, with workers for a number of processors."""
     each = max(2, min(8, processors))
     return {
-        "quick": Kind(each, 45.0),
-        "check": Kind(1, 10.0),
-        "slow": Kind(each, 90.0, nice=10),
-        "curve": Kind(each, 30.0, nice=5),
+        "quick": Kind(each, limits),
+        "check": Kind(1, limits.within(_CHECK)),
+        "slow": Kind(each, limits, nice=10),
+        "curve": Kind(each, limits, nice=5),
     }
 
 
@@ -487,13 +489,14 @@ def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:
     """Return a file to take away, or why there is none."""
     if not any(clicks):
         raise PreventUpdate
+    kind = str(ctx.triggered_id["get"])
     try:
-        kind = str(ctx.triggered_id["get"])
         outcome = jobs.ask(str(me), "quick", "file", _state(address), kind, wait=_FILE_TIME)
     except InputError as error:
         outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.value is None:
-        return [no_update, "; ".join(outcome.problems) or "the file takes too long"]
+        later = f"the {kind} is not ready yet; press its button again"
+        return [no_update, "; ".join(outcome.problems) or later]
     name, content = outcome.value
     return [{"filename": name, "content": content, "type": "text/plain"}, no_update]
 

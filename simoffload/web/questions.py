@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import ds_config_text, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
-from simoffload.limits import sharing
 from simoffload.models import is_model
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import ScenarioPlanner, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.explanation import sensitivity
+from simoffload.planning.explanation import Sensitivity, sensitivity
 from simoffload.progress import stage
 from simoffload.report.comparison import Group, groups
 from simoffload.report.comparison_charts import CurvePoint, causes_compared, curve_of
@@ -38,14 +37,12 @@ from simoffload.results import Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
-from simoffload.web.scenarios import DESKTOP, FILE, PRICES, bounded, changed, costs, load, nearest, price_list
+from simoffload.web.scenarios import DESKTOP, FILE, PRICES, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
 _LONGEST_NAME = 60  # [characters] of a variant
 QUOTE = '"'
-_NEXT_TIME, _CURVE_TIME = 60.0, 20.0
-"""Time [s] for which what to change is looked for, and the points of a curve: our choice."""
 _MOST_POINTS = 9
 """Number of points of a curve, besides the first and the present one."""
 
@@ -134,14 +131,14 @@ class _PagePlanner(ScenarioPlanner):
 
 @lru_cache(maxsize=64)
 def _result(variant: Variant) -> SimulationResult:
-    scenario, prices = bounded(variant), costs(variant)
+    scenario, prices = load(variant), costs(variant)
     return replace(simulate(scenario, costs=prices), planner=_PagePlanner(scenario, prices))
 
 
 @lru_cache(maxsize=64)
 def _named(variant: Variant, name: str) -> SimulationResult:
     """Return a result under the name of its variant; what it works out on demand is kept, too."""
-    return replace(_result(variant), name=name)
+    return replace(_result(variant), name=name, label=name)
 
 
 def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
@@ -162,8 +159,14 @@ def _labels(state: State) -> tuple[str, ...]:
     )
 
 
+def _title(variant: Variant) -> str:
+    with suppress(InputError):
+        return load(variant).scenario.name
+    return "own scenario"
+
+
 def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
-    base = "own scenario" if "\n" in variant.base else variant.base
+    base = _title(variant) if "\n" in variant.base else variant.base
     edits = [split_assignment(one) for one in variant.edits if one not in common]
     texts = [f"{key.rpartition('.')[2]} {str(value).strip(QUOTE)}" for key, value in edits]
     texts += [f"{key.rpartition('/')[2]} {amount:,.6g}" for key, amount in variant.prices]
@@ -192,7 +195,7 @@ def _each(state: State) -> Iterator[SimulationResult]:
         try:
             yield _named(variant, name)
         except (InputError, WorkLimitError) as error:
-            yield replace(refused(load(state.current), error), name=name)
+            yield replace(refused(load(state.current), error), name=name, label=name)
 
 
 def _sentence(compared: Sequence[Group], current: SimulationResult) -> str:
@@ -266,7 +269,7 @@ def curve(state: State, name: str) -> tuple[str, ...]:
     now, every = int(one.value), -(-one.most // _MOST_POINTS)
     places = range(now % every, one.most + 1, every)
     results = dict[int, SimulationResult]()
-    with sharing(_CURVE_TIME), stage(len(places)) as parts:
+    with stage(len(places)) as parts:
         for at in places:
             with suppress(InputError, WorkLimitError):
                 place = changed(state, one.name, at).current
@@ -341,13 +344,13 @@ def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePo
 def next_changes(state: State) -> Next:
     """Return what to change next, and the sliders of the inputs that matter most. Raises InputError."""
     variant = state.current
-    with sharing(_NEXT_TIME), stage(2) as parts:
+    with stage(2) as parts:
         result = _result(variant)
-        evaluator = Evaluator(bounded(variant), result=result)
+        evaluator = Evaluator(load(variant), result=result)
         parts.step("what to change")
         advice = advise(evaluator, costs=costs(variant))
         parts.step("what matters")
-        sliders = tuple(_sliders(variant, evaluator)) if result.fits else ()
+        matters = sensitivity(evaluator) if result.fits else None
     found = advice.decisions(advice.helping)[:_MOST_CHANGES]
     currency = advice.economics.costs.currency
     changes = tuple(
@@ -359,14 +362,16 @@ def next_changes(state: State) -> Next:
         )
         for one in found
     )
-    nothing = "nothing that was tried gains more than the predictions may be wrong"
-    return Next(changes, sliders, advice.extent or ("" if changes else nothing))
+    note = "" if changes else "nothing that was tried gains more than the predictions may be wrong"
+    if matters and matters.stopped:
+        note = f"for what matters most {matters.untried} numbers were not tried: {matters.stopped}"
+    return Next(changes, tuple(_sliders(variant, matters)) if matters else (), advice.extent or note)
 
 
-def _sliders(variant: Variant, evaluator: Evaluator) -> Iterator[Input]:
+def _sliders(variant: Variant, matters: Sensitivity) -> Iterator[Input]:
     """Yield sliders of the numbers that change most, one of each part of the machine."""
     parts: dict[str, Input | None] = {}
-    for row in sensitivity(evaluator).rows:
+    for row in matters.rows:
         profile, key = row.number.profile, row.number.key
         if profile not in parts and len(parts) < _MOST_SLIDERS:
             parts[profile] = multiple(variant, profile, key)

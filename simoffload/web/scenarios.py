@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -41,8 +41,6 @@ FILE = "scenario.yaml"
 PRICES = "prices.yaml"
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
-_LIMITS = {"timeout": "20 s", "memory": "2 GiB", "max_events": 1_000_000_000}
-"""Limits of one simulation for a page: our choice."""
 
 
 @lru_cache(maxsize=64)
@@ -62,6 +60,19 @@ def load(variant: Variant) -> LoadedScenario:
     return default_scenario(base, DESKTOP, overrides=edits)
 
 
+def variant_of(scenario: LoadedScenario, name: str, edits: Sequence[str]) -> Variant:
+    """Return the variant with the data of a scenario: what is shipped under the name with edits and sections
+    that differ, otherwise its text. Raises InputError."""
+    data = scenario.document.data
+    if find_scenario(name) is None and not is_model(name):
+        return Variant(yaml_text(data))
+    variant = Variant(name).edited(*edits)
+    shown = load(variant).document.data
+    return variant.edited(
+        *(Edit((key,), data[key]).assignment for key in data if data[key] != shown.get(key))
+    )
+
+
 def nearest(variant: Variant) -> LoadedScenario | None:
     """Return the scenario, if need be without an edit or those after one, so that there are inputs."""
     edits = variant.edits
@@ -70,11 +81,6 @@ def nearest(variant: Variant) -> LoadedScenario | None:
         with suppress(InputError):
             return load(variant._replace(edits=kept))
     return None
-
-
-def bounded(variant: Variant) -> LoadedScenario:
-    """Return the scenario with the limits of a page on time, memory and operations. Raises InputError."""
-    return load(variant).edited(*(Edit(("engine", key), most) for key, most in _LIMITS.items()))
 
 
 def price_list(variant: Variant) -> str:

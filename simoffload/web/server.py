@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from simoffload.errors import InputError
+from simoffload.limits import Limits
 
 try:
     import waitress
@@ -43,15 +44,16 @@ def application(jobs: Jobs, *, token: str = "") -> Dash:
     return app
 
 
-def serve(host: str, port: int, *, start: State | None, say: Callable[[str], None]) -> None:
-    """Serve the page until the process is interrupted; ``say`` is told its address.
+def serve(host: str, port: int, *, limits: Limits, start: State | None, say: Callable[[str], None]) -> None:
+    """Serve the page until the process is interrupted; ``say`` is told its address. Each question has the
+    ``limits``.
 
     Where other machines can reach it, it asks for a token. Raises InputError for an address that cannot be
     used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
     with _listening(host, port) as listening:
-        jobs = Jobs(kinds(os.cpu_count() or 2))
+        jobs = Jobs(kinds(os.cpu_count() or 2, limits))
         try:
             app = application(jobs, token=token)
             logging.getLogger("waitress.queue").setLevel(logging.ERROR)

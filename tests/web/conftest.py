@@ -13,6 +13,7 @@ pytest.importorskip("waitress")
 
 from dash import Dash
 
+from simoffload.limits import Limits
 from simoffload.web.jobs import Jobs, Kind
 from simoffload.web.server import application
 
@@ -22,7 +23,9 @@ PAGE = "p" * 32
 @pytest.fixture(scope="session")
 def jobs() -> Iterator[Jobs]:
     """Few workers, which all tests share."""
-    found = Jobs({"quick": Kind(1, 60.0), "check": Kind(1, 60.0), "slow": Kind(1, 60.0)})
+    found = Jobs(
+        {"quick": Kind(1, Limits(60.0)), "check": Kind(1, Limits(60.0)), "slow": Kind(1, Limits(60.0))}
+    )
     yield found
     found.close()
 

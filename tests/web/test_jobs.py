@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from simoffload.limits import Limits
 from simoffload.progress import Progress, stage, watched_by
 from simoffload.web.jobs import Jobs, Kind, _progress_texts
 from simoffload.web.questions import START
@@ -65,7 +66,7 @@ def test_the_next_question_ends_the_one_before(jobs: Jobs) -> None:
 
 
 def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
-    own = Jobs({"slow": Kind(1, 3.0)})
+    own = Jobs({"slow": Kind(1, Limits(3.0))})
     try:
         seen = set[str]()
 
