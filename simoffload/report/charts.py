@@ -25,6 +25,9 @@ _TALL_ROW, _BAR = 48, 0.5
 _HEIGHT = 370
 """[px] of a chart of points."""
 _GIGA = 1e9
+_WIDE = 20
+"""Ratio of the largest and the smallest value from which an axis is logarithmic, as no other shows both: our
+choice."""
 
 
 def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Properties:
@@ -324,12 +327,17 @@ def reached(found: Reach) -> draw.Properties:
             )
         )
     names = [draw.plain(one.value) for one in found.trials]
+    ratios = [ratio for one in data for ratio in one["y"]]
+    wide = max(ratios) > _WIDE * min(ratios) > 0
+    what = found.service[0].name if len(found.service) == 1 else "metrics"
     return draw.figure(
         data,
         _HEIGHT,
         showlegend=False,
         xaxis=draw.axis(draw.plain(found.path), tickvals=list(range(len(names))), ticktext=names),
-        yaxis=draw.axis("over the limit (dotted)", type="log"),
+        yaxis=draw.axis(
+            f"{what} relative to the limit (dotted)", **({"type": "log"} if wide else {"rangemode": "tozero"})
+        ),
         shapes=[],
     )
 

@@ -48,6 +48,11 @@ def sentence(text: str) -> str:
     return f"{text}{'' if text.endswith('.') else '.'}"
 
 
+def joined(names: Sequence[str]) -> str:
+    """Return names in a row; those that consist of several parts are further apart."""
+    return ("; " if any(", " in one for one in names) else ", ").join(names)
+
+
 def uncapitalized(text: str) -> str:
     """Return text as a continuation of a sentence: "time per token" for "Time per token"."""
     return text[:1].lower() + text[1:]

@@ -33,7 +33,7 @@ from simoffload.report.document import (
     fraction,
     held,
 )
-from simoffload.report.formatting import NameFirst, counted, largest, span, uncapitalized
+from simoffload.report.formatting import NameFirst, counted, joined, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
 from simoffload.report.presentation import BOUND, cells, presentation
 from simoffload.report.sections.background import (
@@ -142,7 +142,8 @@ def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
         for row in sorted(timed, key=lambda row: row.result.step_time_s or 0.0)[:1]:
             shown = commands if len(found) == 1 else partial(settings, title=COMMAND)
             label = row.label if len(found) == 1 else f"{row.label} of {group.title}"
-            yield from shown(row.result.provenance, f"with the fastest, {label}")
+            first = "" if len(group.rows) == 1 else "the fastest, "
+            yield from shown(row.result.provenance, f"with {first}{label}")
 
 
 def _labels(found: Sequence[Group]) -> Iterator[tuple[str, ComparisonRow]]:
@@ -183,7 +184,7 @@ def _limits(compared: Sequence[Group]) -> Iterator[str]:
             found.setdefault(cause, {}).setdefault(limit, []).append(label)
     for cause, limits_found in found.items():
         for limit, labels in limits_found.items():
-            where = f" ({_joined(labels)})" if len(limits_found) > 1 else ""
+            where = f" ({joined(labels)})" if len(limits_found) > 1 else ""
             yield NameFirst(f"{cause} is limited by {limit}{where}")
 
 
@@ -203,12 +204,7 @@ def _reservations(compared: Sequence[Group]) -> Iterator[str]:
     }
     for text, labels in about.items():
         if labels:
-            yield NameFirst(f"{'all' if len(labels) == len(timed) > 1 else _joined(labels)}: {text}")
-
-
-def _joined(labels: Sequence[str]) -> str:
-    """Return labels in a row; those that consist of several parts are further apart."""
-    return ("; " if any(", " in one for one in labels) else ", ").join(labels)
+            yield NameFirst(f"{'all' if len(labels) == len(timed) > 1 else joined(labels)}: {text}")
 
 
 def _legend(found: Sequence[Group], table: ReportTable) -> Iterator[str]:

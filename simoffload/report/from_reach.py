@@ -50,6 +50,7 @@ def reach_document(found: Reach, *, run: str = "", command: str = "") -> ReportD
         () if result is None else tuple(result.warnings),
         tuple(sections),
         () if result is None else _background(result, command),
+        name=found.scenario.name if result is not None else "",
     )
 
 

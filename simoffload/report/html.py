@@ -6,6 +6,7 @@ Its only script sorts tables; a Content-Security-Policy forbids any other.
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
@@ -113,6 +114,23 @@ def _lines(text: str) -> Markup:
     return Markup("\n").join(printable(line) for line in text.rstrip("\n").split("\n"))
 
 
+_UNBROKEN = re.compile(r"(\S*\d (?:%|(?:[mun]?s|[kMGTP]i?B|USD|k?W)\b)\S*|\S*-\S*)")
+"""A number with its unit, and a word with hyphens."""
+
+
+def words(text: str) -> Markup:
+    """Return a text as elements in which lines end neither between a number and its unit nor, where there is
+    room, at the hyphens of names and options."""
+    whole = Markup('<span class="word">{}</span>')
+    parts = enumerate(map(printable, _UNBROKEN.split(text)))
+    return Markup("").join(whole.format(one) if at % 2 else one for at, one in parts)
+
+
+def breakable(text: str) -> Markup:
+    """Return the text of a number in a table, whose interval may have a line of its own."""
+    return escape(printable(text)).replace(" [", Markup(" <wbr>["))
+
+
 def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]]]:
     """Group tables that a page folds together."""
     return [
@@ -132,10 +150,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "breakable": breakable,
         "by_fold": _by_fold,
         "drawn": _figure,
         "lines": _lines,
         "sentence": sentence,
         "shown": shown,
+        "words": words,
     }
     return environment

@@ -9,7 +9,7 @@ colour scheme of the reader.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -298,7 +298,7 @@ class _Rows:
         name, note = self._names[row], self._notes.get(row, "")
         if (_BOLD * len(name) + 1 + len(note)) * _LETTER <= _NARROW:
             return [f"{name}\n{note}"]
-        lines = wrap(name, int(_NARROW / _LETTER), break_on_hyphens=False)
+        lines = wrap(name, int(_NARROW / (_BOLD * _LETTER)), break_on_hyphens=False)
         return [*lines, f"\n{note}"] if note else lines
 
     def _placed(self) -> tuple[list[float], float]:
@@ -447,22 +447,23 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
                 named.append((x, y - 9 if above else y + 16, text))
     for number, one in enumerate(layout.get("annotations", ())):
         named.append((along.at(one["x"]), top + 14 + _SMALL * number, one["text"]))
-    parts += _apart(named)
+    parts += _apart(named, top + _PLOT)
     parts.append(_text(up.title, "0", 12, class_="tick"))
     return _Body(parts, top + _PLOT + 2 * _SMALL + 8, left)
 
 
-def _apart(named: Iterable[tuple[float, float, str]]) -> Iterator[Markup]:
-    """Yield names beside points, each [fraction of the width, px]: to the middle of the chart, and below
-    those that they would overlap."""
+def _apart(named: Iterable[tuple[float, float, str]], bottom: float) -> Iterator[Markup]:
+    """Yield names beside points, each [fraction of the width, px]: to the middle of the chart, above its
+    ``bottom`` [px], and below or else above those that they would overlap."""
     taken: list[tuple[float, float, float]] = []
     for x, wanted, text in sorted(named, key=lambda one: one[1]):
-        y = wanted
         need = (_BOLD * len(text) * _LETTER + 9) / _NARROW
         start, end = (x - need, x) if x > 0.5 else (x, x + need)
-        for low, high, there in taken:
-            if low < end and start < high and abs(there - y) < _SMALL:
-                y = there + _SMALL
+        rows = [there for low, high, there in taken if low < end and start < high]
+        below = (wanted + _SMALL / 2 * step for step in count())
+        y = next(one for one in below if all(abs(one - there) >= _SMALL for there in rows))
+        if y > bottom - 4:
+            y = min((bottom - 4, *(there - _SMALL for there in rows)))
         taken.append((start, end, y))
         side = {"dx": -9, "text_anchor": "end"} if x > 0.5 else {"dx": 9}
         yield _text(text, _percent(x), y, class_="name", **side)

@@ -382,8 +382,11 @@ def searched(
         texts.append(f"no price is known for {', '.join(search.missing)}: {text}")
     tables = tuple(_front(search))
     drawn = Chart(f"{charts.speed_axis(search)} over purchase", partial(charts.front, search))
-    title = "Purchases worth considering"
-    return (ReportSection(title, tuple(texts), tables, charts=(drawn,) if tables else ()),)
+    title, prices = (
+        "Purchases worth considering",
+        {one.price for one in search.points if math.isfinite(one.price)},
+    )
+    return (ReportSection(title, tuple(texts), tables, charts=(drawn,) if len(prices) > 1 else ()),)
 
 
 def _front(search: Search) -> Iterator[ReportTable]:

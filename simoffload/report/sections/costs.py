@@ -8,7 +8,7 @@ from simoffload.hardware import DeviceKind
 from simoffload.planning.costs import COST_METRICS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
-from simoffload.report.formatting import NameFirst
+from simoffload.report.formatting import NameFirst, joined
 from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration
 from simoffload.units import format_number, format_watts, per_second, percent, plural
 
@@ -337,7 +337,7 @@ def _not_rented(found: Sequence[Costed]) -> Iterator[str]:
         if mine.no_rent and (mine.rent or mine.spot) and mine.metrics()["energy_per_token_j"] is not None:
             reasons.setdefault(mine.no_rent, []).append(one.label)
     for reason, labels in reasons.items():
-        yield NameFirst(f"{', '.join(labels)}: no cost on rented hardware, as {reason}")
+        yield NameFirst(f"{joined(labels)}: no cost on rented hardware, as {reason}")
 
 
 def _lifetimes(result: SimulationResult) -> str:
