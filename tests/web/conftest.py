@@ -39,12 +39,15 @@ Post = Callable[..., Any]
 
 
 @pytest.fixture
-def update(app: Dash) -> Post:
-    """Do something on the page, as a browser does; returns the properties that change."""
+def post(app: Dash) -> Post:
+    """Do something on the page once, as a browser does; returns the properties that change of the part with
+    the property ``of``."""
     client = app.server.test_client()
-    (output,) = (key for key in app.callback_map if "url.hash" in key and "next" not in key)
 
-    def post(trigger: str, value: Any, address: str = "", names: tuple[str, ...] = (), **more: Any) -> Any:
+    def posted(
+        of: str, trigger: str, value: Any, address: str = "", names: tuple[str, ...] = (), **more: Any
+    ) -> Any:
+        output = next(key for key in app.callback_map if of in key)
         given = {"url.hash": address, "me.data": PAGE, "shape.data": [], **more, trigger: value}
         body = {
             "output": output,
@@ -53,19 +56,29 @@ def update(app: Dash) -> Post:
             "state": _filled(app.callback_map[output]["state"], names, given),
             "changedPropIds": [trigger],
         }
-        for _ in range(100):  # until the answer is there
-            answer = client.post(
-                "/_dash-update-component",
-                data=json.dumps(body),
-                content_type="application/json",
-                base_url=LOCAL,
-            )
-            found = answer.get_json()["response"] if answer.status_code == 200 else {}
+        answer = client.post(
+            "/_dash-update-component",
+            data=json.dumps(body),
+            content_type="application/json",
+            base_url=LOCAL,
+        )
+        return answer.get_json()["response"] if answer.status_code == 200 else {}
+
+    return posted
+
+
+@pytest.fixture
+def update(post: Post) -> Post:
+    """Do something that changes the answer, and wait for the new one."""
+
+    def updated(trigger: str, value: Any, address: str = "", **more: Any) -> Any:
+        for _ in range(100):
+            found = post("url.hash", trigger, value, address, **more)
             if not found.get("progress", {}).get("children"):
                 break
         return found
 
-    return post
+    return updated
 
 
 LOCAL = "http://127.0.0.1:8050"

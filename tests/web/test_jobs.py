@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -16,8 +17,8 @@ from simoffload.web.state import State, Variant
 LONG = State((Variant("training/gpt-1t"),))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -77,6 +78,8 @@ def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
 
         wait_for(ended)
         assert len(seen - {"", "waiting"}) > 1, seen
+        found = own.ask("a", "slow", "next", LONG, wait=0)
+        assert re.search(r"\(--timeout\).*raise the limit", found.value.note), found
         assert own.ask("b", "slow", "next", State((Variant("no such\n"),)), wait=60).problems  # works again
     finally:
         own.close()

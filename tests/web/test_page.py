@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from multiprocessing import active_children
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -18,9 +19,11 @@ import pytest
 from dash import Dash
 
 from simoffload.cli import main
+from simoffload.web.jobs import _ABANDONED, Jobs
 from simoffload.web.questions import START
 from simoffload.web.state import State
-from tests.web.conftest import Post
+from tests.web.conftest import PAGE, Post
+from tests.web.test_jobs import LONG, wait_for
 
 
 def address(answer: Any) -> State:
@@ -61,6 +64,22 @@ def test_variants_are_kept_and_chosen(update: Post) -> None:
     assert (len(kept.variants), kept.at) == (2, 1)
     assert address(update("basket.value", 0, f"#{kept.text}")).at == 0
     assert len(address(update("remove.n_clicks", 1, f"#{kept.text}")).variants) == 1
+
+
+def test_a_change_ends_the_search_of_the_state_before(update: Post, post: Post, jobs: Jobs) -> None:
+    """Its process is killed at once, not only when nobody has asked for a while."""
+    long = f"#{LONG.text}"
+
+    def is_searching() -> bool:
+        return "%" in post("next.children", "next-tick.n_intervals", 1, long)["next-progress"]["children"]
+
+    assert update("url.hash", long)["sentence"]
+    wait_for(is_searching)
+    workers = active_children()
+    assert all(one.is_alive() for one in workers)
+    post("next.children", "url.hash", f"#{START.text}")
+    assert not jobs.answers(PAGE, "slow")
+    wait_for(lambda: not all(one.is_alive() for one in workers), seconds=_ABANDONED / 2)
 
 
 def test_a_damaged_address_is_one_line(update: Post) -> None:
