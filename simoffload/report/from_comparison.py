@@ -142,7 +142,7 @@ def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
         for row in sorted(timed, key=lambda row: row.result.step_time_s or 0.0)[:1]:
             shown = commands if len(found) == 1 else partial(settings, title=COMMAND)
             label = row.label if len(found) == 1 else f"{row.label} of {group.title}"
-            first = "" if len(group.rows) == 1 else "the fastest, "
+            first = "" if len(group.rows) == 1 < len(found) else "the fastest, "
             yield from shown(row.result.provenance, f"with {first}{label}")
 
 

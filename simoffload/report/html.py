@@ -126,9 +126,14 @@ def words(text: str) -> Markup:
     return Markup("").join(whole.format(one) if at % 2 else one for at, one in parts)
 
 
+_LONG = re.compile(r"(\w{20,})")
+
+
 def breakable(text: str) -> Markup:
-    """Return the text of a number in a table, whose interval may have a line of its own."""
-    return escape(printable(text)).replace(" [", Markup(" <wbr>["))
+    """Return the text of a cell of a table, in which lines may end before an interval and in long names."""
+    parts = enumerate(map(printable, _LONG.split(text)))
+    wide = (escape(one).replace("_", Markup("_<wbr>")) if at % 2 else escape(one) for at, one in parts)
+    return Markup("").join(wide).replace(" [", Markup(" <wbr>["))
 
 
 def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]]]:

@@ -125,7 +125,7 @@ def _shown_from(room: float, left: float = 0) -> int | None:
 
 def _room(names: Iterable[str]) -> int:
     """Return the width [px] of names at the left, in steps of ten."""
-    return min(150, 10 * (2 + int(max(map(len, names), default=0) * _LETTER) // 10))
+    return min(150, 10 * (3 + int(max(map(len, names), default=0) * _LETTER) // 10))
 
 
 def _from(width: int) -> str:

@@ -121,7 +121,7 @@ def test_the_sections_come_in_order(single: Page) -> None:
 def test_the_scenario_can_be_run_again(recorded: SimulationResult, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(recorded, path)
-    (pre,) = re.findall("<pre>(.*?)</pre>", path.read_text(), re.DOTALL)
+    (pre,) = re.findall("<pre[^>]*>(.*?)</pre>", path.read_text(), re.DOTALL)
     assert parse_yaml(pre, name="report").data == recorded.provenance.scenario
 
 
