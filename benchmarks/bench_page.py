@@ -1,9 +1,11 @@
 """Measure 50 changes of sliders on the page in headless Chromium, next to those of another checkout.
 
 python benchmarks/bench_page.py [OTHER_CHECKOUT]
+python benchmarks/bench_page.py --users 5
 
 Each change is measured from the slider to the frame that shows its answer [ms], with the CPU time of server
-and workers and of the browser's page in the same time. Both checkouts take turns, slider by slider.
+and workers and of the browser's page in the same time. Both checkouts take turns, slider by slider. With
+``--users`` so many pages of one server, each with a browser of its own, change a slider at the same time.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -150,7 +153,35 @@ def tree_ms(root: int) -> float:
     return 1e3 * sum(times.get(pid, 0) for pid in found) / os.sysconf("SC_CLK_TCK")
 
 
+def together(users: int) -> None:
+    """Measure changes that several people make at the same moment, each of a scenario of their own."""
+    names = list(islice(cycle(SCENARIOS.values()), users))
+    with ExitStack() as stack:
+        folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in names]
+        _, address = stack.enter_context(serving(HERE))
+        pages = [Chromium(folder) for folder in folders]
+        for page in pages:
+            stack.callback(page.close)
+        people = stack.enter_context(ThreadPoolExecutor(users))
+        list(people.map(lambda one: one[0].open(f"{address}#{_state(one[1])}", _READY), zip(pages, names)))
+        times: list[list[float]] = [[] for _ in names]
+        for number in range(CHANGES):
+            time.sleep(1)
+            for own, shown in zip(times, people.map(lambda page: page.value(_MOVE % number), pages)):
+                own.append(float(shown))
+        print(
+            f"{users} users at once, {CHANGES} changes each: median (most) [ms]; load {os.getloadavg()[0]:.1f}"
+        )
+        for name, own in zip(names, times):
+            print(f"{name:24} {statistics.median(own):5.0f} ({max(own):5.0f})")
+        everything = [shown for own in times for shown in own]
+        print(f"all {len(everything)}: {statistics.median(everything):.0f} ({max(everything):.0f})")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--users"]:
+        together(int(sys.argv[2]))
+        return
     checkouts = [HERE, *(Path(one).resolve() for one in sys.argv[1:2])]
     with ExitStack() as stack:
         folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in checkouts]

@@ -430,7 +430,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
     )
     if found.sentence:
         elements |= {
-            "sentence": found.sentence,
+            "sentence": found.sentence.replace(" %", "\u00a0%"),
             "facts": found.facts,
             "metrics": _metrics(found),
             "charts": list(map(_drawn, found.sections)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -165,10 +166,16 @@ def _title(variant: Variant) -> str:
     return "own scenario"
 
 
+def _kind(text: str) -> str:
+    """Return the text of a value; of a section its kind alone."""
+    found = re.search(r"""\bkind["']?: *["']?(\w+)""", text)
+    return found[1] if found else text.strip(QUOTE)
+
+
 def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
     base = _title(variant) if "\n" in variant.base else variant.base
     edits = [split_assignment(one) for one in variant.edits if one not in common]
-    texts = [f"{key.rpartition('.')[2]} {str(value).strip(QUOTE)}" for key, value in edits]
+    texts = [f"{key.rpartition('.')[2]} {_kind(str(value))}" for key, value in edits]
     texts += [f"{key.rpartition('/')[2]} {amount:,.6g}" for key, amount in variant.prices]
     text = ", ".join([base, *texts] if named or not texts else texts)
     return printable(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
@@ -203,7 +210,7 @@ def _sentence(compared: Sequence[Group], current: SimulationResult) -> str:
     the current one, or of that one alone."""
     group = next(one for one in compared if any(row.result is current for row in one.rows))
     alone = len(group.rows) == 1 or not current.fits
-    return result_summary(current) if alone else group_summary(group)
+    return result_summary(current) if alone else group_summary(group, titled=len(compared) > 1)
 
 
 def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> str:

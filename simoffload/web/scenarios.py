@@ -53,7 +53,10 @@ def load(variant: Variant) -> LoadedScenario:
         return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits)
     shipped = find_scenario(base)
     if shipped is not None:
-        return load_scenario(shipped, overrides=edits)
+        try:
+            return load_scenario(shipped, overrides=edits)
+        except InputError as error:  # where the server has its files is nobody's business
+            raise InputError(one._replace(path=base) if one.line else one for one in error.problems) from None
     if not is_model(base):
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         raise InputError.at("", text, path=shortened(base))

@@ -118,6 +118,20 @@ def test_a_mistake_stands_at_its_input_and_can_be_mended() -> None:
     assert answer(wrong.state, "edit workload.batch_size", "8").problems == ()
 
 
+def test_a_mistake_does_not_say_where_the_server_has_its_files() -> None:
+    stage = "strategy.ds_config.zero_optimization.stage=1"
+    (text,) = answer(State((Variant("training/bloom-7b1", (stage,)),))).problems
+    assert text.startswith("training/bloom-7b1:")
+
+
+def test_charts_have_the_names_of_the_basket() -> None:
+    """Also where the variants differ in what would name them elsewhere: the tier."""
+    found = answer(changed(START.kept(), "edit strategy.weights", "dram"))
+    times, causes = (one for one in found.sections if "Variants" in one or "Where the time goes" in one)
+    assert all(label in times for label in found.labels)
+    assert found.labels[0] in causes
+
+
 def test_variants_are_compared_in_one_sentence() -> None:
     state = changed(State((START.current,)).kept(), "edit model.quantization", "int4-g128")
     found = answer(state)
