@@ -163,19 +163,18 @@ def together(users: int) -> None:
         for page in pages:
             stack.callback(page.close)
         people = stack.enter_context(ThreadPoolExecutor(users))
-        list(people.map(lambda one: one[0].open(f"{address}#{_state(one[1])}", _READY), zip(pages, names)))
-        times: list[list[float]] = [[] for _ in names]
+        list(people.map(lambda page, name: page.open(f"{address}#{_state(name)}", _READY), pages, names))
+        rounds = []
         for number in range(CHANGES):
             time.sleep(1)
-            for own, shown in zip(times, people.map(lambda page: page.value(_MOVE % number), pages)):
-                own.append(float(shown))
-        print(
-            f"{users} users at once, {CHANGES} changes each: median (most) [ms]; load {os.getloadavg()[0]:.1f}"
-        )
-        for name, own in zip(names, times):
+            rounds.append(
+                [float(shown) for shown in people.map(Chromium.value, pages, [_MOVE % number] * users)]
+            )
+        load = os.getloadavg()[0]
+        print(f"{users} users at once, {CHANGES} changes each, load {load:.1f}: median (most) [ms]")
+        everything = [shown for one in rounds for shown in one]
+        for name, own in (*zip(names, zip(*rounds, strict=True), strict=True), ("all", everything)):
             print(f"{name:24} {statistics.median(own):5.0f} ({max(own):5.0f})")
-        everything = [shown for own in times for shown in own]
-        print(f"all {len(everything)}: {statistics.median(everything):.0f} ({max(everything):.0f})")
 
 
 def main() -> None:

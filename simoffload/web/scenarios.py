@@ -6,6 +6,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from math import isfinite
@@ -14,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from simoffload.documents import Edit, parse_json, parse_yaml, yaml_text
+from simoffload.documents import Edit, parse_json, parse_yaml, read_document, yaml_text
 from simoffload.errors import InputError, shortened
 from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model
@@ -26,7 +27,6 @@ from simoffload.scenario import (
     MachineParts,
     default_scenario,
     find_scenario,
-    load_scenario,
     resolve,
 )
 from simoffload.strategies import Strategy, strategy_for, strategy_of
@@ -52,11 +52,9 @@ def load(variant: Variant) -> LoadedScenario:
     if "\n" in base:
         return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits)
     shipped = find_scenario(base)
-    if shipped is not None:
-        try:
-            return load_scenario(shipped, overrides=edits)
-        except InputError as error:  # where the server has its files is nobody's business
-            raise InputError(one._replace(path=base) if one.line else one for one in error.problems) from None
+    if shipped is not None:  # where the server has its files is nobody's business
+        document = replace(read_document(shipped), path=base, root=shipped.parent)
+        return resolve(document, overrides=edits)
     if not is_model(base):
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         raise InputError.at("", text, path=shortened(base))
