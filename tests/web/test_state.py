@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,12 @@ def test_an_address_holds_the_whole_state() -> None:
     state = State((SCENARIO, Variant("name: é\nmodel: x\n", config='{"a": 1}')), 1)
     assert State.of(state.text) == state
     assert len(State((SCENARIO,) * MOST_VARIANTS).text) < 200  # what variants share is written once
+
+
+def test_the_address_in_the_documentation_can_be_opened() -> None:
+    page = (Path(__file__).parents[2] / "docs/page.md").read_text()
+    (text,) = re.findall(r"8050/#([^']+)", page)
+    assert len(State.of(text).variants) == 3
 
 
 @settings(max_examples=some(50))
