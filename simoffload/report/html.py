@@ -118,12 +118,12 @@ _UNBROKEN = re.compile(r"(\S*\d (?:%|(?:[mun]?s|[kMGTP]i?B|USD|k?W)\b)\S*|\S*-\S
 """A number with its unit, and a word with hyphens."""
 
 
-def words(text: str) -> Markup:
+def unbroken(text: str) -> Markup:
     """Return a text as elements in which lines end neither between a number and its unit nor, where there is
     room, at the hyphens of names and options."""
-    whole = Markup('<span class="word">{}</span>')
+    piece = Markup('<span class="word">{}</span>')
     parts = enumerate(map(printable, _UNBROKEN.split(text)))
-    return Markup("").join(whole.format(one) if at % 2 else one for at, one in parts)
+    return Markup("").join(piece.format(one) if at % 2 else one for at, one in parts)
 
 
 _LONG = re.compile(r"(\w{20,})")
@@ -161,6 +161,6 @@ def _environment() -> jinja2.Environment:
         "lines": _lines,
         "sentence": sentence,
         "shown": shown,
-        "words": words,
+        "unbroken": unbroken,
     }
     return environment

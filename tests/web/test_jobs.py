@@ -67,7 +67,7 @@ def test_the_next_question_ends_the_one_before(jobs: Jobs) -> None:
 
 
 def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
-    own = Jobs({"slow": Kind(1, Limits(3.0))})
+    own = Jobs({"slow": Kind(1, Limits(8.0))})
     try:
         seen, said = set[str](), list[str]()
 
