@@ -142,7 +142,8 @@ def _wrong_unit(text: str, number: str, unit: str, quantity: _Quantity) -> Value
             f"{_quoted(text)} counts transfers, not bytes; give the PCIe generation and the number of lanes"
         )
     if quantity.name == "size" and (unit in _BITS or unit.casefold().endswith("bit")):
-        return ValueError(f"{_quoted(text)} counts bits, and sizes are counted in bytes (1 B = 8 b)")
+        hint = f"; did you mean {number} {unit[:-1]}B?" if unit in _BITS else ""
+        return ValueError(f"{_quoted(text)} counts bits, and sizes are counted in bytes (1 B = 8 b){hint}")
     other = next((other.name for other in _QUANTITIES if unit in other.units), None)
     meant = _meant(unit, quantity, exactly=other is not None)
     hint = f"did you mean {_either(number, meant)}?" if meant else quantity.advice(number)

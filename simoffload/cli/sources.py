@@ -169,7 +169,8 @@ def _of_model(
     if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
         platforms = parts.platforms()
     platform, others = (platforms[0] if platforms else None), platforms[1:]
-    scenario = default_scenario(model, platform, overrides=overrides, placed=not targets)
+    gpus = parts.gpus if parts else None
+    scenario = default_scenario(model, platform, overrides=overrides, gpus=gpus, placed=not targets)
     scenario = _with_parts(scenario, parts)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     each = " per GPU" if strategy.replicas == strategy.gpus else ""

@@ -132,7 +132,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         for one in _frozen(place.around):
             if advice := one.elsewhere.get(word):
                 return finding._replace(message=f"unknown key: {advice}", at_key=True)
-        message = f"unknown key{suggest(word, names)} (known here: {listing(names)})"
+        hint = suggest(word, names) or _deeper(word, names, place.around, _at(tree, location[:-1]))
+        message = f"unknown key{hint} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
         return finding._replace(message=message, at_key=True, meant=meant)
     if kind == "union_tag_not_found" and tag:
@@ -287,6 +288,19 @@ def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, ends_in_k
         types, tree = _below(around, part), tree[part] if has_part else None
         real.append(part)
     return Place(tuple(real), tuple(unions), _fitting(types, tree), around)
+
+
+def _at(tree: Any, location: Location) -> Any:
+    for part in location:
+        tree = tree[part]
+    return tree
+
+
+def _deeper(word: str, names: Sequence[str], around: Types, tree: Any) -> str:
+    """Return ``; did you mean "workload.batch_size"?`` for a key that sections below have, or ""."""
+    below = ((one, _fitting(_below(around, one), tree.get(one))) for one in names)
+    found = [quoted(f"{one}.{word}") for one, types in below if word in key_names(types)]
+    return f"; did you mean {either(found)}?" if found else ""
 
 
 def key_names(types: Types) -> list[str]:

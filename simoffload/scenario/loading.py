@@ -389,9 +389,15 @@ each GPU (our choice)."""
 
 @limited
 def default_scenario(
-    model: str, platform: str | None = None, *, overrides: Sequence[str] = (), placed: bool = True
+    model: str,
+    platform: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    gpus: int | None = None,
+    placed: bool = True,
 ) -> LoadedScenario:
-    """Return a scenario of a model, by name or file, under ZeRO-Inference on all GPUs of a platform.
+    """Return a scenario of a model, by name or file, under ZeRO-Inference on ``gpus`` GPUs of a platform, by
+    default on all.
 
     It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
     another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
@@ -412,13 +418,14 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
         raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
-    return resolve(_filled(resolve(document, cache=cache, placed=placed)), cache=cache, placed=placed)
+    filled = _filled(resolve(document, cache=cache, placed=placed), gpus)
+    return resolve(filled, cache=cache, placed=placed)
 
 
-def _filled(scenario: LoadedScenario) -> Document:
+def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:
     """Return the document with the values that follow from model and platform, unless it has them."""
     document, strategy = scenario.document, scenario.scenario.strategy
-    spread = strategy.sizes().gpus(scenario.machine.gpus)[:1]
+    spread = strategy.sizes().gpus(gpus or scenario.machine.gpus)[:1]
     for edit in spread:
         if edit.path[1] not in document.data["strategy"]:
             strategy = strategy.model_copy(update={str(edit.path[1]): edit.value})

@@ -228,6 +228,7 @@ def test_other_problems_still_name_the_file() -> None:
     with pytest.raises(InputError) as caught:
         validate(document, Scenario)
     assert str(caught.value).split("\n") == [
-        's.yaml:3:28: tiers[0].capacity: "1 Tb" counts bits, and sizes are counted in bytes (1 B = 8 b)',
+        's.yaml:3:28: tiers[0].capacity: "1 Tb" counts bits, and sizes are counted in bytes (1 B = 8 b); did '
+        "you mean 1 TB?",
         '--set: batch: must be a whole number, got "x"',
     ]

@@ -157,7 +157,7 @@ SIZE_ADVICE = 'write e.g. "40 GB" or "40 GiB"'
         ("40 gib", '"40 gib": "gib" is not a unit of size; did you mean "40 GB" or "40 GiB"?'),
         ("40 GB x", f'"40 GB x": "GB x" is not a unit of size; {SIZE_ADVICE}'),
         ("40 GBit", '"40 GBit" counts bits, and sizes are counted in bytes (1 B = 8 b)'),
-        ("100 Gb", '"100 Gb" counts bits, and sizes are counted in bytes (1 B = 8 b)'),
+        ("100 Gb", '"100 Gb" counts bits, and sizes are counted in bytes (1 B = 8 b); did you mean 100 GB?'),
         ("100 gbit", '"100 gbit" counts bits, and sizes are counted in bytes (1 B = 8 b)'),
         ("6.9 GB/s", '"6.9 GB/s" is a rate, not a size; did you mean "6.9 GB"?'),
         ("1TB/s", '"1TB/s" is a rate, not a size; did you mean "1 TB"?'),

@@ -48,7 +48,7 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-slo-of-other-work",
         "advise s.yaml --slo step=10s",
-        ("--slo: step=10s:", "step is no limit of this kind of work; it has ttft, tpot"),
+        ("--slo: step=10s:", "step is no limit of this kind of work; it has ttft, prompt_tokens_per_s, tpot"),
     ),
     command(
         "advise-platform-unknown",
@@ -63,7 +63,10 @@ CASES: tuple[Case, ...] = (
     command(
         "advise-objective-unknown",
         "advise s.yaml --objective costs",
-        ("--objective: costs: is not one of throughput, latency, cost, ttft, tpot, ", 'did you mean "cost"'),
+        (
+            "--objective: costs: is not one of throughput, latency, cost, ttft, prompt_tokens_per_s, tpot, ",
+            'did you mean "cost"',
+        ),
     ),
     *(
         Case(

@@ -40,7 +40,10 @@ CASES: tuple[Case, ...] = (
         "drive-bits-size",
         '"3.84 TB"',
         '"3.84 Tb"',
-        ("d.yaml:4:19: capacity.value:", '"3.84 Tb" counts bits, and sizes are counted in bytes (1 B = 8 b)'),
+        (
+            "d.yaml:4:19: capacity.value:",
+            '"3.84 Tb" counts bits, and sizes are counted in bytes (1 B = 8 b); did you mean 3.84 TB?',
+        ),
     ),
     drive(
         "drive-negative",

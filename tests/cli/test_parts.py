@@ -146,3 +146,9 @@ def test_models_alone_are_compared_where_each_fits(program: Program) -> None:
     assert "llama-3.3-70b: nvme is the nearest" in answer.err
     none = program("compare", "--gpu", "rtx-4090")
     assert (none.status, "required: SCENARIO, or --models" in none.err) == (2, True)
+
+
+def test_swap_buffers_hold_what_each_of_the_gpus_gets(program: Program) -> None:
+    parts = ("--gpu", "a100-80g-sxm", "--gpus", "2", "--drive", "4xmicron-9550-pro-7.68tb")
+    answer = program("fit", "bloom-176b", *parts, "--on", "raid")
+    assert answer.status == 0, answer.err

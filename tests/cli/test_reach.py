@@ -90,7 +90,7 @@ def test_set_comes_first(program: Program) -> None:
         ((*BATCH, "--slo", "tpto=5s"), 'unknown metric "tpto"; did you mean "tpot"?'),
         (
             (*BATCH, "--slo", "step=5s"),
-            "step is no limit of this kind of work; it has ttft, tpot, tokens_per_s, ",
+            "step is no limit of this kind of work; it has ttft, prompt_tokens_per_s, tpot, tokens_per_s, ",
         ),
         (
             (*BATCH, "--set", "workload.batch_size=4"),

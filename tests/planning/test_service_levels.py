@@ -47,7 +47,7 @@ def test_good_ones(text: str, kind: str, wanted: ServiceLevel, shown: str) -> No
         (
             "step=5s",
             "inference",
-            "no limit of this kind of work; it has ttft, tpot, tokens_per_s",
+            "no limit of this kind of work; it has ttft, prompt_tokens_per_s, tpot, tokens_per_s",
         ),
         ("ttft=5s", "training", "ttft is no limit of this kind of work; it has step, forward"),
         ("tpot=5", "inference", "unit"),

@@ -309,7 +309,7 @@ def _compared(one: Costed, peers: Sequence[Costed]) -> tuple[Entry, ...]:
         one.label,
         _marked(money(metrics["purchase"], currency), prices),
         per_million(one.economics),
-        "" if mine is None else Datum(f"{format_number(mine / best)}×", mine),
+        "" if mine is None or len(peers) == 1 else Datum(f"{format_number(mine / best)}×", mine),
         _lifetimes(one.result),
         _marked(_watts(metrics["power_w"]), powers),
         _marked(_joules(metrics["energy_per_token_j"]), powers),

@@ -84,6 +84,11 @@ class DeviceMemory:
         return bool(self.file) and self.left < self.model.weight_bytes
 
     @property
+    def loads_better(self) -> bool:
+        """Whether pages are missing, and weights that are loaded instead of mapped fit the memory."""
+        return self.lacks_pages and self.weights_on_cpu <= self.left
+
+    @property
     def spare(self) -> tuple[int, ...]:
         """Memory of each GPU that is left beyond what ``--fit`` leaves [B]; below zero if it is too small."""
         free = zip(rooms(self.machine, len(self.on_gpus)), self.on_gpus, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -176,7 +176,11 @@ class LlamaCpp(HookedStrategy):
         if self.chooses:
             key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
             named = fitted(named, model, lambda one: placed(one).memory.spare, key)
-        return placed(named)
+        plan = placed(named)
+        if plan.memory.loads_better:
+            text = "pages of the mapped file are read again in every pass; strategy.load_mode=none (-lm none)"
+            return replace(plan, warnings=(*plan.warnings, f"{text} keeps what the CPU computes in memory"))
+        return plan
 
     def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""

@@ -395,13 +395,24 @@ class ZeroTraining(ZeroStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroTrainingPlan)
-        config = exported_config(self.ds_config, self._use(plan))
+        config, adapters = exported_config(self.ds_config, self._use(plan)), self._adapter_config()
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
-            return {FILE: config}
+            return {FILE: config, **adapters}
         # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
         config = {key: value for key, value in config.items() if key != "optimizer"}
         script = optimizer_script(self.ds_config.optimizer.type)
-        return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script}
+        return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script, **adapters}
+
+    def _adapter_config(self) -> dict[str, Any]:
+        """Return the files with which PEFT makes the adapters (``LoraConfig.from_pretrained``), and
+        transformers the frozen weights (``BitsAndBytesConfig.from_dict``); empty without LoRA."""
+        if self.lora is None:
+            return {}
+        targets = list(self.lora.target_modules)
+        found = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.lora.r, "target_modules": targets}
+        frozen = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+        quantized = {"quantization_config.json": frozen} if self.lora.quantize else {}
+        return {"adapter_config.json": found, **quantized}
 
     def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
         """Return the model with its adapters, and the size of an element of frozen weights [bit]."""

@@ -93,7 +93,9 @@ def test_an_unknown_objective_is_one_clear_error(ask: object) -> None:
     with pytest.raises(InputError) as caught:
         ask(loaded(STORAGE_BOUND), objective="latancy")  # type: ignore[operator]
     (problem,) = caught.value.problems
-    assert problem.message.startswith("is not one of throughput, latency, cost, ttft, tpot, ")
+    assert problem.message.startswith(
+        "is not one of throughput, latency, cost, ttft, prompt_tokens_per_s, tpot, "
+    )
     assert ", energy_per_token_j, " in problem.message
     assert problem.message.endswith('; did you mean "latency"?')
 
