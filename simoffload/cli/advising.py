@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, ExitCode, Waiting
@@ -31,13 +32,11 @@ from simoffload.strategies.ds_config.export import BATCH, FILE
 
 if TYPE_CHECKING:
     from simoffload.cli.option_types import Budget
-    from simoffload.planning.advise import Advice, Search
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.service_levels import ServiceLevel
     from simoffload.results import SimulationResult
-    from simoffload.scenario import LoadedScenario
 
 # -- recommended scenarios -------------------------------------------------------------------------
 
@@ -240,7 +239,9 @@ def _answer(
         if (model := model_file(advice.scenario)) is not None:
             where = arguments.output_dir / RECOMMENDED
             text = f"the scenarios in {where} need {model.name} in that folder, which is not copied"
-            console.warn([f"{text}; link it, or all of its parts: ln {model} {where}"])
+            console.warn(
+                [f"{text}; link it, or all of its parts: ln {quote(str(model))} {quote(str(where))}"]
+            )
     return Answer.of(document, data, folder, files, console)
 
 

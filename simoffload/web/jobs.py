@@ -67,7 +67,7 @@ class _PageJob:
         self.done = threading.Event()
         self.outcome = JobOutcome(progress="waiting")
         self.began: float | None = None
-        self.asked = time.monotonic()
+        self.awaited = time.monotonic()
         """Time until which somebody waits for the answer."""
         self.pages: set[str] = set()
 
@@ -78,7 +78,7 @@ class _PageJob:
         if for_now > most:
             return f"stopped after {for_now:.0f} s (--timeout); raise the limit, or simulate less"
         unwanted = not self.pages and for_now > _SHORT
-        return "not needed any more" if unwanted or now - self.asked > _ABANDONED else ""
+        return "not needed any more" if unwanted or now - self.awaited > _ABANDONED else ""
 
     def end(self, outcome: JobOutcome) -> None:
         self.outcome = outcome
@@ -123,7 +123,7 @@ class Jobs:
                 self._queues[kind].put(job)
             self._leave(page, kind, keep=job)
             job.pages.add(page)
-            job.asked = time.monotonic() + wait
+            job.awaited = time.monotonic() + wait
             self._of_pages[page, kind] = job
             while len(self._of_pages) > _MOST_PAGES:
                 self._of_pages.popitem(last=False)

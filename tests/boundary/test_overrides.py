@@ -227,8 +227,8 @@ def test_other_problems_still_name_the_file() -> None:
     document = set_value(parse_yaml(TEXT.replace("1 TB", "1 Tb"), name="s.yaml"), "batch=x")
     with pytest.raises(InputError) as caught:
         validate(document, Scenario)
+    bits = "counts bits, and sizes are counted in bytes (1 B = 8 b)"
     assert str(caught.value).split("\n") == [
-        's.yaml:3:28: tiers[0].capacity: "1 Tb" counts bits, and sizes are counted in bytes (1 B = 8 b); did '
-        "you mean 1 TB?",
+        f's.yaml:3:28: tiers[0].capacity: "1 Tb" {bits}; did you mean 1 TB?',
         '--set: batch: must be a whole number, got "x"',
     ]

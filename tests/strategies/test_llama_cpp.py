@@ -10,6 +10,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
+from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.strategies.memory import DISPLAY
@@ -268,7 +269,7 @@ def test_a_part_of_the_experts_takes_its_part_of_the_time() -> None:
             '[0]": "ffn_banana=CPU" decides nothing: no tensor of qwen3_moe has such a name',
         ),
         (["exps=CPU", "up_exps=CPU"], '[1]": "up_exps=CPU" decides nothing'),
-        (["exps=GPU0"], '"GPU0" is no device; valid are CPU and CUDA0'),
+        (["exps=GPU0"], 'tensors on "GPU0" are not simulated; those of CPU and CUDA0 are'),
         (["exps"], '"exps" is not PATTERN=DEVICE, such as'),
         (["=CPU"], "is not PATTERN=DEVICE"),
         (["(exps=CPU"], 'the pattern "(exps": "(exps" at character 1 has no ) after it'),
@@ -368,7 +369,13 @@ def test_deepseek_v3_on_twelve_channels() -> None:
     memory = "profiles.host/epyc-9005-768gb.memory_capacity=512 GiB"
     one = scenario("deepseek-v3", "model.quantization=q4_k_m", memory, platform="rtx-4090-epyc-12-channel")
     plan, products = plan_of(one), one.machine.host.products
-    read = plan.on_cpu.expert_bytes(plan.model) * 8 / 256
+    held = (
+        round(stored_bytes([one], plan.model) * plan.on_cpu.share(number, one))
+        for number, layer in enumerate(plan.model.layers)
+        for one in layer
+        if one.share < 1 and plan.on_cpu.holds(number, one)
+    )
+    read = sum(held) * 8 / 256
     assert len(plan.on_cpu.experts) == 57  # of 58
     slowness = ((32 * products.thread.value) ** -2 + (0.36 * 614.4e9) ** -2) ** 0.5
     expected = read * slowness + 57 * 6 * products.operation.value

@@ -335,10 +335,12 @@ class _Trial:
         return replace(found, only_throughput=self.objective.is_latency and slower)
 
     def _margin(self, result: SimulationResult) -> float:
+        """Return how uncertain the ratio of two results is: that of the work, from which costs and energy
+        follow, for metrics that are no time of passes."""
         by, both = self.objective.by, (self.result, result)
-        if self.objective.metric is None:
-            return margin(*both, by="step_by" if self.objective.is_latency else "unit_by")
-        return margin(*both, by=by(result)) if all(by(one) in one.composed for one in both) else 0.0
+        if self.objective.metric is not None and all(by(one) in one.composed for one in both):
+            return margin(*both, by=by(result))
+        return margin(*both, by="step_by" if self.objective.is_latency else "unit_by")
 
     def order(self, one: Tried) -> tuple[int, bool, float]:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked

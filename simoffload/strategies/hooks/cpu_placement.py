@@ -107,15 +107,6 @@ class CpuPlacement(NamedTuple):
             return Home("dram", gpu=gpu if module.kind == "attention" else 0)
         return Home(gpu=gpu)
 
-    def expert_bytes(self, model: ModelShape) -> int:
-        """Return the size [B] of the experts that the CPU computes."""
-        return sum(
-            round(stored_bytes([one], model) * self.share(number, one))
-            for number, layer in enumerate(model.layers)
-            for one in layer
-            if one.share < 1 and self.holds(number, one)
-        )
-
     def behind(self, layers: int, on_gpu: int) -> CpuPlacement:
         """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPUs."""
         return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)

@@ -63,8 +63,8 @@ def _read(text: str, place: str) -> TensorOverride:
     if not pattern or not sign:
         raise InputError.at(place, f'{quoted(text)} is not PATTERN=DEVICE, such as "ffn_.*_exps=CPU"')
     if device not in (CPU, _GPU):
-        known = f"{suggest(device, (CPU, _GPU))}; valid are {CPU} and {_GPU}"
-        raise InputError.at(place, f"{quoted(device)} is no device{known}")
+        known = f"{suggest(device, (CPU, _GPU))}; those of {CPU} and {_GPU} are"
+        raise InputError.at(place, f"tensors on {quoted(device)} are not simulated{known}")
     if len(pattern) > _LONGEST:
         raise InputError.at(place, f"has {len(pattern):,} characters; at most {_LONGEST:,} may be")
     try:
