@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simoffload.errors import printable, shortened
 from simoffload.report import sweep_charts
 from simoffload.report.answer import Verdict
 from simoffload.report.document import (
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200
 """Number of points in the table of a page; all are in the tables that a sweep writes."""
+_MOST_WARNINGS = 5
+_LONGEST_WARNING = 400
 _EQUAL = 1e-3
 """Relative difference below which points are as good: three digits are shown."""
 
@@ -44,8 +48,21 @@ def sweep_document(found: SweepResult, *, command: str = "") -> ReportDocument:
         background,
         name=found.name or "sweep",
         summary=(_answer(found),),
-        facts=("brackets: 80 % intervals",),
+        facts=(*_settings(found), "brackets: 80 % intervals"),
     )
+
+
+def _settings(found: SweepResult) -> Iterator[str]:
+    """Yield model, machine, program and work of the points, as far as they are not varied."""
+    given = found.scenario
+    sections = {key: one if isinstance(one, Mapping) else {"name": one} for key, one in given.items()}
+    for key, name in (("model", "name"), ("platform", "name"), ("strategy", "kind")):
+        if key not in found.axes and (text := sections.get(key, {}).get(name)):
+            yield printable(str(text))
+    work = sections.get("workload", {})
+    parts = [f"{key} {value}" for key, value in work.items() if f"workload.{key}" not in found.axes]
+    if parts:
+        yield printable(", ".join(parts))
 
 
 def _answer(found: SweepResult) -> Verdict:
@@ -68,7 +85,7 @@ def _answer(found: SweepResult) -> Verdict:
 
 
 def _warnings(found: SweepResult) -> Iterator[str]:
-    """Yield how many points have no result, and why."""
+    """Yield how many points have no result, and why; then what is said of the others."""
     lacking = [row for row in found.rows if row.get("fits") is False]
     failed = [row for row in found.rows if row.get("error")]
     fit = "does not fit" if len(lacking) == 1 else "do not fit"
@@ -76,6 +93,12 @@ def _warnings(found: SweepResult) -> Iterator[str]:
         if rows:
             share = percent(len(rows) / len(found.rows))
             yield f"{plural(len(rows), 'point')} ({share}) {what}; {called(found, rows[0])}: {rows[0][why]}"
+    beyond = [row for row in found.rows if row.get("extrapolates")]
+    if beyond:
+        yield f"beyond the calibrated range (error unknown): {plural(len(beyond), 'point')}"
+    told = Counter(str(row["warnings"]) for row in found.rows if row.get("warnings"))
+    for text, number in told.most_common(_MOST_WARNINGS):
+        yield f"{plural(number, 'point')}: {shortened(text, _LONGEST_WARNING)}"
 
 
 def _charts(found: SweepResult) -> Iterator[ReportSection]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from simoffload.planning.sweep import SweepResult, sweep
 from simoffload.report import sweep_charts
 from simoffload.report.from_sweep import sweep_document
 from simoffload.report.html import write_html
+from simoffload.units import plural
 from tests.report.conftest import EVIL, checked
 from tests.report.test_page import Page
 
@@ -95,3 +97,14 @@ def test_python_gets_rows_with_types() -> None:
     assert (found.axes, list(frame[BATCH])) == ((BATCH,), [1, 2])
     assert frame["tokens_per_s"].dtype == "float64"
     assert checked(found.plot())["layout"]["xaxis"]["ticktext"] == ["1", "2"]
+
+
+def test_it_says_what_was_simulated_and_what_of_it_is_uncertain(found: SweepResult) -> None:
+    work = {"kind": "inference", "batch_size": 2, "output_length": 10}
+    scenario = {"model": "bloom-7b1", "platform": "dgx-a100", "workload": work}
+    rows = tuple({**one, "extrapolates": True, "warnings": "a slot is slow"} for one in found.rows)
+    document = sweep_document(replace(found, rows=rows, scenario=scenario))
+    assert document.facts[:3] == ("bloom-7b1", "dgx-a100", "kind inference, output_length 10")
+    points = plural(len(rows), "point")
+    assert f"beyond the calibrated range (error unknown): {points}" in document.warnings
+    assert f"{points}: a slot is slow" in document.warnings

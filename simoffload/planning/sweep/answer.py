@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -29,6 +29,8 @@ class SweepResult:
     """Names of the columns with the values that were varied, such as "workload.batch_size"."""
     rows: tuple[dict[str, Any], ...]
     """Values by column: index, axes, metrics [s], [1/s] with P10 and P90, ``fits``, ``error`` and so on."""
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """The scenario that is varied, as in its file."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -37,7 +39,7 @@ class SweepResult:
         rows = tuple(found["rows"])
         columns = list(rows[0])
         axes = tuple(columns[1 : 1 + len(found["axes"])])
-        return cls(str(found["scenario"].get("name", "")), axes, rows)
+        return cls(str(found["scenario"].get("name", "")), axes, rows, found["scenario"])
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each point, with a type for each column and units in the names of metrics."""

@@ -192,3 +192,9 @@ def test_what_to_type_is_shown_where_a_change_makes_it_fit() -> None:
     assert first.sentences[0].startswith(f"with {found.helping[0].change.description}")
     assert first.listings[0].text.startswith("# Replace the name")
     assert not first.page_only
+
+
+@pytest.mark.parametrize("name", ["energy_per_token_j", "return_per_purchase"])
+def test_what_follows_from_times_is_as_uncertain_as_they_are(name: str) -> None:
+    found = advise(loaded(STORAGE_BOUND), objective=name)
+    assert {one.margin > 0 for one in found.tried if one.gain and one.change.kind == "placement"} == {True}
