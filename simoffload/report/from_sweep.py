@@ -60,7 +60,9 @@ def _settings(found: SweepResult) -> Iterator[str]:
         if key not in found.axes and (text := sections.get(key, {}).get(name)):
             yield printable(str(text))
     work = sections.get("workload", {})
-    parts = [f"{key} {value}" for key, value in work.items() if f"workload.{key}" not in found.axes]
+    parts = [
+        f"{key} {one}" for key, one in work.items() if key != "kind" and f"workload.{key}" not in found.axes
+    ]
     if parts:
         yield printable(", ".join(parts))
 

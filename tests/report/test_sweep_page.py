@@ -104,7 +104,7 @@ def test_it_says_what_was_simulated_and_what_of_it_is_uncertain(found: SweepResu
     scenario = {"model": "bloom-7b1", "platform": "dgx-a100", "workload": work}
     rows = tuple({**one, "extrapolates": True, "warnings": "a slot is slow"} for one in found.rows)
     document = sweep_document(replace(found, rows=rows, scenario=scenario))
-    assert document.facts[:3] == ("bloom-7b1", "dgx-a100", "kind inference, output_length 10")
+    assert document.facts[:3] == ("bloom-7b1", "dgx-a100", "output_length 10")
     points = plural(len(rows), "point")
     assert f"beyond the calibrated range (error unknown): {points}" in document.warnings
     assert f"{points}: a slot is slow" in document.warnings
