@@ -415,7 +415,7 @@ class Replica:
             self.finished[request] = now
             if request in self._followers:
                 follower, delay = self._followers.pop(request)
-                heappush(self._called, (self._now + delay, follower))
+                heappush(self._called, (now + delay, follower))
                 self._look_ahead()
         self.done += len(finished)
         for request in flight.interrupted:

@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from simoffload.errors import InputError
 from simoffload.scenario.streams import StreamOptions
+from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.requests import Requests, drawn
-from tests.serving.streams import Stream, replay
+from tests.serving.streams import Linear, Stream, replay
 
 POISSON = {"kind": "poisson", "request_rate": 4.0}
 USUAL: dict[str, Any] = {
@@ -190,6 +191,67 @@ def test_a_request_that_follows_arrives_after_the_answer(ahead: bool) -> None:
     assert change.cumsum().max() <= 5
     assert first.events < served[1].events
     np.testing.assert_allclose(first.finished, served[1].finished, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_jumps_equal_steps_where_turns_wait_for_blocks(ahead: bool, caching: bool) -> None:
+    preempted = 0
+    for seed in range(5):
+        requests = stream(
+            seed=seed,
+            num_prompts=150,
+            output={"kind": "uniform", "min": 1, "max": 200},
+            conversations={"turns": {"kind": "fixed", "tokens": 5}, "think_time": "0.5 s"},
+            prompt={"kind": "uniform", "min": 1, "max": 300},
+        )
+        jumped, stepped = (
+            replay(
+                Stream(*requests[:4]),
+                times=Linear(host=0.5, gpu=0.8),
+                after=requests.after,
+                async_scheduling=ahead,
+                cache=RadixCache(16) if caching else None,
+                jump=jump,
+                blocks=260,
+                budget=512,
+                max_seqs=24,
+            )
+            for jump in (True, False)
+        )
+        for name in ("queued", "scheduled", "first", "finished"):
+            np.testing.assert_allclose(getattr(jumped, name), getattr(stepped, name), rtol=1e-12)
+        assert jumped.events < 0.3 * stepped.events
+        follows = requests.after >= 0
+        answered = jumped.finished[requests.after[follows]]
+        np.testing.assert_array_equal(jumped.queued[follows], answered + requests.arrival[follows])
+        assert (np.diff(jumped.scheduled[np.argsort(jumped.queued)]) >= 0).all()  # nobody passes another
+        preempted += jumped.preemptions.sum()
+    assert preempted > 50
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_follower_has_its_place_by_its_arrival(jump: bool) -> None:
+    # Steps of 1 s and one place: the first answer ends at 3, its follower comes at 3.5. Then the second
+    # request is served up to 7, the third, which came at 3.25, to 8, and only then the follower.
+    times = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)
+    rows = Stream(np.array([0, 2.5, 3.25, 0.5]), np.full(4, 10), np.array([3, 4, 1, 1]), [None] * 4)
+    after = np.array([-1, -1, -1, 0])
+    served = replay(rows, times=times, after=after, max_seqs=1, jump=jump)
+    assert list(served.queued) == [0, 2.5, 3.25, 3.5]
+    assert list(served.finished) == [3, 7, 8, 9]
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(False, 7), (True, 8)])
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_follower_ends_a_jump(ahead: bool, first: int, jump: bool) -> None:
+    # The first answer ends at 3 and its follower comes at 5.5, while the other request generates up to 20. It
+    # is in the step after that one, or in the next if that is scheduled already.
+    times = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)
+    rows = Stream(np.array([0, 0, 2.5]), np.full(3, 10), np.array([3, 20, 1]), [None] * 3)
+    served = replay(rows, times=times, after=np.array([-1, -1, 0]), async_scheduling=ahead, jump=jump)
+    assert list(served.queued) == [0, 0, 5.5]
+    assert list(served.finished) == [3, 20, first]
 
 
 def test_users_without_think_time_are_always_there() -> None:
