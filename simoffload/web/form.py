@@ -20,10 +20,11 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
+from simoffload.scenario.streams import StreamLimits, StreamOptions
 from simoffload.strategies import strategy_for
 from simoffload.strategies.tunables import tier_paths
 from simoffload.units import format_bytes
-from simoffload.web.scenarios import FACTORS, costs, load, parameter, times
+from simoffload.web.scenarios import FACTORS, LOADS, NO_STREAM, costs, load, parameter, times
 from simoffload.web.state import Variant
 
 _SHORT = ("quantization", "dtype", "attention")
@@ -88,6 +89,7 @@ def panels(
         Panel("Machine", tuple(_machine(scenario))),
         Panel("Program", (programs, *places), tuple(one for one in fields if one not in places)),
         Panel("Work", (kinds,), tuple(tasks)),
+        *_stream(scenario),
         Panel("Try", tuple(_sliders(scenario, variant, result))),
     )
     return tuple(_with_problems(panel, variant, problems) for panel in found)
@@ -166,6 +168,26 @@ def _tiers(scenario: LoadedScenario, choice: str) -> Iterator[str]:
     for name, tier in scenario.machine.tiers.items():
         if choice == "any" or tier.is_storage:
             yield name
+
+
+def _stream(scenario: LoadedScenario) -> Iterator[Panel]:
+    """Yield the inputs of requests that arrive one after the other, where these can be simulated."""
+    if scenario.scenario.workload.kind != "inference":
+        return
+    options, data = scenario.scenario.stream, scenario.document.data.get("stream") or {}
+    kind = NO_STREAM if options is None else (data.get("arrivals") or {}).get("kind", "")
+    shown, more = [Input("requests", "arrivals", kind, choices=(NO_STREAM, *LOADS))], list[Input]()
+    for key, text in (("arrivals", ""), ("prompt", "prompt "), ("output", "output ")):
+        if (part := getattr(options, key, None)) is not None:
+            found = _named(type(part), f"stream.{key}", data[key], {})
+            found = [one._replace(label=f"{text}{one.label}") for one in found]
+            shown += [one for one in found if not one.note]
+            more += [one for one in found if one.note]
+    if options is not None:
+        shown += _named(StreamLimits, "stream.slo", data.get("slo") or {}, {})
+        own = _named(StreamOptions, "stream", data, {})
+        more += [one for one in own if one.label not in ("arrivals", "slo")]
+    yield Panel("Stream of requests", tuple(shown), tuple(more))
 
 
 # ---- of the machine ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import binascii
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from html import escape
 from typing import Any
@@ -21,7 +22,7 @@ from simoffload.report.html import style
 from simoffload.report.svg import hatches
 from simoffload.web import form
 from simoffload.web.jobs import JobOutcome, Jobs, Kind
-from simoffload.web.questions import START, Next, PageAnswer
+from simoffload.web.questions import FOLLOWING, START, Next, PageAnswer, numbers
 from simoffload.web.state import MOST_VARIANTS, Variant
 from simoffload.web.state import State as PageState
 
@@ -44,7 +45,7 @@ def kinds(processors: int, limits: Limits) -> dict[str, Kind]:
         "quick": Kind(each, limits),
         "check": Kind(1, limits.within(_CHECK)),
         "slow": Kind(each, limits, nice=10),
-        "curve": Kind(each, limits, nice=5),
+        **dict.fromkeys(FOLLOWING, Kind(each, limits, nice=10)),
     }
 
 
@@ -70,7 +71,7 @@ def layout() -> Any:
             *(dcc.Store(id=name, data=data) for name, data in _stores().items()),
             dcc.Interval(id="tick", interval=_TICK, disabled=True),
             dcc.Interval(id="next-tick", interval=_NEXT_TICK, disabled=True),
-            dcc.Interval(id="curve-tick", interval=_NEXT_TICK, disabled=True),
+            *(dcc.Interval(id=f"{one}-tick", interval=_NEXT_TICK, disabled=True) for one in FOLLOWING),
             dcc.Download(id="download"),
             html.Header([html.H1("simoffload"), _start()]),
             html.Main(
@@ -89,7 +90,13 @@ def layout() -> Any:
 
 
 def _stores() -> dict[str, Any]:
-    return {"me": uuid.uuid4().hex, "shape": [], "asked": None, "slider": "", "made": ""}
+    return {
+        "me": uuid.uuid4().hex,
+        "shape": [],
+        "asked": None,
+        "made": "",
+        **{f"{one}-of": "" for one in FOLLOWING},
+    }
 
 
 def _start() -> Any:
@@ -129,8 +136,7 @@ def _answer() -> Any:
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
             html.Div(id="metrics"),
             html.Div(id="charts"),
-            html.Div(id="curve"),
-            html.P(id="curve-progress", role="status"),
+            *(one for name in FOLLOWING for one in _following(name)),
             html.Section(
                 [
                     html.H2("What to change next"),
@@ -150,6 +156,10 @@ def _answer() -> Any:
         ],
         id="answer",
     )
+
+
+def _following(name: str) -> tuple[Any, Any]:
+    return html.Div(id=name), html.P(id=f"{name}-progress", role="status", className="following")
 
 
 # ---- inputs ------------------------------------------------------------------------------------
@@ -213,8 +223,7 @@ def _details(found: PageAnswer) -> list[Any]:
 
 
 def _metrics(found: PageAnswer) -> Any:
-    one = Markup("<div><dt>{}</dt><dd><strong>{}</strong> <small>{}</small></dd></div>")
-    return _drawn(Markup("<dl>{}</dl>").format(Markup("").join(one.format(*each) for each in found.metrics)))
+    return _drawn(numbers(found.metrics))
 
 
 def _next(found: Next) -> Any:
@@ -255,7 +264,7 @@ _CHANGED = {
     "progress": Output("progress", "children"),
     "dimmed": Output("answer", "className"),
     "asked": Output("asked", "data"),
-    "slider": Output("slider", "data"),
+    **{name: Output(f"{name}-of", "data") for name in FOLLOWING},
     "ticking": Output("tick", "disabled"),
 }
 """What an answer changes on the page, by the names that ``_updated`` uses."""
@@ -291,16 +300,17 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
         [Input("url", "hash"), Input("next-tick", "n_intervals")],
         [State("me", "data"), State("shape", "data"), State({"set": ALL}, "id")],
     )(lambda *given: _followed(jobs, *given))
-    app.callback(
-        [
-            Output("curve", "children"),
-            Output("curve-progress", "children"),
-            Output("curve", "className"),
-            Output("curve-tick", "disabled"),
-        ],
-        [Input("url", "hash"), Input("curve-tick", "n_intervals")],
-        [State("me", "data"), State("slider", "data")],
-    )(lambda *given: _curved(jobs, *given))
+    for name in FOLLOWING:
+        app.callback(
+            [
+                Output(name, "children"),
+                Output(f"{name}-progress", "children"),
+                Output(name, "className"),
+                Output(f"{name}-tick", "disabled"),
+            ],
+            [Input("url", "hash"), Input(f"{name}-of", "data"), Input(f"{name}-tick", "n_intervals")],
+            State("me", "data"),
+        )(partial(_part, jobs, name))
     app.callback(
         [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
         Input({"get": ALL}, "n_clicks"),
@@ -344,7 +354,7 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
         return shown | {"progress": outcome.progress, "dimmed": "dimmed", "asked": asked, "ticking": False}
     shown |= {"progress": "", "ticking": True, "asked": None}
     if asked and asked[1].startswith(("slide ", "scale ")):
-        shown["slider"] = asked[1]
+        shown["curve"] = asked[1]
     if outcome.value is None:
         return shown | {"problems": _lines(outcome.problems), "notes": _refused(outcome.problems)}
     return shown | _elements(outcome.value, given, names)
@@ -419,6 +429,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         "dimmed": "dimmed" if found.problems else "",
         "yaml": found.scenario or no_update,
         "made": _digest(found.scenario),
+        **dict(found.following),
     }
     if found.panels and new_shape != given["shape"]:
         elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
@@ -454,7 +465,7 @@ is the last word."""
 def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *arguments: Any) -> _Followed:
     """Ask what follows a change once it is some time ago; the change itself ends the question before it, also
     while it is being answered."""
-    if ctx.triggered_id in (None, "url") or jobs.answers(str(me), "quick"):
+    if not str(ctx.triggered_id).endswith("-tick") or jobs.answers(str(me), "quick"):
         jobs.cancel(str(me), kind)
         return None, "looking …", "dimmed", False
     try:
@@ -477,11 +488,12 @@ def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: A
     return [_next(found), no_update if same else list(map(_input, new)), *how]
 
 
-def _curved(jobs: Jobs, address: Any, _ticks: Any, me: Any, slider: Any) -> list[Any]:
-    """Return the curve over the slider that was moved last once it is known."""
-    if not slider:
+def _part(jobs: Jobs, name: str, address: Any, of: Any, _ticks: Any, me: Any) -> list[Any]:
+    """Return a part that follows the answer once it is known; nothing of a part that is about nothing."""
+    if not of:
+        jobs.cancel(str(me), name)
         return [None, "", "", True]
-    found, *how = _later(jobs, "curve", me, "curve", address, str(slider))
+    found, *how = _later(jobs, name, me, name, address, str(of))
     return [no_update if found is None else list(map(_drawn, found)), *how]
 
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import isfinite
 from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
-from simoffload.documents import ds_config_text, split_assignment, yaml_text
+from markupsafe import Markup
+
+from simoffload.documents import ds_config_text, either, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.models import is_model
 from simoffload.planning.advise import advise
@@ -19,6 +22,7 @@ from simoffload.planning.answers import ScenarioPlanner, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Sensitivity, sensitivity
+from simoffload.planning.streams import StreamResult, stream
 from simoffload.progress import stage
 from simoffload.report.comparison import Group, groups
 from simoffload.report.comparison_charts import CurvePoint, causes_compared, curve_of
@@ -26,6 +30,7 @@ from simoffload.report.document import Chart, ReportDocument, ReportSection, Rep
 from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
+from simoffload.report.from_stream import stream_document
 from simoffload.report.html import with_numbers, write_html
 from simoffload.report.presentation import headline, ranged
 from simoffload.report.sections.capacity import capacity
@@ -34,8 +39,10 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
-from simoffload.results import Remedies, SimulationResult
+from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
+from simoffload.serving.answers import StreamMeasures
+from simoffload.serving.traces import shipped_traces
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
 from simoffload.web.scenarios import DESKTOP, FILE, PRICES, changed, costs, load, nearest, price_list
@@ -71,6 +78,8 @@ class PageAnswer(NamedTuple):
     """The current scenario as a file."""
     command: str = ""
     """The command line with the same answer."""
+    following: tuple[tuple[str, str], ...] = ()
+    """Parts that follow the answer, and what each is about; "" for one that it does not have."""
 
 
 class NextChange(NamedTuple):
@@ -117,6 +126,11 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         labels,
         scenario=yaml_text(scenario.document.data),
         command=command(variant),
+        following=tuple(
+            (name, one.section if getattr(scenario.scenario, one.section) else "")
+            for name, one in FOLLOWING.items()
+            if one.section
+        ),
     )
     if not problems:
         found = found._replace(further=tuple(_again(variant, further)))
@@ -220,14 +234,25 @@ def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> st
 def _metrics(result: SimulationResult) -> Iterator[tuple[str, str, str]]:
     known = result.intervals()
     for metric, amount in result.valued():
-        value, ends = metric.text(amount), known.get(metric.name)
-        yield metric.label, value, span(*map(metric.text, ends), value=value) if ends else ""
+        yield metric.label, *_measured(metric, amount, known.get(metric.name))
     if (priced := result.costs) is not None:
         found, currency = priced.at_least(), priced.costs.currency
         for key, text in (("cost_per_million_tokens", "per million tokens"), ("purchase", "purchase")):
             if found[key] is not None:
                 least = "at least " if priced.missing else ""
                 yield text, f"{least}{_plain(money(found[key], currency))}", ""
+
+
+def _measured(metric: Metric, amount: float, ends: tuple[float, float] | None) -> tuple[str, str]:
+    """Return the value and the interval of a metric."""
+    value = metric.text(amount)
+    return value, span(*map(metric.text, ends), value=value) if ends else ""
+
+
+def numbers(metrics: Sequence[tuple[str, str, str]]) -> Markup:
+    """Return the elements of names, values and intervals."""
+    one = Markup("<div><dt>{}</dt><dd><strong>{}</strong> <small>{}</small></dd></div>")
+    return Markup("<dl>{}</dl>").format(Markup("").join(one.format(*each) for each in metrics))
 
 
 def _plain(cell: Any) -> str:
@@ -254,13 +279,14 @@ def _section(one: ReportSection) -> str:
     return with_numbers(one._replace(charts=tuple(charts)))
 
 
-def command(variant: Variant) -> str:
+def command(variant: Variant, verb: str = "run", *options: str) -> str:
     """Return the command line that gives the same numbers."""
     name = FILE if "\n" in variant.base else variant.base
     alone = is_model(name) and find_scenario(name) is None and variant.given("platform") is None
     edits = (f"platform={DESKTOP}", *variant.edits) if alone else variant.edits
     given = [word for one in edits for word in ("--set", one)]
-    return join(["simoffload", "run", name, *given, *(["--costs", PRICES] if price_list(variant) else [])])
+    prices = ["--costs", PRICES] if price_list(variant) else []
+    return join(["simoffload", verb, name, *given, *options, *prices])
 
 
 # ---- the curve ---------------------------------------------------------------------------------
@@ -345,7 +371,65 @@ def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePo
     return f"{label} [{unit}]" if (unit := units.pop()) else label, named
 
 
+# ---- the stream --------------------------------------------------------------------------------
+
+
+def requests(state: State, _section_of: str) -> tuple[str, ...]:
+    """Return the answer to requests that arrive one after the other, and with limits the loads at which they
+    are kept. Raises InputError."""
+    variant = state.current
+    scenario = load(variant)
+    options = scenario.scenario.stream
+    if options is None:
+        return ()
+    if options.trace is not None and options.trace.file not in shipped_traces():
+        text = f"the page reads no files of the server; traces by name are {either(shipped_traces())}"
+        raise InputError.at("stream.trace.file", text)
+    limits = [f"attain={options.slo.attain}"] if options.slo.any else []
+    found = stream(scenario, slo=limits, costs=costs(variant))
+    document = stream_document(found)
+    texts = (*document.verdicts, *document.warnings)
+    said = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
+    line = command(variant, "stream", *(word for one in limits for word in ("--slo", one)))
+    return (
+        Markup("<h2>Stream of requests</h2>{}{}").format(said, numbers(tuple(_of_requests(found)))),
+        *map(_section, document.sections),
+        Markup("<p>The same answer: <code>{}</code></p>").format(printable(line)),
+    )
+
+
+def _of_requests(found: StreamResult) -> Iterator[tuple[str, str, str]]:
+    """Yield the medians and 99th percentiles of latencies, rates, and what tokens cost."""
+    for name in _OF_STREAM:
+        if isfinite(value := found.estimates[name].value):
+            metric = StreamMeasures.declared[name]
+            yield metric.title, *_measured(metric, value, found.intervals.get(name))
+    cost = found.priced().get("cost_per_million_tokens")
+    if cost is not None and found.costs is not None:
+        least = "at least " if found.costs.missing else ""
+        yield "Cost per million tokens", f"{least}{_plain(money(cost, found.costs.costs.currency))}", ""
+
+
+_OF_STREAM = (
+    *(f"{kind}_{part}_s" for kind in ("ttft", "tpot", "e2el") for part in ("p50", "p99")),
+    *("requests_per_s", "output_tokens_per_s"),
+)
+
+
 # ---- what follows ------------------------------------------------------------------------------
+
+
+class Following(NamedTuple):
+    """A Following is a part of a page that is looked for once its state has not changed for a moment."""
+
+    question: Callable[[State, str], tuple[str, ...]]
+    """Returns its elements for a state and what the part is about, nothing where there is nothing."""
+    section: str = ""
+    """Section of scenarios that it is about; "": the slider that was moved last."""
+
+
+FOLLOWING = {"curve": Following(curve), "stream": Following(requests, section="stream")}
+"""Parts that follow the answer, in their order; each has workers of its own."""
 
 
 def next_changes(state: State) -> Next:
@@ -435,7 +519,7 @@ def _page(document: ReportDocument) -> str:
 QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "answer": answer,
     "next": next_changes,
-    "curve": curve,
+    **{name: one.question for name, one in FOLLOWING.items()},
     "check": check,
     "file": file,
 }

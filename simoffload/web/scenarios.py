@@ -32,13 +32,19 @@ from simoffload.scenario import (
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 from simoffload.strategies.tunables import tier_paths
 from simoffload.web.state import State, Variant
-from simoffload.workload import Workload
+from simoffload.workload import Inference, Workload
 
 DESKTOP = "rtx-4090-desktop"
 """Platform of a model that is named alone."""
 FILE = "scenario.yaml"
 """Name of the scenario of a page in messages and downloads."""
 PRICES = "prices.yaml"
+NO_STREAM = "none"
+LOADS = {"poisson": "request_rate", "constant": "request_rate", "closed": "users"}
+"""Ways in which requests arrive, and their key for the load, by which limits are searched."""
+_BLOCK = 16  # [tokens]
+_FIRST_LIMITS = {"ttft": "2 s", "tpot": "200 ms"}
+"""Limits with which a stream begins: of Llama 2 70B in MLPerf Inference (``inference_rules.adoc``)."""
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
 
@@ -233,6 +239,35 @@ def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
 
 
+def _requests(variant: Variant, _rest: str, value: Any) -> Variant:
+    """Return the variant to which requests arrive in a way, or without a stream."""
+    if value == NO_STREAM:
+        without = variant.edited("stream")
+        return without if _now(without).scenario.stream is None else without.edited("stream=null")
+    now = _now(variant)
+    arrivals = {"kind": str(value), LOADS[str(value)]: 1}
+    begun = now.document.data.get("stream") or _like_the_batch(now)
+    return variant.edited(Edit(("stream",), {**begun, "arrivals": arrivals}).assignment)
+
+
+def _like_the_batch(scenario: LoadedScenario) -> dict[str, Any]:
+    """Return a stream of requests with the lengths of the batch; of a program that is no engine, with static
+    batches as large as that one."""
+    work = scenario.scenario.workload
+    if not isinstance(work, Inference):
+        raise ValueError(work.kind)
+    size, prompt, output = work.batch_size, work.prompt_length, work.output_length
+    lengths = {"prompt": prompt, "output": output}
+    begun: dict[str, Any] = {"arrivals": {}}  # first, as it names the variant
+    begun |= {key: {"kind": "fixed", "tokens": tokens} for key, tokens in lengths.items()}
+    begun["slo"] = _FIRST_LIMITS
+    if getattr(scenario.plan(), "serving_limits", None) is None:
+        blocks = size * -(-(prompt + output) // _BLOCK)
+        begun |= {"scheduler": "static", "max_num_seqs": size, "kv_blocks": blocks}
+        begun |= {"block_size": _BLOCK, "max_num_batched_tokens": size * prompt}
+    return begun
+
+
 def _kinds(work: type[BaseModel]) -> tuple[str, ...]:
     return get_args(work.model_fields["kind"].annotation)
 
@@ -277,5 +312,6 @@ _CHANGES: Mapping[str, Callable[[Variant, str, Any], Variant]] = {
     "price": _price,
     "program": _program,
     "work": _work,
+    "requests": _requests,
     "file": _file,
 }

@@ -17,7 +17,7 @@ _LARGEST = 1_000_000
 _REPLACED = {
     "platform": ("equipment", "profiles", "nodes"),
     "model": ("strategy.ds_config",),
-    "workload": ("checkpoint", "dataset"),
+    "workload": ("checkpoint", "dataset", "stream"),
 }
 """Sections whose edits do not go with another value of a key."""
 

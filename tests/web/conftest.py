@@ -23,9 +23,7 @@ PAGE = "p" * 32
 @pytest.fixture(scope="session")
 def jobs() -> Iterator[Jobs]:
     """Few workers, which all tests share."""
-    found = Jobs(
-        {"quick": Kind(1, Limits(60.0)), "check": Kind(1, Limits(60.0)), "slow": Kind(1, Limits(60.0))}
-    )
+    found = Jobs({name: Kind(1, Limits(60.0)) for name in ("quick", "check", "slow", "stream")})
     yield found
     found.close()
 

@@ -34,7 +34,7 @@ def test_a_page_without_a_state_begins_with_one(update: Post) -> None:
     answer = update("url.hash", "")
     assert address(answer) == START
     assert answer["sentence"]["children"].startswith("llama-3.3-70b runs with its weights on nvme")
-    assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 5]
+    assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 6]
 
 
 def test_an_input_changes_the_address_and_the_answer(update: Post) -> None:
@@ -80,6 +80,22 @@ def test_a_change_ends_the_search_of_the_state_before(update: Post, post: Post, 
     post("next.children", "url.hash", f"#{START.text}")
     assert not jobs.answers(PAGE, "slow")
     wait_for(lambda: not all(one.is_alive() for one in workers), seconds=_ABANDONED / 2)
+
+
+def test_requests_follow_the_answer(update: Post, post: Post) -> None:
+    edits = ("stream.num_prompts=4", "stream.replications=1", "stream.slo={}")
+    begun = address(update('{"set":"requests"}.value', "poisson", names=("requests",)))
+    state = f"#{begun.changed(begun.current.edited(*edits)).text}"
+    of = update("url.hash", state)["stream-of"]["data"]
+    assert of == "stream"
+    assert post("stream.children", "url.hash", state, **{"stream-of.data": ""})["stream"]["children"] is None
+
+    def drawn() -> str:
+        found = post("stream.children", "stream-tick.n_intervals", 1, state, **{"stream-of.data": of})
+        return json.dumps(found) if found["stream-tick"]["disabled"] else ""
+
+    wait_for(lambda: bool(drawn()))
+    assert "TTFT p99" in drawn()
 
 
 def test_a_damaged_address_is_one_line(update: Post) -> None:

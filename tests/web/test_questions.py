@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from simoffload.documents import yaml_text
 from simoffload.errors import InputError
 from simoffload.planning.answers import simulate
+from simoffload.planning.streams import stream
+from simoffload.report.formatting import sentence
+from simoffload.report.from_stream import stream_document
 from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.serving.answers import StreamMeasures
 from simoffload.strategies import strategies
 from simoffload.web import form
-from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes
+from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
 from simoffload.web.scenarios import changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
@@ -66,7 +71,10 @@ def test_a_price_list_is_dropped() -> None:
 def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
     found = answer(State((Variant(name),)))
     assert found.problems == ()
-    assert [one.title for one in found.panels] == ["Model", "Machine", "Program", "Work", "Try"]
+    titles = ["Model", "Machine", "Program", "Work", "Stream of requests", "Try"]
+    if inputs(found)["work"].value != "inference":
+        titles.remove("Stream of requests")
+    assert [one.title for one in found.panels] == titles
     assert len(found.sentence) <= 200
     names = [one.name for panel in found.panels for one in (*panel.inputs, *panel.more)]
     assert len(set(names)) == len(names)
@@ -246,6 +254,79 @@ def test_a_curve_goes_through_the_present_point(name: str) -> None:
     assert re.search(f"diamond: now, at [^:]*: {re.escape(metrics(answer(DDN))[CURVES[name]])}", drawn)
     assert drawn.count("<circle") >= 5
     assert "<table>" in drawn
+
+
+VLLM = ("platform=h100-1gpu-vm", "strategy={kind: tensor_parallel, compiled: true}")
+ENGINE = State((Variant("llama-3.1-8b", VLLM),))
+
+
+def with_stream(state: State, *edits: str, kind: str = "poisson") -> State:
+    begun = answer(state, "requests", kind)
+    assert begun.problems == ()
+    return begun.state.changed(begun.state.current.edited(*edits))
+
+
+FEW = ("stream.num_prompts=30", "stream.replications=2")
+
+
+def test_requests_have_the_answer_of_stream() -> None:
+    state = State.of(
+        with_stream(ENGINE, *FEW, "stream.arrivals.request_rate=4", "stream.slo.ttft=60 ms").text
+    )
+    shown = inputs(answer(state))
+    assert shown["edit stream.arrivals.request_rate"].value == "4"
+    assert shown["edit stream.prompt.tokens"].value == "512"
+    assert shown["edit stream.slo.tpot"].value == "200 ms"
+    assert dict(answer(state).following)["stream"] == "stream"
+    first, *sections, command = requests(state, "stream")
+    found = stream(load(state.current), slo=["attain=0.9"])
+    assert sentence(stream_document(found).verdicts[0]) in first
+    for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"):
+        metric = StreamMeasures.declared[name]
+        assert f"<dt>{metric.title}</dt><dd><strong>{metric.text(found.estimates[name].value)}" in first
+    assert "Loads that were tried" in sections[0]
+    assert "simoffload stream llama-3.1-8b" in command
+    assert command.endswith("--slo attain=0.9</code></p>")
+
+
+def test_users_instead_of_a_rate_and_no_limits() -> None:
+    state = with_stream(ENGINE, *FEW, "stream.slo={}", kind="closed")
+    assert inputs(answer(state))["edit stream.arrivals.users"].value == "1"
+    first, metrics, *_ = requests(state, "stream")
+    assert "<p>p99 of TTFT" in first
+    assert "What requests meet" in metrics
+
+
+def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
+    state = with_stream(START, "stream.num_prompts=4", "stream.replications=1", "stream.slo={}")
+    options = load(state.current).scenario.stream
+    assert options is not None
+    assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 34)
+    assert len(requests(state, "stream")) > 3
+
+
+def test_without_a_stream_there_is_no_part_and_it_can_be_taken_away() -> None:
+    assert requests(DDN, "stream") == ()
+    assert dict(answer(DDN).following)["stream"] == ""
+    assert answer(with_stream(DDN), "requests", "none").state == DDN
+    written = yaml_text(load(with_stream(ENGINE).current).document.data)
+    without = answer(State((Variant(f"{written}\n"),)), "requests", "none")
+    assert without.problems == ()
+    assert load(without.state.current).scenario.stream is None
+    training = answer(with_stream(DDN), "work", "training")
+    assert training.problems == ()
+    assert "requests" not in inputs(training)
+    with pytest.raises(InputError, match="is no value of it"):
+        answer(DDN, "requests", "never")
+
+
+@pytest.mark.parametrize("path", ["../secret.json", "/etc/passwd", "{folder}/../secret.json"])
+def test_a_trace_of_the_server_is_not_read(path: str, folder: Path) -> None:
+    trace = f"stream={{trace: {{file: {path.format(folder=folder)}}}}}"
+    state = ENGINE.changed(ENGINE.current.edited(trace))
+    with pytest.raises(InputError, match="the page reads no files of the server") as caught:
+        requests(state, "stream")
+    assert "4711" not in str(caught.value)
 
 
 def test_a_slider_that_is_not_there_has_no_curve() -> None:
