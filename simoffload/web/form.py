@@ -20,7 +20,6 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.scenario.streams import StreamLimits, StreamOptions
 from simoffload.strategies import strategy_for
 from simoffload.strategies.tunables import tier_paths
 from simoffload.units import format_bytes
@@ -184,8 +183,8 @@ def _stream(scenario: LoadedScenario) -> Iterator[Panel]:
             shown += [one for one in found if not one.note]
             more += [one for one in found if one.note]
     if options is not None:
-        shown += _named(StreamLimits, "stream.slo", data.get("slo") or {}, {})
-        own = _named(StreamOptions, "stream", data, {})
+        shown += _named(type(options.slo), "stream.slo", data.get("slo") or {}, {})
+        own = _named(type(options), "stream", data, {})
         more += [one for one in own if one.label not in ("arrivals", "slo")]
     yield Panel("Stream of requests", tuple(shown), tuple(more))
 

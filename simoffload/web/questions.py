@@ -41,7 +41,6 @@ from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
-from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.traces import shipped_traces
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
@@ -389,10 +388,10 @@ def requests(state: State, _section_of: str) -> tuple[str, ...]:
     found = stream(scenario, slo=limits, costs=costs(variant))
     document = stream_document(found)
     texts = (*document.verdicts, *document.warnings)
-    said = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
+    remarks = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
     line = command(variant, "stream", *(word for one in limits for word in ("--slo", one)))
     return (
-        Markup("<h2>Stream of requests</h2>{}{}").format(said, numbers(tuple(_of_requests(found)))),
+        Markup("<h2>Stream of requests</h2>{}{}").format(remarks, numbers(tuple(_of_requests(found)))),
         *map(_section, document.sections),
         Markup("<p>The same answer: <code>{}</code></p>").format(printable(line)),
     )
@@ -402,7 +401,7 @@ def _of_requests(found: StreamResult) -> Iterator[tuple[str, str, str]]:
     """Yield the medians and 99th percentiles of latencies, rates, and what tokens cost."""
     for name in _OF_STREAM:
         if isfinite(value := found.estimates[name].value):
-            metric = StreamMeasures.declared[name]
+            metric = found.measures[0].declared[name]
             yield metric.title, *_measured(metric, value, found.intervals.get(name))
     cost = found.priced().get("cost_per_million_tokens")
     if cost is not None and found.costs is not None:
