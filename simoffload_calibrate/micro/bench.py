@@ -17,7 +17,12 @@ from simoffload.hardware import SeenGpu, detect_machine
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.machine_facts import machine_facts
-from simoffload_calibrate.micro.benchmarks import BenchmarkSetting, Microbenchmark, microbenchmarks
+from simoffload_calibrate.micro.benchmarks import (
+    BenchmarkSetting,
+    Microbenchmark,
+    microbenchmarks,
+    need_storage,
+)
 from simoffload_calibrate.micro.plan import (
     Context,
     MeasurementRequest,
@@ -248,7 +253,7 @@ def storage_bytes(request: MeasurementRequest) -> int:
 @contextmanager
 def _storage_folder(request: MeasurementRequest) -> Iterator[dict[str, Any] | None]:
     """Create a folder for storage files in the one that the user named, and remove it at the end."""
-    if request.storage is None or "storage" not in request.sections:
+    if request.storage is None or not need_storage(request.sections):
         yield None
         return
     size = storage_bytes(request)

@@ -6,7 +6,7 @@ imports PyTorch: what runs is named, and child processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from simoffload_calibrate.micro.noise import pooled, pooled_steps
@@ -179,6 +179,38 @@ class Dram(Microbenchmark):
         from simoffload_calibrate.micro.fit_parts import fit_bandwidth
 
         return _below("host", fit_bandwidth(measured.sections, measured.base.host.memory_bandwidth.value))
+
+
+class MemoryReads(Microbenchmark):
+    """Reads of host memory, by threads."""
+
+    name = "memory_reads"
+    runs = f"{_MICRO}.cpu_reads:measure_reads"
+    seconds, building, quick, rounds = 1.5, 0.2, 0.5, (1, 2, 3)
+    needs_gpu = False
+    gives = ("host.cpu_products",)
+
+    def fit(self, measured: Measured) -> Fits:
+        """Return the share of the bandwidth with which the CPU reads weights."""
+        from simoffload_calibrate.micro.fit_cpu import fit_reads
+
+        return _below("host.cpu_products", fit_reads(measured))
+
+
+class GgmlProducts(Microbenchmark):
+    """Products of ggml on the CPU, by format, tokens and threads, where llama-cpp-python is installed."""
+
+    name = "ggml"
+    runs = f"{_MICRO}.ggml:measure_products"
+    seconds, building = 10.0, 2.0
+    needs_gpu = False
+    gives = ("host.cpu_products",)
+
+    def fit(self, measured: Measured) -> Fits:
+        """Return the rates of one thread and of kernels, and the time in which all threads meet."""
+        from simoffload_calibrate.micro.fit_cpu import fit_products
+
+        return _below("host.cpu_products", fit_products(measured))
 
 
 class CollectiveCalls(Microbenchmark):
@@ -447,6 +479,22 @@ class CpuAdamTogether(Microbenchmark):
 # -- storage --------------------------------------------------------------------------------------
 
 
+class PageFaults(Microbenchmark):
+    """Page faults of a mapped file that memory does not hold, by threads."""
+
+    name = "page_faults"
+    runs = f"{_MICRO}.cpu_reads:measure_page_faults"
+    seconds, quick, rounds = 4.0, 4.0, (1, 2)
+    needs_gpu, storage = False, True
+    gives = ("host.cpu_products.page_faults",)
+
+    def fit(self, measured: Measured) -> Fits:
+        """Return the rate at which pages of a file enter memory."""
+        from simoffload_calibrate.micro.fit_cpu import fit_page_faults
+
+        return _below("host.cpu_products", fit_page_faults(measured))
+
+
 class StorageSweep(Microbenchmark):
     """Reads and writes with DeepSpeed's aio in a folder."""
 
@@ -475,9 +523,9 @@ class StorageGds(Microbenchmark):
 
 
 _SHIPPED = (
-    *(Copies(), Kernels(), Dram(), Hbm(), Matmul(), HooksDecode(), Eager(), EagerTogether(), CpuAdam()),
-    *(HooksTraining(), StorageSweep(), CopiesTogether(), CopiesSubsets(), CollectiveCalls()),
-    *(CpuAdamTogether(), AttentionKernels(), StorageGds(), FsdpSteps()),
+    *(Copies(), Kernels(), Dram(), MemoryReads(), Hbm(), Matmul(), HooksDecode(), Eager(), EagerTogether()),
+    *(CpuAdam(), HooksTraining(), PageFaults(), StorageSweep(), CopiesTogether(), CopiesSubsets()),
+    *(CollectiveCalls(), CpuAdamTogether(), AttentionKernels(), GgmlProducts(), StorageGds(), FsdpSteps()),
 )
 """In the order of a round: short ones, and those that matter most to predictions, come first."""
 _registered: dict[str, Microbenchmark] = {}
@@ -511,6 +559,11 @@ def microbenchmark(name: str) -> Microbenchmark | None:
 def sections() -> tuple[str, ...]:
     """Return the names of sections on the command line."""
     return tuple(dict.fromkeys(one.section for one in microbenchmarks() if one.runs))
+
+
+def need_storage(names: Collection[str]) -> bool:
+    """Return whether one of the sections with these names needs a folder that the user names."""
+    return any(one.storage for one in microbenchmarks() if one.section in names)
 
 
 def missing_sections(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.option_types import SubParsers, add_json, gpu_count, listed, seconds, size
 from simoffload.errors import InputError, Problem, shortened
-from simoffload_calibrate.micro.benchmarks import sections
+from simoffload_calibrate.micro.benchmarks import need_storage, sections
 
 RECORD = "micro.json"
 _HELP = "measure links, memories, kernels, storage and hooks of this machine and write its profiles"
@@ -212,7 +212,7 @@ def _chosen(arguments: Namespace) -> tuple[str, ...]:
     chosen = tuple(name for name in sections() if name in wanted and name not in (arguments.skip or ()))
     if not chosen:
         raise InputError.at("", "skips all sections; name fewer", path="--skip")
-    if arguments.only and arguments.storage is None and "storage" in chosen:
+    if arguments.only and arguments.storage is None and need_storage(chosen):
         raise InputError.at("", "is missing: name the folder to measure", path="--storage")
     return chosen
 

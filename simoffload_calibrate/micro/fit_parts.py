@@ -9,6 +9,7 @@ import numpy as np
 
 from simoffload.hardware.library import Library
 from simoffload.hardware.profiles import Pcie
+from simoffload.units import plural
 from simoffload_calibrate.micro.fitted import (
     Fitted,
     bytes_text,
@@ -104,10 +105,10 @@ def _both_share(row: dict[str, Any]) -> float:
 def fit_memory(sections: Sections) -> dict[str, Fitted]:
     """``memcpy_rate``, and ``memory_rate`` [B/s]: traffic that the host's memory was seen to carry.
 
-    A CPU copy reads and writes each byte, a copy to a GPU reads it. Where all GPUs that copy at once are
-    slower than one alone, and than groups of them that share a limit of their own, what they draw together is
-    taken as the limit of host memory, whatever the CPU's own copies reach: it is the limit that offloading
-    meets, be it memory, its controllers or a shared cable. It is never below what a group draws.
+    A CPU copy reads and writes each byte; a sum and a copy to a GPU read it. Where all GPUs that copy at once
+    are slower than one alone, and than groups of them that share a limit of their own, what they draw
+    together is taken as the limit of host memory, whatever the CPU's own copies reach: it is the limit that
+    offloading meets, be it memory, its controllers or a shared cable. It is never below what a group draws.
     """
     found: dict[str, Fitted] = {}
     copies = sections.get("dram", {}).get("copies", [])
@@ -123,6 +124,10 @@ def fit_memory(sections: Sections) -> dict[str, Fitted]:
     traffic = [
         (2 * row["bytes"] / row["seconds"], f"CPU copies by {row['threads']} threads, read and written")
         for row in copies
+    ]
+    traffic += [
+        (row["bytes"] / row["seconds"], f"reads by {plural(row['threads'], 'thread')}")
+        for row in sections.get("memory_reads", {}).get("reads", [])
     ]
     to_gpus = list(_together(sections))
     groups = [(group.to_gpus, group.alone()) for group in measured_groups(sections)]

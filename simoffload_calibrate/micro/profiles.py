@@ -241,7 +241,7 @@ class Measured:
     def _scaled(self, key: str) -> dict[str, Any]:
         """Return a table of costs that the base's host has only as those of the reference host, scaled."""
         host = self.base.host
-        scaled = {"fsdp": host.fsdp_costs, "eager": host.eager_costs}
+        scaled = {"fsdp": host.fsdp_costs, "eager": host.eager_costs, "cpu_products": host.products}
         return scaled[key].model_dump(mode="json", exclude_none=True) if key in scaled else {}
 
     def _statement(self, fitted: Fitted) -> Statement:

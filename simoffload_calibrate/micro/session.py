@@ -12,6 +12,7 @@ import simoffload
 from simoffload.errors import shortened
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.micro.bench import Bench, open_bench, probe_seconds, storage_bytes
+from simoffload_calibrate.micro.benchmarks import need_storage
 from simoffload_calibrate.micro.noise import is_noisy, probe_level
 from simoffload_calibrate.micro.plan import (
     Context,
@@ -46,7 +47,7 @@ _MARGIN = 1.25
 def describe(request: MeasurementRequest, folder: Path) -> str:
     """Return a text for the user about what will be measured and written."""
     lines = [f"Measuring {', '.join(request.sections)}; results go to {folder}."]
-    if request.storage is not None and "storage" in request.sections:
+    if request.storage is not None and need_storage(request.sections):
         size = format_bytes(storage_bytes(request), binary=True)
         lines.append(f"{request.storage}: {size} of files are written, read and removed again.")
     return "\n".join(lines)

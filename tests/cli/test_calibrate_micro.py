@@ -67,7 +67,8 @@ def test_measuring_writes_the_record_and_profiles(micro: Micro, monkeypatch: pyt
     answer = micro("-o", "out", "--gpus", "2", "--skip", "storage", "--quick")
     assert answer.status == 0
     assert answer.err.startswith(
-        "Measuring copies, kernels, dram, hbm, matmul, hooks, eager, cpu_adam, collectives, attention;"
+        "Measuring copies, kernels, dram, memory_reads, hbm, matmul, hooks, eager, cpu_adam, page_faults, "
+        "collectives, attention, ggml;"
     )
     assert "warning: storage skipped: no folder\n" in answer.err
     assert asked[0].gpus == 2

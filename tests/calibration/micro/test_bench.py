@@ -119,15 +119,15 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "quick", "most", "rounds"),
     [
-        (1, False, 240.0, (10, 20)),
-        (1, True, 95.0, (10, 10)),
-        (2, False, 455.0, (16, 32)),
-        (2, True, 180.0, (16, 16)),
-        (3, False, 480.0, (17, 33)),
-        (4, False, 480.0, (17, 33)),
-        (4, True, 190.0, (16, 16)),
-        (8, False, 480.0, (17, 33)),
-        (8, True, 190.0, (16, 16)),
+        (1, False, 240.0, (12, 24)),
+        (1, True, 95.0, (11, 11)),
+        (2, False, 455.0, (18, 36)),
+        (2, True, 180.0, (17, 17)),
+        (3, False, 480.0, (19, 37)),
+        (4, False, 480.0, (19, 37)),
+        (4, True, 190.0, (17, 17)),
+        (8, False, 480.0, (19, 37)),
+        (8, True, 190.0, (17, 17)),
     ],
 )
 def test_one_gpu_takes_four_minutes_and_eight_take_eight(

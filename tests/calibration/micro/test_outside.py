@@ -16,7 +16,7 @@ from simoffload.hardware import load_platform
 from simoffload_calibrate.micro import benchmarks
 from simoffload_calibrate.micro.benchmarks import Fits, Microbenchmark, register
 from simoffload_calibrate.micro.fitted import Fitted, rate_text
-from simoffload_calibrate.micro.profiles import Measured
+from simoffload_calibrate.micro.profiles import Base, Measured
 
 SIZE = 1 << 20
 
@@ -97,7 +97,7 @@ def test_fits_give_what_they_declare() -> None:
     from tests.calibration.micro.machine import record
 
     raw = record() | {"probes": []}
-    measured = Measured(raw, load_platform("dgx-h200"), "m", lambda _: None)
+    measured = Measured(raw, Base.of(load_platform("dgx-h200")), "m", lambda _: None)
     facts = set(measured.fitted)
     for one in benchmarks.microbenchmarks():
         given = one.fit(measured)

@@ -1,0 +1,199 @@
+"""Products of ggml's CPU backend, called in the library of llama-cpp-python (child process only)."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simoffload_calibrate.child import Job
+from simoffload_calibrate.micro.host import thread_counts
+from simoffload_calibrate.micro.plan import SkippedError
+
+FORMATS = {"q4_k": 12, "q6_k": 14, "q8_0": 8, "mxfp4": 39}
+"""Formats of weights, and their numbers in GGUF files (``ggml_type`` of ggml.h)."""
+_WIDTH = 4096
+"""Rows and columns of a matrix."""
+_WEIGHTS = 1 << 30
+"""[B] Weights of one format, more than caches hold, which a pass of one token reads once."""
+_MATRICES = {8: 16, 32: 16, 512: 1}
+"""Number of matrices that several tokens are multiplied with, by their number."""
+_MEETINGS, _SMALLEST = 512, 32
+"""Products of as many rows and columns, which take as long as the meetings of the threads."""
+_THREADS = (1, 2, 4, 8, 16)
+_REPETITIONS = 3
+_NODES = 4096
+_INT, _LONG, _SIZE, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
+
+
+class _Parameters(ctypes.Structure):
+    """The argument of ``ggml_init``."""
+
+    _fields_ = (("size", _SIZE), ("buffer", _POINTER), ("no_alloc", ctypes.c_bool))
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ggml_init": (_POINTER, _Parameters),
+    "ggml_free": (None, _POINTER),
+    "ggml_tensor_overhead": (_SIZE,),
+    "ggml_graph_overhead_custom": (_SIZE, _SIZE, ctypes.c_bool),
+    "ggml_new_graph_custom": (_POINTER, _POINTER, _SIZE, ctypes.c_bool),
+    "ggml_new_tensor_2d": (_POINTER, _POINTER, _INT, _LONG, _LONG),
+    "ggml_row_size": (_SIZE, _INT, _LONG),
+    "ggml_mul_mat": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "ggml_build_forward_expand": (None, _POINTER, _POINTER),
+    "ggml_quantize_chunk": (_SIZE, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER),
+    "ggml_backend_alloc_ctx_tensors": (_POINTER, _POINTER, _POINTER),
+    "ggml_backend_buffer_clear": (None, _POINTER, ctypes.c_uint8),
+    "ggml_backend_buffer_free": (None, _POINTER),
+    "ggml_backend_tensor_set": (None, _POINTER, _POINTER, _SIZE, _SIZE),
+    "ggml_backend_cpu_init": (_POINTER,),
+    "ggml_backend_cpu_set_n_threads": (None, _POINTER, _INT),
+    "ggml_backend_graph_compute": (_INT, _POINTER, _POINTER),
+    "ggml_backend_free": (None, _POINTER),
+}
+"""The functions of ggml that are called: what they return, and their arguments (ggml.h, ggml-alloc.h,
+ggml-backend.h and ggml-cpu.h)."""
+
+
+def measure_products(job: Job) -> dict[str, Any]:
+    """Measure products of one token by 1 and more threads, of 8, 32 and 512 tokens by all, and meetings of
+    all threads, for which products are tiny. Matrices are in the CPU's plain buffer, which is not repacked.
+    """
+    with _Ggml(_library()) as ggml:
+        rows: list[dict[str, Any]] = []
+        for name, number in FORMATS.items():
+            if rows and not job.in_time():
+                break
+            rows += _products(ggml, name, number)
+        return {"products": rows, "meetings": _meetings(ggml)}
+
+
+def _library() -> list[Path]:
+    """Return the files of ggml in llama-cpp-python, in the order in which they are loaded."""
+    spec = find_spec("llama_cpp")
+    where = Path(spec.origin).parent / "lib" if spec and spec.origin else None
+    if where is None:
+        text = "ggml is not installed (pip install llama-cpp-python)"
+        raise SkippedError(f"{text}; profiles import llama-bench gives the same numbers")
+    found = [next(iter(sorted(where.glob(f"libggml-{name}.so*"))), None) for name in ("base", "cpu")]
+    files = [one for one in found if one is not None]
+    if len(files) < len(found):
+        text = f"{where} has no libggml-cpu.so of its own for this CPU"
+        raise SkippedError(f"{text}; profiles import llama-bench gives the same numbers")
+    return files
+
+
+class _Ggml:
+    """The CPU backend of ggml."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        try:
+            libraries = [ctypes.CDLL(str(one), mode=ctypes.RTLD_GLOBAL) for one in files]
+            self._calls = {name: _function(libraries, name) for name in _FUNCTIONS}
+        except (OSError, AttributeError) as error:
+            raise SkippedError(f"ggml cannot be loaded: {error}") from None
+        self._cpu = self.call("backend_cpu_init")
+
+    def __enter__(self) -> _Ggml:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call("backend_free", self._cpu)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of ggml by its name without "ggml_"."""
+        return self._calls[f"ggml_{name}"](*arguments)
+
+    @contextmanager
+    def graph(self, build: Callable[[Any], tuple[list[Any], Any]]) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield a graph of what ``build`` returns for a context, its results and its weights, in memory that
+        is cleared."""
+        size = 3 * _NODES * self.call("tensor_overhead") + self.call("graph_overhead_custom", _NODES, False)
+        context = self.call("init", _Parameters(size, None, True))
+        graph = self.call("new_graph_custom", context, _NODES, False)
+        weights, results = build(context)
+        for one in results:
+            self.call("build_forward_expand", graph, one)
+        buffer = self.call("backend_alloc_ctx_tensors", context, self._cpu)
+        if not buffer:
+            self.call("free", context)
+            raise SkippedError("ggml has no memory for its weights")
+        self.call("backend_buffer_clear", buffer, 0)
+        try:
+            yield graph, weights
+        finally:
+            self.call("backend_buffer_free", buffer)
+            self.call("free", context)
+
+    def seconds(self, graph: Any, threads: int, count: int) -> list[float]:
+        """Return the time of each of ``count`` nodes of a graph [s], by repetition."""
+        self.call("backend_cpu_set_n_threads", self._cpu, threads)
+        times = []
+        for _ in range(_REPETITIONS + 1):
+            begin = time.perf_counter()
+            if self.call("backend_graph_compute", self._cpu, graph):
+                raise SkippedError("ggml cannot compute products")
+            times.append((time.perf_counter() - begin) / count)
+        return times[1:]
+
+
+def _function(libraries: Sequence[ctypes.CDLL], name: str) -> Any:
+    """Return a function of the first library that has it. Raises AttributeError if none has it."""
+    has = next((one for one in libraries if hasattr(one, name)), libraries[-1])
+    function = getattr(has, name)
+    function.restype, *function.argtypes = _FUNCTIONS[name]
+    return function
+
+
+def _products(ggml: _Ggml, name: str, number: int) -> Iterator[dict[str, Any]]:
+    """Yield rows of a format, by tokens and threads."""
+    size = ggml.call("row_size", number, _WIDTH) * _WIDTH
+    for tokens, count in {1: _WEIGHTS // size, **_MATRICES}.items():
+
+        def build(context: Any, tokens: int = tokens, count: int = count) -> tuple[list[Any], Any]:
+            states = ggml.call("new_tensor_2d", context, 0, _WIDTH, tokens)
+            weights = [ggml.call("new_tensor_2d", context, number, _WIDTH, _WIDTH) for _ in range(count)]
+            return weights, [ggml.call("mul_mat", context, one, states) for one in weights]
+
+        with ggml.graph(build) as (graph, weights):
+            block = _blocks(ggml, number, size)
+            for one in weights:
+                ggml.call("backend_tensor_set", one, block.ctypes.data, 0, size)
+            for threads in thread_counts(*(_THREADS if tokens == 1 else ())):
+                seconds = ggml.seconds(graph, threads, count)
+                flops = 2 * _WIDTH * _WIDTH * tokens
+                row = {"format": name, "tokens": tokens, "threads": threads, "bytes": size, "flops": flops}
+                yield row | {"seconds": seconds}
+
+
+def _blocks(ggml: _Ggml, number: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return a matrix of normal numbers in a format."""
+    rows = 64
+    values = np.random.default_rng(1).normal(0, 0.02, (rows, _WIDTH)).astype(np.float32)
+    part = np.zeros(size * rows // _WIDTH, dtype=np.uint8)
+    ggml.call("quantize_chunk", number, values.ctypes.data, part.ctypes.data, 0, rows, _WIDTH, None)
+    return np.tile(part, _WIDTH // rows)
+
+
+def _meetings(ggml: _Ggml) -> list[dict[str, Any]]:
+    """Return the time of a meeting of all threads, of which there are two in a product."""
+
+    def build(context: Any) -> tuple[list[Any], Any]:
+        weights = ggml.call("new_tensor_2d", context, 0, _SMALLEST, _SMALLEST)
+        last = ggml.call("new_tensor_2d", context, 0, _SMALLEST, 1)
+        for _ in range(_MEETINGS):
+            last = ggml.call("mul_mat", context, weights, last)
+        return [], [last]
+
+    with ggml.graph(build) as (graph, _):
+        return [
+            {"threads": threads, "seconds": ggml.seconds(graph, threads, 2 * _MEETINGS)}
+            for threads in thread_counts(*_THREADS)
+        ]
