@@ -7,6 +7,7 @@ Each is an equation of ``strategies.hooks.on_cpu`` solved for one number, as in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from simoffload.hardware import P90
@@ -51,6 +52,7 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
 
     One token on one thread gives 1 / rate² = 1 / thread² + 1 / (weights · peak)²; more tokens on T threads
     t² = (bytes / rate)² + (FLOP / (T · speed))², and tiles speed = tiled · tokens / (tokens + tiled_rows).
+    Spreads are those among formats and of repetitions.
     """
     rows, base = measured.sections.get("ggml", {}).get("products", []), measured.base.host.products
     known = measured.fitted.get("host.cpu_products.weights")
@@ -61,13 +63,15 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
         of_it = [row for row in rows if row["format"] in formats and row["tokens"] == row["threads"] == 1]
         rates = [row["bytes"] / row["seconds"] for row in of_it]
         alone = [(rate**-2 - limit**-2) ** -0.5 for rate in rates if rate < _IDENTIFIED * limit]
+        noise = max((_spread(row) or 0.0 for row in of_it), default=0.0)
         threads |= dict.fromkeys(formats, float(getattr(base, key).value))
         if alone:
             value, residual, count = central(alone)
             what = f"products of ggml with one token on one thread, {', '.join(formats)}"
-            found[key] = Fitted(rate_text(value), what, count, residual, residual)
+            found[key] = Fitted(rate_text(value), what, count, residual, hypot(residual, noise))
             threads |= dict.fromkeys(formats, value)
     speeds: dict[tuple[str, int], float] = {}
+    noise = max((_spread(row) or 0.0 for row in rows if row["tokens"] > 1), default=0.0)
     for row in rows:
         reading = row["bytes"] / saturating(row["threads"] * threads[row["format"]], limit)
         if row["tokens"] > 1 and row["seconds"] > reading:
@@ -77,8 +81,8 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
         if values := [speeds[one] for one in points if one in speeds]:
             value, residual, count = central(values)
             what = f"products of ggml, {', '.join(f'{name} with {tokens} tokens' for name, tokens in points)}"
-            found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, residual)
-    return found | _tiles(speeds) | _meetings(measured)
+            found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
+    return found | _tiles(speeds, noise) | _meetings(measured)
 
 
 _COMMON, _DOT = ("q4_k", "q6_k", "q8_0"), ("mxfp4",)
@@ -92,7 +96,7 @@ _IDENTIFIED = 0.9
 """Share of the memory's rate from which on it hides how fast a thread is; our choice."""
 
 
-def _tiles(speeds: Mapping[tuple[str, int], float]) -> dict[str, Fitted]:
+def _tiles(speeds: Mapping[tuple[str, int], float], noise: float) -> dict[str, Fitted]:
     """Return the rate of tiles for very many tokens, and the tokens with which they are half as fast."""
     lines: dict[str, tuple[float, float]] = {}
     for name in _TILED:  # 1 / speed = 1 / tiled + (tiled_rows / tiled) / tokens
@@ -107,8 +111,8 @@ def _tiles(speeds: Mapping[tuple[str, int], float]) -> dict[str, Fitted]:
     rate, residual, count = central(1 / each for each, _ in lines.values())
     half, scatter, _ = central(max(1.0, slope / each) for each, slope in lines.values())
     return {
-        "tiled": Fitted(f"{flops_text(rate)}/s", what, 2 * count, residual, residual),
-        "tiled_rows": Fitted(round(half), what, 2 * count, scatter, scatter),
+        "tiled": Fitted(f"{flops_text(rate)}/s", what, 2 * count, residual, hypot(residual, noise)),
+        "tiled_rows": Fitted(round(half), what, 2 * count, scatter, hypot(scatter, noise)),
     }
 
 

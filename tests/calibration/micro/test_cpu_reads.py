@@ -88,7 +88,7 @@ def products(*, cores: int, half: int = 24) -> list[dict[str, Any]]:
                 size, flops = 9 * MIB, 2 * 4096**2 * tokens
                 seconds = hypot(size / rate, flops / (threads * speed) if tokens > 1 else 0.0)
                 row = {"format": name, "tokens": tokens, "threads": threads, "bytes": size, "flops": flops}
-                rows.append(row | {"seconds": seconds})
+                rows.append(row | {"seconds": seconds, "seconds_spread": [seconds * 0.95, seconds * 1.05]})
     return rows
 
 
@@ -106,6 +106,7 @@ def test_kernels_are_those_of_the_products(tmp_path: Path) -> None:
         "operation": "1.6 us",
         "weights": 0.5,
     }
+    assert [found[key]["spread"] for key in ("dot_thread", "tiled")] == [pytest.approx(0.039, abs=1e-4)] * 2
     assert (
         "products of ggml with one token on one thread, q4_k, q6_k, q8_0; 3 points"
         in found["thread"]["source"]
@@ -121,7 +122,8 @@ def test_what_memory_hides_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_kernels_without_tiles_are_as_fast_with_few_tokens(tmp_path: Path) -> None:
-    found = profiles(tmp_path, {"ggml": {"products": products(cores=16, half=0)}})["cpu_products"]
+    sections = {"memory_reads": reads(by_16=44.8e9), "ggml": {"products": products(cores=16, half=0)}}
+    found = profiles(tmp_path, sections)["cpu_products"]
     assert (found["tiled"]["value"], found["tiled_rows"]["value"]) == ("100 GFLOP/s", 1)
 
 
