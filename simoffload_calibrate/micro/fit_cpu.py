@@ -73,9 +73,9 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
     speeds: dict[tuple[str, int], float] = {}
     noise = max((_spread(row) or 0.0 for row in rows if row["tokens"] > 1), default=0.0)
     for row in rows:
-        reading = row["bytes"] / saturating(row["threads"] * threads[row["format"]], limit)
-        if row["tokens"] > 1 and row["seconds"] > reading:
-            arithmetic = (row["seconds"] ** 2 - reading**2) ** 0.5
+        read_s = row["bytes"] / saturating(row["threads"] * threads[row["format"]], limit)
+        if row["tokens"] > 1 and row["seconds"] > read_s:
+            arithmetic = (row["seconds"] ** 2 - read_s**2) ** 0.5
             speeds[row["format"], row["tokens"]] = row["flops"] / (row["threads"] * arithmetic)
     for key, points in _KERNELS.items():
         if values := [speeds[one] for one in points if one in speeds]:
