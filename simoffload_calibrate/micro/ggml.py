@@ -33,7 +33,7 @@ _INT, _LONG, _SIZE, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t, ct
 
 
 class _Parameters(ctypes.Structure):
-    """Parameters of ``ggml_init``: size of its memory [B], the memory, and whether tensors have none in it."""
+    """Parameters of ``ggml_init``: size of its memory [B], the memory, whether tensors have none in it."""
 
     _fields_ = (("size", _SIZE), ("buffer", _POINTER), ("no_alloc", ctypes.c_bool))
 
