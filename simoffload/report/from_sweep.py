@@ -98,8 +98,8 @@ def _warnings(found: SweepResult) -> Iterator[str]:
     beyond = [row for row in found.rows if row.get("extrapolates")]
     if beyond:
         yield f"beyond the calibrated range (error unknown): {plural(len(beyond), 'point')}"
-    told = Counter(str(row["warnings"]) for row in found.rows if row.get("warnings"))
-    for text, number in told.most_common(_MOST_WARNINGS):
+    repeated = Counter(str(row["warnings"]) for row in found.rows if row.get("warnings"))
+    for text, number in repeated.most_common(_MOST_WARNINGS):
         yield f"{plural(number, 'point')}: {shortened(text, _LONGEST_WARNING)}"
 
 
