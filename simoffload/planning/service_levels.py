@@ -6,11 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from simoffload.documents import quoted, suggest
+from simoffload.documents import either, quoted, suggest
 from simoffload.errors import InputError, shortened
 from simoffload.results import Metric, SimulationResult, WithMetrics, declared_metrics
 
-_EXAMPLE = "write e.g. tpot=200ms, ttft=2s, step=10s or tokens_per_s=50"
+_EXAMPLES = {
+    "tpot": "200ms",
+    "ttft": "2s",
+    "step": "10s",
+    "save": "5s",
+    "tokens_per_s": "50",
+    "attain": "0.99",
+}
 
 
 class ServiceLevel(NamedTuple):
@@ -61,22 +68,24 @@ def parse_service(text: str, result: type[WithMetrics]) -> ServiceLevel:
     name, equals, value = (part.strip() for part in text.partition("="))
     mine = limited_metrics(result.declared.values())
     metric = mine.get(name) or next((one for one in mine.values() if one.name == name), None)
+    examples = [f"{one}={limit}" for one, limit in _EXAMPLES.items() if one in mine]
+    example = f"write e.g. {either(examples or ['METRIC=LIMIT'])}"
     if not equals or not value:
-        raise _refusal(text, f"has no limit; {_EXAMPLE}")
+        raise _refusal(text, f"has no limit; {example}")
     if metric is None:
         known = declared_metrics()
         if name in known or name in limited_metrics(known.values()):
             raise _refusal(text, f"{name} is no limit of this kind of work; it has {', '.join(mine)}")
-        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {_EXAMPLE}")
+        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {example}")
     try:
         limit = metric.unit.parse(value)
     except ValueError as error:
         reason = str(error).partition("; write e.g.")[0]
         if metric.unit.parse is float:
             reason = f"{quoted(value)} is not a number"
-        raise _refusal(text, f"{reason}; {_EXAMPLE}") from None
+        raise _refusal(text, f"{reason}; {example}") from None
     if not 0 < limit < math.inf:
-        raise _refusal(text, f"must be above zero and finite; {_EXAMPLE}")
+        raise _refusal(text, f"must be above zero and finite; {example}")
     return ServiceLevel(metric, limit)
 
 

@@ -319,9 +319,9 @@ def stream(
         if slo:
             _search(simulation, trials)
     except WorkLimitError as error:
+        stopped = f"{error}{simulation.checkpoints.advice()}"
         if not measures:
-            raise
-        stopped = str(error)
+            raise WorkLimitError(stopped) from error
     if not stopped:
         simulation.checkpoints.clear()
     return StreamResult(

@@ -1,8 +1,10 @@
 """What is kept on disk for later runs: simulated steps of a scenario, and how far a long stream is.
 
-Files are in ``$XDG_CACHE_HOME/simoffload`` (``~/.cache/simoffload``). Each begins with a checksum; one that
-is damaged, or cannot be read or written, is as one that is not there. Names are hashes of the scenario and
-of the files of this package, so that nothing is found again after a change of either.
+Both are in ``$XDG_CACHE_HOME/simoffload`` (``~/.cache/simoffload``), a file for the steps of a scenario and
+a folder for a stream. Each file begins with a checksum; one that is damaged, or cannot be read or written, is
+as one that is not there. Names are hashes of the scenario and of the files of this package, so that nothing
+is found again after a change of either. Nothing is kept with anything registered from outside the package,
+whose code is in no name.
 """
 
 from __future__ import annotations
@@ -14,54 +16,74 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from math import isfinite
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
+from uuid import uuid4
 
 import simoffload
+from simoffload.limits import Limits
+from simoffload.models import families
+from simoffload.results import registered
 from simoffload.scenario import LoadedScenario
+from simoffload.strategies import registry
+from simoffload.strategies.cache.kv_cache import formats_from_outside
+from simoffload.strategies.ds_config import extensions
 
 __all__ = ["INTERVAL", "KeptSteps", "StreamCheckpoints", "key_of"]
 
 INTERVAL = 30.0
 """Time [s] of which no more is lost when the process is killed (our choice)."""
-_MOST_FILES = 64
-"""Number of files of a kind of which the ones used last are kept (our choice)."""
+_ALIVE = 3
+"""Intervals without a file after which a process is taken to have ended (our choice)."""
+_MOST_BYTES = 1 << 30
+"""Size [B] beyond which what was used first is removed (our choice)."""
+_OLDEST = 30 * 86400.0
+"""Time [s] after its last use after which everything is removed (our choice)."""
 _MOST_POINTS = 50_000
 """Number of steps that are kept of a scenario (our choice)."""
 
 
-def _folder(kind: str) -> Path | None:
-    """Return the folder for a kind of files; None where there is no home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "simoffload" / kind
-    except RuntimeError:
-        return None
+def _folder(kind: str) -> Path:
+    """Return the folder for a kind of what is kept; one that cannot be where nothing is to be kept."""
+    outside = families.registered_outside(), registry.registered_outside(), formats_from_outside()
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # there is no home
+        if not any((*outside, registered, extensions)):
+            return (given if given.is_absolute() else Path.home() / ".cache") / "simoffload" / kind
+    return Path(os.devnull) / kind
 
 
 @cache
 def _version() -> str:
     """Return what changes with any file of this package."""
     root = Path(simoffload.__file__).parent
-    found = sorted((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in root.rglob("*.py"))
-    return f"{simoffload.__version__} {found}"
+    with suppress(OSError):  # a file that is being replaced
+        found = sorted((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in root.rglob("*.py"))
+        return f"{simoffload.__version__} {found}"
+    return uuid4().hex
 
 
 def key_of(scenario: LoadedScenario, *, without: tuple[str, ...] = ()) -> str:
-    """Return a hash of what decides the result of a scenario, and of the program."""
+    """Return a hash of what decides the result of a scenario, which limits do not, and of the program."""
     data = {key: value for key, value in scenario.document.data.items() if key not in without}
+    options = (data.get("engine") or {}).items()
+    data["engine"] = {key: value for key, value in options if key not in Limits._fields}
     found = scenario.cache.cache_key(data, root=scenario.document.root)
-    return hashlib.sha256(f"{found} {_version()}".encode()).hexdigest()
+    return _hash(f"{found} {_version()}")
 
 
-def _read(path: Path | None) -> bytes | None:
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes | None:
     """Return what was written to a file; None if that is not what is there."""
-    if path is None:
-        return None
     try:
         data = path.read_bytes()
         os.utime(path)
@@ -70,10 +92,8 @@ def _read(path: Path | None) -> bytes | None:
     return data[4:] if data[:4] == zlib.crc32(data[4:]).to_bytes(4, "big") else None
 
 
-def _write(path: Path | None, data: bytes) -> None:
-    """Replace a file as a whole, and remove the files of its folder that were used first."""
-    if path is None:
-        return
+def _write(path: Path, data: bytes, entry: Path) -> None:
+    """Replace a file of an entry of its kind's folder as a whole, and remove entries that were used first."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,34 +102,47 @@ def _write(path: Path | None, data: bytes) -> None:
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
-        for old in sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime)[:-_MOST_FILES]:
-            old.unlink(missing_ok=True)
+        _prune(entry)
+
+
+def _prune(own: Path) -> None:
+    """Remove entries of all kinds by age and total size, but those of this process and of others at work."""
+    total = 0
+    for age, size, one in sorted((*_age_and_size(one), one) for one in own.parent.parent.glob("*/*")):
+        total += size
+        if (total > _MOST_BYTES or age > _OLDEST) and age > _ALIVE * INTERVAL and one != own:
+            rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
+
+
+def _age_and_size(entry: Path) -> tuple[float, int]:
+    """Return the time since the last use [s], and the size [B]."""
+    found = [one.stat() for one in (entry, *entry.rglob("*"))]
+    return time.time() - max(one.st_mtime for one in found), sum(one.st_size for one in found)
 
 
 class KeptSteps:
     """KeptSteps are the times of simulated steps of a scenario, by their numbers."""
 
     def __init__(self, key: str) -> None:
-        folder = _folder("steps")
-        self._path = folder and folder / key
-        self._written = 0
+        self._path = _folder("steps") / key
 
     def read(self) -> dict[tuple[int, int, int, int], tuple[float, float, float]]:
         """Return the steps of earlier runs."""
         found = {}
-        with suppress(ValueError, TypeError, RecursionError):
+        with suppress(ValueError, TypeError, RecursionError, OverflowError):
             for a, b, c, d, *times in json.loads(_read(self._path) or b"[]"):
                 time, host, busy = map(float, times)
-                if isfinite(time + host + busy) and min(time, host, busy) >= 0:
+                if isfinite(time + host + busy) and time > 0 and min(host, busy) >= 0:
                     found[int(a), int(b), int(c), int(d)] = time, host, busy
-        self._written = len(found)
         return found
 
     def write(self, steps: Mapping[tuple[int, int, int, int], Sequence[float]]) -> None:
-        """Keep steps, if there are new ones."""
-        if self._written < len(steps) <= _MOST_POINTS:
-            self._written = len(steps)
-            _write(self._path, json.dumps([[*point, *times[:3]] for point, times in steps.items()]).encode())
+        """Keep steps, if there are new ones, beside those of earlier runs."""
+        known = self.read()
+        if steps.keys() - known.keys():
+            kept = islice({**steps, **known}.items(), _MOST_POINTS)
+            data = json.dumps([[*point, *times[:3]] for point, times in kept])
+            _write(self._path, data.encode(), self._path)
 
 
 class _Plain(pickle.Unpickler):
@@ -134,18 +167,20 @@ class StreamCheckpoints:
     """
 
     def __init__(self, key: str) -> None:
-        self._folder, self._key = _folder("streams"), key
+        self._folder = _folder("streams") / _hash(key)
+        self._own = self._folder / uuid4().hex
+        """Folder of this process, as the same command may run twice at once."""
         self._saved = time.monotonic()
         self._ended: dict[str, Any] = {}
 
-    def _path(self, part: str) -> Path | None:
-        name = hashlib.sha256(f"{self._key} {part}".encode()).hexdigest()
-        return self._folder and self._folder / f"{self._key[:16]}-{name}"
-
     def load(self, part: str) -> Any:
         """Return how far a part is; None if that is not known."""
-        data = _read(self._path(part))
         with suppress(Exception):  # whatever a file leads to that is not of this version
+            found = self._folder.glob(f"*/{_hash(part)}")
+            *older, latest = sorted(found, key=lambda one: one.stat().st_mtime)
+            for one in older:
+                one.unlink()
+            data = _read(latest)
             return None if data is None else _Plain(io.BytesIO(data)).load()
         return None
 
@@ -155,16 +190,21 @@ class StreamCheckpoints:
             self._ended[part] = state
         if time.monotonic() - self._saved >= INTERVAL:
             for name, one in {**self._ended, part: state}.items():
-                _write(self._path(name), pickle.dumps(one, protocol=5))
+                _write(self._own / _hash(name), pickle.dumps(one, protocol=5), self._folder)
             self._ended.clear()
             self._saved = time.monotonic()
 
-    def clear(self) -> None:
-        """Remove all parts, once the stream has its answer."""
-        for one in self._files():
-            with suppress(OSError):
-                one.unlink(missing_ok=True)
+    def advice(self) -> str:
+        """Return what to tell whoever stopped the stream, if anything of it is kept."""
+        with suppress(OSError):
+            if any(self._folder.glob("*/*")):
+                return "; the same command goes on from what is kept"
+        return ""
 
-    def _files(self) -> Iterator[Path]:
-        if self._folder is not None and self._folder.is_dir():
-            yield from self._folder.glob(f"{self._key[:16]}-*")
+    def clear(self) -> None:
+        """Remove all parts, once the stream has its answer, but those of another process that is at work."""
+        with suppress(OSError):
+            for one in self._folder.iterdir():
+                if one == self._own or time.time() - one.stat().st_mtime > _ALIVE * INTERVAL:
+                    rmtree(one)
+            self._folder.rmdir()

@@ -7,6 +7,7 @@ nothing else (common random numbers).
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,16 @@ class Requests(NamedTuple):
     def is_open(self) -> bool:
         """Whether no arrival depends on an answer."""
         return not len(self.after) or bool((self.after < 0).all())
+
+    @property
+    def digest(self) -> str:
+        """Hash of all rows."""
+        found = sha256(
+            b"".join(one.tobytes() for one in (self.arrival, self.prompt, self.output, self.after))
+        )
+        for one in self.runs:
+            found.update(repr(one).encode())
+        return found.hexdigest()
 
 
 def open_requests(arrival: Times, prompt: Tokens, output: Tokens, runs: list[Runs] | None = None) -> Requests:

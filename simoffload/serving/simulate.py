@@ -132,7 +132,7 @@ class StreamSimulation:
             times=self.table if chunks == decoding == 1 else Scaled(self.table, chunks, decoding),
             async_scheduling=options.async_scheduling and options.scheduler == "vllm",
         )
-        part = f"{options.model_dump_json()} {number} {chunks} {decoding}"
+        part = f"{options.model_dump_json()} {number} {chunks} {decoding} {requests.digest}"
         known = self.checkpoints.load(part)
         if known is not None:
             replica.restore(known[0], requests.runs)

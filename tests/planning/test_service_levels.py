@@ -6,14 +6,20 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.planning.service_levels import ServiceLevel, parse_service
-from simoffload.results import declared_metrics
+from simoffload.results import WithMetrics, declared_metrics
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
+from simoffload.serving.answers import RequestMetrics
 from simoffload.simulation import fit, simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 
-BY_KIND = {"inference": InferenceResult, "training": TrainingResult, "checkpoint": CheckpointResult}
+BY_KIND: dict[str, type[WithMetrics]] = {
+    "inference": InferenceResult,
+    "training": TrainingResult,
+    "checkpoint": CheckpointResult,
+    "stream": RequestMetrics,
+}
 
 
 def level(metric: str, limit: float) -> ServiceLevel:
@@ -41,6 +47,8 @@ def test_good_ones(text: str, kind: str, wanted: ServiceLevel, shown: str) -> No
     ("text", "kind", "message"),
     [
         ("tpot", "inference", "has no limit; write e.g. tpot=200ms"),
+        ("bogus=1", "checkpoint", 'unknown metric "bogus"; write e.g. save=5s'),
+        ("bogus=1", "stream", 'unknown metric "bogus"; write e.g. tpot=200ms, ttft=2s or attain=0.99'),
         ("tpot=", "inference", "has no limit"),
         ("=5s", "inference", 'unknown metric ""'),
         ("tpto=5s", "inference", 'unknown metric "tpto"; did you mean "tpot"?'),

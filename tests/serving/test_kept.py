@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import parse_yaml
+from simoffload.errors import WorkLimitError
 from simoffload.planning.streams import StreamResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.serving import kept
@@ -42,9 +45,26 @@ LONG = TEXT.replace("num_prompts: 40", "num_prompts: 9000").replace("replication
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of kept files."""
+    """An empty folder of kept files, with nothing registered by other tests."""
+    for name in ("families.registered_outside", "registry.registered_outside", "formats_from_outside"):
+        monkeypatch.setattr(f"simoffload.serving.kept.{name}", tuple)
+    for name in ("registered", "extensions"):
+        monkeypatch.setattr(f"simoffload.serving.kept.{name}", ())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "simoffload"
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests were done where parts went on."""
+    found, restore = list[int](), Replica.restore
+
+    def restoring(self: Replica, other: Replica, runs: object) -> None:
+        restore(self, other, runs)  # type: ignore[arg-type]
+        found.append(self.done)
+
+    monkeypatch.setattr(Replica, "restore", restoring)
+    return found
 
 
 def scenario(text: str = TEXT, *overrides: str) -> LoadedScenario:
@@ -78,7 +98,16 @@ def test_steps_are_simulated_once(monkeypatch: pytest.MonkeyPatch, folder: Path)
     assert other > simulated / 2
 
 
-DAMAGES = (b"", b"nothing", b"[[1, 2]]", b'{"a": 1}', b"[[1,1,1,1,NaN,0,0]]", b"[" * 99_999)
+DAMAGES = (
+    b"",
+    b"nothing",
+    b"[[1, 2]]",
+    b'{"a": 1}',
+    b"[[1,1,1,1,NaN,0,0]]",
+    b"[[Infinity,1,1,1,1,0,0]]",
+    b"[[1,1,1,1,1%s,0,0]]" % (b"0" * 400),
+    b"[" * 99_999,
+)
 
 
 def test_damaged_steps_are_simulated_again(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -86,25 +115,76 @@ def test_damaged_steps_are_simulated_again(monkeypatch: pytest.MonkeyPatch, fold
     _, simulated = counted(monkeypatch, TEXT, *few)
     (file,) = (folder / "steps").iterdir()
     whole = file.read_bytes()
-    sums = (zlib.crc32(one).to_bytes(4, "big") + one for one in DAMAGES)
+    timeless = json.dumps([[*point[:4], 0, 0, 0] for point in json.loads(whole[4:])]).encode()
+    sums = (zlib.crc32(one).to_bytes(4, "big") + one for one in (*DAMAGES, timeless))
     for content in (b"", b"nothing", whole[:-9], *sums):
         file.write_bytes(content)
         assert counted(monkeypatch, TEXT, *few)[1] == simulated
         assert file.read_bytes() == whole
 
 
-def test_a_folder_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file")
+def test_steps_are_kept_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {(1, 1, 1, one): (1.0, 0.0, float(one + 1)) for one in range(160)}
+    kept.KeptSteps("key").write(dict(list(steps.items())[:100]))
+    kept.KeptSteps("key").write(dict(list(steps.items())[100:]))
+    assert kept.KeptSteps("key").read() == steps
+    monkeypatch.setattr(kept, "_MOST_POINTS", 100)
+    kept.KeptSteps("key").write({(2, 2, 2, 2): (1.0, 0.0, 1.0)})
+    found = kept.KeptSteps("key").read()
+    assert len(found) == 100
+    assert (2, 2, 2, 2) in found
+
+
+@pytest.mark.parametrize("name", ["file", "x" * 300, "closed/inside"])
+def test_a_folder_that_cannot_be_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "closed").mkdir(mode=0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+    monkeypatch.setattr(kept, "INTERVAL", 0.0)
     assert counted(monkeypatch)[1] > 20
 
 
-def test_files_are_bounded(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(kept, "_MOST_FILES", 3)
-    for number in range(5):
-        kept.KeptSteps(f"{number}").write({(1, 1, 1, number): (1.0, 0.0, 1.0)})
-        time.sleep(0.01)
-        kept.KeptSteps("0").read()  # used last
-    assert {one.name for one in (folder / "steps").iterdir()} == {"0", "3", "4"}
+OUTSIDE = """\
+import sys
+from examples import checked_layers
+import simoffload as so
+
+so.stream(sys.argv[1])
+"""
+
+
+def test_nothing_is_kept_with_a_strategy_from_outside(tmp_path: Path, folder: Path) -> None:
+    file = tmp_path / "stream.yaml"
+    file.write_text(TEXT.replace("num_prompts: 40", "num_prompts: 4"))
+    for program, number in ((OUTSIDE, 0), (KILLED, 1)):
+        subprocess.run([sys.executable, "-c", program, str(file)], cwd=Path(__file__).parents[2], check=True)
+        assert len(list(folder.glob("steps/*"))) == number
+
+
+def test_what_was_used_first_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "INTERVAL", 0.0)
+    now = time.time()
+
+    def write(key: str, *, age: float, parts: int = 1) -> None:
+        checkpoints = kept.StreamCheckpoints(key)
+        for part in range(parts):
+            checkpoints.note(f"{part}", b"x" * 1000)
+        assert all(kept.StreamCheckpoints(key).load(f"{part}") for part in range(parts))
+        for one in (checkpoints._folder, *checkpoints._folder.rglob("*")):
+            os.utime(one, (now - age, now - age))
+
+    def left() -> set[str]:
+        return {key for key in ("old", "large", "search") if kept.StreamCheckpoints(key)._folder.exists()}
+
+    write("old", age=40 * 86400)
+    write("large", age=1000, parts=50)
+    assert left() == {"large"}  # and not "old", as soon as another one is written
+    monkeypatch.setattr(kept, "_MOST_BYTES", 50_000)
+    write("search", age=0, parts=100)  # never one's own
+    assert left() == {"search"}
+    monkeypatch.setattr(kept, "INTERVAL", 30.0)
+    kept.KeptSteps("key").write({(1, 1, 1, 1): (1.0, 0.0, 1.0)})
+    assert left() == {"search"}  # which may be at work
 
 
 def test_a_checkpoint_holds_no_code() -> None:
@@ -116,7 +196,7 @@ def test_a_checkpoint_holds_no_code() -> None:
     nested = b"csimoffload.serving.kept\nos.system\n."
     function = nested.replace(b"os.system", b"_write")
     for data in (pickle.dumps(Evil()), pickle.dumps(np.zeros(2)), nested, function):
-        kept._write(checkpoints._path("part"), data)
+        kept._write(checkpoints._own / kept._hash("part"), data, checkpoints._folder)
         assert checkpoints.load("part") is None
 
 
@@ -162,35 +242,92 @@ so.stream(sys.argv[1])
 
 
 def test_a_stream_that_is_killed_goes_on(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, restored: list[int]
 ) -> None:
     file = tmp_path / "stream.yaml"
     file.write_text(LONG)
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(file)], cwd=Path(__file__).parents[2])
     until = time.monotonic() + 120
-    while not [one for one in (folder / "streams").glob("*") if not one.suffix] and time.monotonic() < until:
+    while not [one for one in folder.glob("streams/*/*/*") if not one.suffix] and time.monotonic() < until:
         time.sleep(0.02)  # until a file is written as a whole
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    begun = []
-    restore = Replica.restore
-
-    def restoring(self: Replica, other: Replica, runs: object) -> None:
-        restore(self, other, runs)  # type: ignore[arg-type]
-        begun.append(self.done)
-
-    monkeypatch.setattr(Replica, "restore", restoring)
+    monkeypatch.setattr(kept, "_ALIVE", 0)
     resumed = so.stream(str(file)).to_dict()
-    assert begun
-    assert begun[0] > 1000
+    assert restored
+    assert restored[0] > 1000
     assert not list((folder / "streams").glob("*"))
-    begun.clear()
+    restored.clear()
     assert so.stream(str(file)).to_dict() == resumed
-    assert not begun
+    assert not restored
+
+
+def stopped_after(monkeypatch: pytest.MonkeyPatch, parts: int, source: Path | LoadedScenario) -> str:
+    """Stop a stream when so many parts of it are kept, and return the message."""
+    note, count = kept.StreamCheckpoints.note, [0]
+
+    def stop(self: kept.StreamCheckpoints, part: str, state: object, *, ended: bool = False) -> None:
+        note(self, part, state, ended=ended)
+        count[0] += ended
+        if count[0] == parts:
+            raise WorkLimitError("stopped by a limit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "INTERVAL", 0.0)
+        patch.setattr(kept.StreamCheckpoints, "note", stop)
+        try:
+            return so.stream(source).stopped
+        except WorkLimitError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_stream_goes_on_with_another_limit(
+    monkeypatch: pytest.MonkeyPatch, restored: list[int], parts: int
+) -> None:
+    message = stopped_after(monkeypatch, parts, scenario(TEXT, "engine.timeout=50 s"))
+    assert message == "stopped by a limit; the same command goes on from what is kept"
+    so.stream(scenario(TEXT, "engine.timeout=90 s"))
+    assert restored == [40] * parts
+
+
+def test_a_stream_with_another_trace_begins_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, restored: list[int]
+) -> None:
+    file, trace = tmp_path / "stream.yaml", tmp_path / "requests.csv"
+    file.write_text(TEXT[: TEXT.index("  num_prompts")] + "  trace: {file: requests.csv}\n")
+    trace.write_text("arrival,prompt,output\n0,600,40\n1,600,40\n")
+    stopped_after(monkeypatch, 1, file)
+    trace.write_text("arrival,prompt,output\n0,600,40\n1,600,90\n")
+    assert so.stream(file).measures[0].served.output.tolist() == [40, 90]
+    assert not restored
+
+
+def test_streams_do_not_remove_parts_of_others() -> None:
+    exact, one, other = (
+        StreamSimulation(scenario(), exact=exact).checkpoints for exact in (True, False, False)
+    )
+    for number, checkpoints in enumerate((exact, one, other)):
+        checkpoints._saved = -kept.INTERVAL
+        checkpoints.note("part", number)
+    one.clear()
+    assert (exact.load("part"), other.load("part")) == (0, 2)
+    other.clear()
+    assert (exact.load("part"), other.load("part")) == (0, None)
+    assert not other._folder.exists()
+
+
+def test_a_part_is_kept_as_it_was_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "INTERVAL", 0.0)
+    for number in range(3):
+        kept.StreamCheckpoints("key").note("part", number)
+        time.sleep(0.01)
+    again = kept.StreamCheckpoints("key")
+    assert again.load("part") == 2
+    assert len(list(again._folder.glob("*/*"))) == 1
 
 
 def test_a_part_of_another_stream_is_not_taken() -> None:
-    one = StreamSimulation(scenario())
-    other = StreamSimulation(scenario(TEXT, "stream.seed=1"))
-    assert one.checkpoints._path("x") != other.checkpoints._path("x") != one.checkpoints._path("y")
+    one, other = (StreamSimulation(scenario(TEXT, f"stream.seed={seed}")).checkpoints for seed in (0, 1))
+    assert one._folder != other._folder
