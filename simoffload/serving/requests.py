@@ -63,7 +63,7 @@ class Requests(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Hash of all rows."""
+        """Hash of all rows, equal for equal requests."""
         found = sha256(
             b"".join(one.tobytes() for one in (self.arrival, self.prompt, self.output, self.after))
         )
