@@ -10,7 +10,6 @@ import ast
 import inspect
 import json
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -78,16 +77,17 @@ def _texts(model: type[BaseModel]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for one in reversed(model.__mro__):
         if issubclass(one, BaseModel) and one is not BaseModel and "[" not in one.__name__:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
-            (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef))
-            texts |= dict(_documented(body, _aliases(one.__module__)))
+            texts |= _texts_of(one.__module__)[one.__name__]
     return texts
 
 
 @cache
-def _aliases(module: str) -> dict[str, str]:
-    """Return the docstrings of the type aliases of a module, by alias."""
-    return dict(_documented(ast.parse(inspect.getsource(sys.modules[module])).body, {}))
+def _texts_of(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of the fields of all classes of a module, by class and field."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    aliases = dict(_documented(tree.body, {}))
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return {node.name: dict(_documented(node.body, aliases)) for node in classes}
 
 
 def _documented(body: Sequence[ast.stmt], aliases: dict[str, str]) -> Iterator[tuple[str, str]]:
