@@ -103,7 +103,7 @@ def test_a_sweep_has_its_column_from_every_worker(capsys: pytest.CaptureFixture[
     rows = list(csv.DictReader(lines("s.csv")))
     values = [float(row[NAME]) for row in rows]
     assert values == pytest.approx([expected(4), expected(8)], rel=1e-12)
-    assert f">{NAME}<" in Path("s.html").read_text()
+    assert f">{COLUMN}<" in Path("s.html").read_text()
 
 
 def test_reach_fit_and_advise_keep_it_as_a_limit(capsys: pytest.CaptureFixture[str]) -> None:

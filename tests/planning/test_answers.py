@@ -34,7 +34,7 @@ def test_planning_is_imported_when_it_is_asked(function: str) -> None:
     assert imported(f"{fits}; assert result.remedies is None") == {"answers"}
     assert "remedies" in imported(f"{too_large}; assert result.remedies.changes")
     if function == "simulate":
-        assert imported(f"{fits}; result.confidence") == {"answers", "calibration_errors", "confidence"}
+        assert imported(f"{fits}; result.confidence") == {"answers", "confidence"}
         assert "costs" in imported(f"{fits}; result.costs")
 
 

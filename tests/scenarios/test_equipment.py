@@ -235,7 +235,11 @@ def test_drives_of_an_array_by_number(folder: Path, count: int, vertices: list[s
         ("host=four", "host", 'there is no host "four"'),
         ("pcie.wire=fsat", "pcie.wire", 'there is no pcie "fsat"; did you mean "fast"?'),
         ("pcie.gen9=fast", "pcie.gen9", "no slot of this platform has that PCIe generation (has: wire)"),
-        ("switches.more={to: cpu}", "switches", "unknown key (known here: host, accelerator, nics, tiers,"),
+        (
+            "hosts.more={to: cpu}",
+            "hosts",
+            'unknown key; did you mean "host"? (known here: host, accelerator,',
+        ),
         ("tiers=raid", "tiers", 'must be a mapping, got "raid"'),
     ],
 )
