@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from simoffload.hardware import load_platform
 from simoffload_calibrate import small_models
 from simoffload_calibrate.micro import bench
 from simoffload_calibrate.micro.benchmarks import microbenchmarks
-from simoffload_calibrate.micro.fit_deepspeed import fit_thread
+from simoffload_calibrate.micro.fit_deepspeed import FACTORS, fit_thread
 from simoffload_calibrate.micro.fit_parts import fit_memory
 from simoffload_calibrate.micro.plan import MeasurementRequest
 from simoffload_calibrate.micro.session import measure
@@ -76,9 +77,11 @@ def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {run["ranks"] for run in runs} == {1}
     thread = fit_thread(raw, load_platform("dgx-h200").machine(nodes=1))
     assert thread is not None
-    assert thread.fit is not None
-    measured = {key for table in thread.costs() for key, cost in table.items() if cost.measured}
-    assert {"module_call", "linear_call", "hook", "gathered_parameter", "backward_call"} <= measured
+    if thread.believed:
+        measured = {key for table in thread.costs() for key, cost in table.items() if cost.measured}
+        assert {"module_call", "linear_call", "hook", "gathered_parameter", "backward_call"} <= measured
+    else:  # on a machine that other work slows down by more than this
+        assert float(re.search(r"took ([\d.]+) times", thread.remarks[0])[1]) > FACTORS[1]  # type: ignore[index]
     trained = raw["sections"]["hooks"]["training"]
     assert [run["name"] for run in trained] == [case.request.name for case in chosen]
     for run in trained:
