@@ -50,7 +50,7 @@ COVERED = 0.8
 _MOST = 1e6
 """Largest rate that is tried [1/s], and factor of a trace's (our choice)."""
 _DOUBLINGS = 20
-_RESCALED = 10_000
+_RESCALED = 2_000
 """Most requests of which the effect of longer steps is simulated (our choice)."""
 
 
