@@ -28,8 +28,8 @@ _SINGLE = 4
 """Size [B] of an element of hidden states, which are in single precision."""
 
 
-class _HiddenStates(NamedTuple):
-    """_HiddenStates say where the hidden states of a pass are."""
+class _Carried(NamedTuple):
+    """A _Carried says where the hidden states of a pass are."""
 
     gpu: int = -1
     """Number of the GPU that has them; -1: host memory."""
@@ -84,7 +84,7 @@ class MappedWeights(NamedTuple):
 class OnCpu(Hook):
     """The CPU computes the modules that are in host memory, in turn with the GPUs of the process."""
 
-    carry: _HiddenStates = _HiddenStates()
+    carry: _Carried = _Carried()
 
     def __init__(
         self, model: ModelShape, layers: Sequence[Mapping[str, Fraction]], settings: CpuSettings
@@ -101,7 +101,7 @@ class OnCpu(Hook):
         """Begin with the embeddings, which are in host memory."""
         least = self._settings.least
         self._copies = least is not None and stage.tokens >= least
-        self.carry = _HiddenStates()
+        self.carry = _Carried()
 
     def enter(self, part: Part, out: PassWriter) -> None:  # noqa: ARG002
         """Note what the CPU computes of a part."""
@@ -134,7 +134,7 @@ class OnCpu(Hook):
                 if inputs:
                     self._switch(out, call.gpu, out.now.tokens * _SINGLE, inputs, to_device=True)
                 out.send(here.gpu, call.gpu, out.now.tokens * each)
-            self.carry = _HiddenStates(call.gpu, 0, here.begun | {call.gpu})
+            self.carry = _Carried(call.gpu, 0, here.begun | {call.gpu})
         if module.name in self._here:
             self._bring(call, out)
         return not out.now.timing.launch_s(module)
