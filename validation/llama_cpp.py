@@ -3,7 +3,8 @@
 ``docs/measurements/llama-cpp.md`` describes the runs: generation and prompts by placement, threads and load
 mode, the buffers that the program reports, and what ``--fit`` places. Numbers of the machine come from
 microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read
-once, at the end.
+once, at the end. A second machine of the kind ran most of them later, and others whose weights are pages of a
+file in memory that is too small.
 ``llama_cpp/published.csv`` has a row per published rate; of shapes and trends only ratios are compared, as
 their machines are known in part.
 """
@@ -15,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ __all__ = [
     "Buffers",
     "Placed",
     "Rate",
+    "faulting_rates",
     "llama_cpp_rows",
     "llama_cpp_tables",
     "placements",
@@ -36,7 +38,10 @@ __all__ = [
     "recorded_rates",
 ]
 
-_RECORDS = Path(__file__).parents[1] / "docs/measurements/h100-2026-11-27"
+_RECORDS = Path(__file__).parents[1] / "docs/measurements"
+_FIRST, _SECOND = "h100-2026-11-27/llama-cpp-*.json", "h100-2026-11-28/second/llama-cpp.json"
+_FAULTS = "h100-2026-11-28/llama-cpp-faults-cuda.json"
+_WITH_DRIVE, _OWN = _RECORDS / "h100-2026-11-28/drive.yaml", _RECORDS / "h100-2026-11-28/second/platform.yaml"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
 _MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
 _PAGEABLE = (
@@ -51,6 +56,7 @@ _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 """Models of the records with fewer layers."""
 _OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
 _SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
+_ALL = "99"
 _MIB = 1 << 20
 _ABSOLUTE = ("generation", "prompts", "generation, two GPUs", "prompts, two GPUs", "page faults")
 """Groups of published rates of which the rates are compared, and not ratios."""
@@ -137,9 +143,9 @@ def _rate(
 # -- recorded runs --------------------------------------------------------------------------------
 
 
-def _records(part: str) -> Iterator[dict[str, Any]]:
-    for path in sorted(_RECORDS.glob("llama-cpp-*.json")):
-        yield from (one for one in json.loads(path.read_text("utf-8")) if one.get("set") == part)
+def _records(part: str, files: str = _FIRST) -> Iterator[dict[str, Any]]:
+    for path in sorted(_RECORDS.glob(files)):
+        yield from (one for one in json.loads(path.read_text("utf-8")) if part in ("", one.get("set")))
 
 
 def _model(name: str) -> tuple[str, tuple[str, ...]]:
@@ -154,9 +160,9 @@ def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
     found: list[str] = []
     for option, value in zip(words[::2], words[1::2], strict=True):
         if option == "-ngl":
-            found.append(f"strategy.gpu_layers={'all' if value == '99' else value}")
+            found.append(f"strategy.gpu_layers={'all' if value == _ALL else value}")
         elif option in _OPTIONS:
-            found.append(f"strategy.{_OPTIONS[option]}={value}")
+            found.append(f"strategy.{_OPTIONS[option]}={'all' if value == _ALL else value}")
         elif option in _SWITCHES:
             found.append(_SWITCHES[option])
         elif option == "-fitt":  # of what the driver leaves free
@@ -169,21 +175,51 @@ def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
 
 @cache
 def recorded_rates(part: str) -> tuple[Rate, ...]:
-    """Predict the rates of a set of recorded runs."""
+    """Predict the rates of a set of recorded runs, or of all of the second machine."""
+    if part in _MACHINES:
+        own = _MACHINES[part]
+        return tuple(chain.from_iterable(_rates(part, one, *own) for one in _records("", _SECOND)))
+    return tuple(chain.from_iterable(_rates(part, one) for one in _records(part)))
+
+
+def _rates(
+    part: str, one: dict[str, Any], platform: str = _MACHINE, given: Sequence[str] = (_PAGEABLE,)
+) -> Iterator[Rate]:
+    """Yield the rates of a record, none if it has none or options that are not simulated."""
+    name, *words = one.get("name", "").split() or [""]
+    if not one.get("tests") or (settings := _settings(words)) is None:
+        return
+    model, own = _model(name)
+    for test in one["tests"]:
+        lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
+        size = f"strategy.ubatch_size={test['n_ubatch']}"
+        predicted = _rate(model, platform, (*own, *settings, *given, size), **lengths)
+        tokens = test["n_prompt"] + test["n_gen"]
+        measured = median(tokens * 1e9 / time for time in test["samples_ns"])
+        yield Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted)
+
+
+@cache
+def faulting_rates(part: str) -> tuple[Rate, ...]:
+    """Predict the rates of a set of runs with little memory: a control group had it, a machine has as much
+    beside what its system takes. The set is that of the placement with the memory."""
     found: list[Rate] = []
-    for one in _records(part):
-        name, *words = one["name"].split()
-        if "tests" not in one or (settings := _settings(words)) is None:
-            continue
-        model, own = _model(name)
-        for test in one["tests"]:
-            lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
-            size = f"strategy.ubatch_size={test['n_ubatch']}"
-            predicted = _rate(model, _MACHINE, (*own, *settings, _PAGEABLE, size), **lengths)
-            tokens = test["n_prompt"] + test["n_gen"]
-            measured = median(tokens * 1e9 / time for time in test["samples_ns"])
-            found.append(Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted))
+    run: dict[str, Any] = {}
+    for one in _records("", _FAULTS):
+        if "tests" in one:
+            run = one
+        if one.get("set") == part and "counters" in one:
+            memory = int(one["name"].rpartition(" ")[2]) + _RESERVED
+            room = f"profiles.host/{_MACHINE}-host.memory_capacity={memory} GiB"
+            rates = _rates(part, run, str(_WITH_DRIVE), (_PAGEABLE, room))
+            found += (each._replace(name=one["name"]) for each in rates)
     return tuple(found)
+
+
+_MACHINES = {"second machine": (_MACHINE,), "second machine, own profile": (str(_OWN), ())}
+"""Platforms, and settings, that predict the runs of the second machine."""
+_RESERVED = 16
+"""Memory [GiB] that the system takes in the profile of the host."""
 
 
 def placements(part: str) -> Iterator[Placed]:
@@ -279,6 +315,12 @@ def llama_cpp_tables() -> str:
         for part in ("fit", "holdout")
         for generation, kind in kinds.items()
     ]
+    own += [
+        _line(f"{kind}, {part}", [one for one in recorded_rates(part) if one.generation == generation])
+        for part in _MACHINES
+        for generation, kind in kinds.items()
+    ]
+    own += [_line(f"generation, little memory, {part}", faulting_rates(part)) for part in ("fit", "holdout")]
     published = published_rates()
     judged = [
         _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in _ABSOLUTE

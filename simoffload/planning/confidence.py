@@ -408,7 +408,7 @@ def _part(share: Share, known: Container[str]) -> str:
     if share.group == "GPU":
         return TimeInput.GPU
     if share.group == "storage":
-        return TimeInput.FAULTS if cause.purpose == "page faults" else cause.tier
+        return cause.purpose if cause.purpose in known else cause.tier
     if share.group == "transfers":
         return _of_transfers(cause, known)
     inputs = {"host-thread": TimeInput.HOST, "cpu-overflow-check": TimeInput.OVERFLOW_CHECK}

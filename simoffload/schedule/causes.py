@@ -54,7 +54,7 @@ CauseKind = Literal[
 """Kinds of causes: of the host thread, of the GPU, of transfers, of storage, of the CPU, of checkpoints.
 ``own`` is any other, which has a name. Every table by kind has an entry for each."""
 
-Purpose = Literal["", "key-value cache", "page faults"]
+Purpose = Literal["", "key-value cache", "page faults", "page faults of experts"]
 """Data that a transfer moves, where reports tell it apart; "" = anything else."""
 
 HostMemory = Literal["pinned", "pageable", "never written"]

@@ -17,6 +17,7 @@ from simoffload.schedule import (
     Op,
     OpKind,
     Program,
+    Purpose,
     Schedule,
     ScheduleBuilder,
 )
@@ -160,7 +161,7 @@ class StreamWriter:
         gds: bool = False,
         most: int | None = None,
         cache: str = "",
-        faults: bool = False,
+        purpose: Purpose = "",
     ) -> tuple[int, int]:
         """Return route and latency [ps] of reading, or writing, ``size`` [B] on a tier, in requests of
         ``block`` [B] of which ``in_flight`` [B] are under way at a time, by default as many as the device can
@@ -168,10 +169,10 @@ class StreamWriter:
 
         The rate on storage is that measured for a transfer of this size, at most what Little's law leaves:
         the bytes in flight over the latency of a request. ``gds``: directly to, or from, the GPU's memory.
-        ``cache`` is the tier of the key-value cache if it is keys and values that move; ``faults``: page
-        faults decide how long it takes.
+        ``cache`` is the tier of the key-value cache if it is keys and values that move; ``purpose`` says
+        what else it is, such as page faults.
         """
-        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache, faults
+        key = "file", self.first, tier, size, block, in_flight, written, gds, most, cache, purpose
         if key not in self.known:
             reach = self.machine.storage_write if written else self.machine.storage_read
             path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds), of_host=not gds)
@@ -179,7 +180,7 @@ class StreamWriter:
             if in_flight is not None and self.machine.tiers[tier].is_storage:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)
             cause = Cause("write" if written else "read", tier).of_cache(cache)
-            cause = cause._replace(purpose="page faults") if faults else cause
+            cause = cause._replace(purpose=purpose) if purpose else cause
             route = self.builder.route(cause=cause, hops=hops, cap=rate if most is None else min(rate, most))
             self.known[key] = route, picoseconds(path.latency)
         return self.known[key]
@@ -310,13 +311,19 @@ def loops_rate(host: Host, *, traffic: int, new: int = 0, share: float = 1.0) ->
 
 
 def mapped_read(
-    out: StreamWriter, tier: str, size: int, *, traffic: int, cache: str = "", most: float | None = None
+    out: StreamWriter,
+    tier: str,
+    size: int,
+    *,
+    traffic: int,
+    cache: str = "",
+    most: float | None = None,
+    purpose: Purpose = "",
 ) -> tuple[int, int]:
     """Return route and latency [ps] of copying ``size`` [B] of a mapped file that is not in the page cache to
-    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s], the
-    rate of page faults where these decide.
+    memory that is in use, by loops that move ``traffic`` [B]; at most at ``most`` [B/s].
 
-    ``cache`` is the tier of the key-value cache if it is keys and values.
+    ``cache`` is the tier of the key-value cache if it is keys and values; ``purpose`` says what else it is.
     """
     host, resources = out.machine.host, out.machine.resources
     path, _ = out.way((tier, False, False), partial(out.machine.storage_read, tier))
@@ -328,5 +335,4 @@ def mapped_read(
     if host.mapped_read is not None:
         limits.append(host.mapped_read.value)
     in_flight, limit = min(size, ahead), int(min(*limits, inf if most is None else most))
-    faults = most is not None
-    return out.file(tier, size, block=block, in_flight=in_flight, most=limit, cache=cache, faults=faults)
+    return out.file(tier, size, block=block, in_flight=in_flight, most=limit, cache=cache, purpose=purpose)
