@@ -216,7 +216,10 @@ def faulting_rates(part: str) -> tuple[Rate, ...]:
     return tuple(found)
 
 
-_MACHINES = {"second machine": (_MACHINE,), "second machine, own profile": (str(_OWN), ())}
+_MACHINES: dict[str, tuple[str, Sequence[str]]] = {
+    "second machine": (_MACHINE, (_PAGEABLE,)),
+    "second machine, own profile": (str(_OWN), ()),
+}
 """Platforms, and settings, that predict the runs of the second machine."""
 _RESERVED = 16
 """Memory [GiB] that the system takes in the profile of the host."""

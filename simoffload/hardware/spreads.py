@@ -65,9 +65,9 @@ two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Least spread of a rate that is an estimate: of copies without a measurement of any machine, and of the
 overflow check where a share of Adam's rate is assumed; our choice."""
-_FOUND = 0.7
-"""Spread of what page faults read of experts, beside that of their rate: five recorded runs of mixtures of
-experts with half to nine tenths of the file in memory read 0.29, 0.81, 0.99, 1.3 and 2.3 times what their
+_FOUND = 1.1
+"""Spread of what page faults read of experts, beside that of their rate: eight recorded runs of mixtures of
+experts with half to nine tenths of the file in memory took 0.3 to 9 times as long as reading what their
 tokens chose (docs/measurements/llama-cpp.md)."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
 """Keys of the rates of storage profiles."""

@@ -52,6 +52,7 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
 
     One token on one thread gives 1 / rate² = 1 / thread² + 1 / (weights · peak)²; more tokens on T threads
     t² = (bytes / rate)² + (FLOP / (T · speed))², and tiles speed = tiled · tokens / (tokens + tiled_rows).
+    Experts give 1 / rate² = 1 / (T · thread)² + 1 / (experts · peak)², beside two meetings of the threads.
     Spreads are those among formats and of repetitions.
     """
     rows, base = measured.sections.get("ggml", {}).get("products", []), measured.base.host.products
@@ -82,7 +83,27 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
             value, residual, count = central(values)
             what = f"products of ggml, {', '.join(f'{name} with {tokens} tokens' for name, tokens in points)}"
             found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
-    return found | _tiles(speeds, noise) | _meetings(measured)
+    return found | _tiles(speeds, noise) | _meetings(measured) | _experts(measured, threads)
+
+
+def _experts(measured: Measured, threads: Mapping[str, float]) -> dict[str, Fitted]:
+    """Return the share of the memory's bandwidth with which chosen experts are read; ``threads`` has the rate
+    of a thread by format [B/s]."""
+    ggml, meeting = measured.sections.get("ggml", {}), measured.base.host.products.operation.value
+    if ggml.get("meetings"):
+        meeting = ggml["meetings"][-1]["seconds"]
+    shares: dict[str, float] = {}
+    for row in ggml.get("experts", []):
+        rate = row["bytes"] / max(row["seconds"] - 2 * meeting, row["seconds"] / 2)
+        alone = row["threads"] * threads[row["format"]]
+        if rate < _IDENTIFIED * alone:
+            shares[row["format"]] = min(1.0, (rate**-2 - alone**-2) ** -0.5 / _peak(measured))
+    if not shares:
+        return {}
+    value, residual, count = central(shares.values())
+    noise = max((_spread(row) or 0.0 for row in ggml["experts"]), default=0.0)
+    what = f"products of ggml with chosen experts, {', '.join(shares)}"
+    return {"experts": Fitted(float(f"{value:.4g}"), what, count, residual, hypot(residual, noise))}
 
 
 _COMMON, _DOT = ("q4_k", "q6_k", "q8_0"), ("mxfp4",)

@@ -24,6 +24,11 @@ _WEIGHTS = 1 << 30
 """[B] Weights of one format, more than caches hold, which a pass of one token reads once."""
 _MATRICES = {8: 16, 32: 16, 512: 1}
 """Number of matrices that several tokens are multiplied with, by their number."""
+_EXPERTS, _CHOSEN, _COLUMNS, _ROWS, _LAYERS = 128, 8, 2048, 768, 8
+"""Experts of a layer, those that a token chooses, and the size of their matrices (Qwen3-30B-A3B), of which so
+many layers exceed caches."""
+_FLOATS, _INTEGERS = 0, 26
+"""Numbers of types of 32 bits (``ggml_type``)."""
 _MEETINGS, _SMALLEST = 512, 32
 """Products of as many rows and columns, which take as long as the meetings of the threads."""
 _THREADS = (1, 2, 4, 8, 16)
@@ -45,8 +50,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_graph_overhead_custom": (_SIZE, _SIZE, ctypes.c_bool),
     "ggml_new_graph_custom": (_POINTER, _POINTER, _SIZE, ctypes.c_bool),
     "ggml_new_tensor_2d": (_POINTER, _POINTER, _INT, _LONG, _LONG),
+    "ggml_new_tensor_3d": (_POINTER, _POINTER, _INT, _LONG, _LONG, _LONG),
     "ggml_row_size": (_SIZE, _INT, _LONG),
     "ggml_mul_mat": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "ggml_mul_mat_id": (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
     "ggml_build_forward_expand": (None, _POINTER, _POINTER),
     "ggml_quantize_chunk": (_SIZE, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER),
     "ggml_backend_alloc_ctx_tensors": (_POINTER, _POINTER, _POINTER),
@@ -63,8 +70,9 @@ ggml-backend.h and ggml-cpu.h)."""
 
 
 def measure_products(job: Job) -> dict[str, Any]:
-    """Measure products of one token by 1 and more threads, of 8, 32 and 512 tokens by all, and meetings of
-    all threads, for which products are tiny. Matrices are in the CPU's plain buffer, which is not repacked.
+    """Measure products of one token by 1 and more threads, of 8, 32 and 512 tokens by all, of one token with
+    experts that are chosen anew each time, and meetings of all threads, for which products are tiny. Matrices
+    are in the CPU's plain buffer, which is not repacked.
     """
     with _Ggml(_library()) as ggml:
         rows: list[dict[str, Any]] = []
@@ -72,7 +80,8 @@ def measure_products(job: Job) -> dict[str, Any]:
             if rows and not job.in_time():
                 break
             rows += _products(ggml, name, number)
-        return {"products": rows, "meetings": _meetings(ggml)}
+        experts = [_experts(ggml, *one) for one in FORMATS.items() if job.in_time()]
+        return {"products": rows, "experts": experts, "meetings": _meetings(ggml)}
 
 
 def _library() -> list[Path]:
@@ -132,11 +141,15 @@ class _Ggml:
             self.call("backend_buffer_free", buffer)
             self.call("free", context)
 
-    def seconds(self, graph: Any, threads: int, count: int) -> list[float]:
-        """Return the time of each of ``count`` nodes of a graph [s], by repetition."""
+    def seconds(
+        self, graph: Any, threads: int, count: int, before: Callable[[], object] = lambda: None
+    ) -> list[float]:
+        """Return the time of each of ``count`` nodes of a graph [s], by repetition; ``before`` is called
+        before each."""
         self.call("backend_cpu_set_n_threads", self._cpu, threads)
         times = []
         for _ in range(_REPETITIONS + 1):
+            before()
             begin = time.perf_counter()
             if self.call("backend_graph_compute", self._cpu, graph):
                 raise SkippedError("ggml cannot compute products")
@@ -158,12 +171,12 @@ def _products(ggml: _Ggml, name: str, number: int) -> Iterator[dict[str, Any]]:
     for tokens, count in {1: _WEIGHTS // size, **_MATRICES}.items():
 
         def build(context: Any, tokens: int = tokens, count: int = count) -> tuple[list[Any], Any]:
-            states = ggml.call("new_tensor_2d", context, 0, _WIDTH, tokens)
+            states = ggml.call("new_tensor_2d", context, _FLOATS, _WIDTH, tokens)
             weights = [ggml.call("new_tensor_2d", context, number, _WIDTH, _WIDTH) for _ in range(count)]
             return weights, [ggml.call("mul_mat", context, one, states) for one in weights]
 
         with ggml.graph(build) as (graph, weights):
-            block = _blocks(ggml, number, size)
+            block = _blocks(ggml, number, _WIDTH, _WIDTH)
             for one in weights:
                 ggml.call("backend_tensor_set", one, block.ctypes.data, 0, size)
             for threads in thread_counts(*(_THREADS if tokens == 1 else ())):
@@ -173,21 +186,50 @@ def _products(ggml: _Ggml, name: str, number: int) -> Iterator[dict[str, Any]]:
                 yield row | {"seconds": seconds}
 
 
-def _blocks(ggml: _Ggml, number: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _experts(ggml: _Ggml, name: str, number: int) -> dict[str, Any]:
+    """Return the time of products of one token with the experts that it chooses, by all threads."""
+    random = np.random.default_rng(1)
+    size = ggml.call("row_size", number, _COLUMNS) * _ROWS
+
+    def build(context: Any) -> tuple[list[Any], Any]:
+        states = ggml.call("new_tensor_3d", context, _FLOATS, _COLUMNS, 1, 1)
+        each = range(_LAYERS)
+        weights = [ggml.call("new_tensor_3d", context, number, _COLUMNS, _ROWS, _EXPERTS) for _ in each]
+        chosen = [ggml.call("new_tensor_2d", context, _INTEGERS, _CHOSEN, 1) for _ in each]
+        pairs = zip(weights, chosen, strict=True)
+        return [*weights, *chosen], [ggml.call("mul_mat_id", context, one, states, ids) for one, ids in pairs]
+
+    with ggml.graph(build) as (graph, tensors):
+        block = _blocks(ggml, number, _COLUMNS, _ROWS)
+        for one in tensors[:_LAYERS]:
+            for expert in range(_EXPERTS):
+                ggml.call("backend_tensor_set", one, block.ctypes.data, expert * size, size)
+
+        def choose() -> None:
+            for one in tensors[_LAYERS:]:
+                ids = random.permutation(_EXPERTS)[:_CHOSEN].astype(np.int32)
+                ggml.call("backend_tensor_set", one, ids.ctypes.data, 0, ids.nbytes)
+
+        threads = thread_counts()[-1]
+        seconds = ggml.seconds(graph, threads, _LAYERS, choose)
+        return {"format": name, "threads": threads, "bytes": _CHOSEN * size, "seconds": seconds}
+
+
+def _blocks(ggml: _Ggml, number: int, columns: int, rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return a matrix of normal numbers in a format."""
-    rows = 64
-    values = np.random.default_rng(1).normal(0, 0.02, (rows, _WIDTH)).astype(np.float32)
-    part = np.zeros(size * rows // _WIDTH, dtype=np.uint8)
-    ggml.call("quantize_chunk", number, values.ctypes.data, part.ctypes.data, 0, rows, _WIDTH, None)
-    return np.tile(part, _WIDTH // rows)
+    few = 64
+    values = np.random.default_rng(1).normal(0, 0.02, (few, columns)).astype(np.float32)
+    part = np.zeros(ggml.call("row_size", number, columns) * few, dtype=np.uint8)
+    ggml.call("quantize_chunk", number, values.ctypes.data, part.ctypes.data, 0, few, columns, None)
+    return np.tile(part, rows // few)
 
 
 def _meetings(ggml: _Ggml) -> list[dict[str, Any]]:
     """Return the time of a meeting of all threads, of which there are two in a product."""
 
     def build(context: Any) -> tuple[list[Any], Any]:
-        weights = ggml.call("new_tensor_2d", context, 0, _SMALLEST, _SMALLEST)
-        last = ggml.call("new_tensor_2d", context, 0, _SMALLEST, 1)
+        weights = ggml.call("new_tensor_2d", context, _FLOATS, _SMALLEST, _SMALLEST)
+        last = ggml.call("new_tensor_2d", context, _FLOATS, _SMALLEST, 1)
         for _ in range(_MEETINGS):
             last = ggml.call("mul_mat", context, weights, last)
         return [], [last]

@@ -361,7 +361,7 @@ def machine() -> dict[str, str]:
     commands = {
         "lscpu": "lscpu",
         "memory": "head -3 /proc/meminfo; cat /sys/kernel/mm/transparent_hugepage/enabled; ulimit -l; df -h / /tmp /dev/shm",  # noqa: E501
-        "kernel": "uname -a; cat /etc/os-release | head -2",
+        "kernel": "uname -a; cat /etc/os-release | head -2; grep . /sys/block/*/queue/read_ahead_kb",
         "gpu": "nvidia-smi; nvidia-smi -q | head -200",
         "nvcc": "nvcc --version | tail -2; c++ --version | head -1",
     }

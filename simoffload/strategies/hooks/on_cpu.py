@@ -66,7 +66,7 @@ class MappedWeights(NamedTuple):
     A pass reads weights in the same order as the one before, so that Linux has evicted what comes next: none
     is found of what has no room. Of experts none is found as soon as the file has no room, weights of the GPU
     included. What is read around an expert evicts others: with half to nine tenths of the file in memory,
-    tokens read 0.3 to 2.3 times the experts that they chose (docs/measurements/llama-cpp.md).
+    tokens took 0.3 to 9 times as long as reading what they chose (docs/measurements/llama-cpp.md).
     """
 
     file: int
