@@ -148,8 +148,11 @@ class _ThisMachine:
                 continue
             for ranks in one.processes(self._gpus):
                 name = one.name if ranks == 1 else f"{one.name}/{ranks}"
-                if one.needs_gpu and self.facts["gpu"] is None:
-                    self.skipped = {**self.skipped, name: "there is no GPU"}
+                why = "there is no GPU" if one.needs_gpu and self.facts["gpu"] is None else ""
+                if missing := missing_packages(one.packages):
+                    why = f"{', '.join(missing)} not installed"
+                if why:
+                    self.skipped = {**self.skipped, name: why}
                     continue
                 yield MeasurementSection(
                     name,
@@ -208,8 +211,6 @@ class _ThisMachine:
         return self._workers.call("plain", 1, _PROBE, {"light": True}, seconds=_PROBE_S)
 
     def _run(self, one: Microbenchmark, ranks: int, context: Context) -> Mapping[str, Any]:
-        if missing := missing_packages(one.packages):
-            raise SkippedError(f"{', '.join(missing)} not installed")
         inputs = one.inputs(BenchmarkSetting(ranks, self._request.quick, self._deep))
         task = {"round": context.round, **inputs, **({"counts": one.numbers(ranks)} if one.counts else {})}
         process = "deepspeed" if ranks > 1 else one.process

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,20 @@ def test_torch_must_be_there(players: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench, "missing_packages", tuple)
     with pytest.raises(InputError, match="torch: not installed; install it next to simoffload"):
         measure(request("attention"), progress=ignore)
+
+
+def test_what_lacks_a_package_takes_no_time(players: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name == "deepspeed")
+
+    play(players, gpu=H200)
+    monkeypatch.setattr(bench, "missing_packages", missing)
+    rendered: list[str] = []
+    raw = measure(request("copies", "cpu_adam", "hooks"), progress=rendered.append)
+    assert list(raw["sections"]) == ["copies"]
+    names = ("hooks_decode", "cpu_adam", "hooks_training")
+    assert raw["skipped"] == dict.fromkeys(names, "deepspeed not installed")
+    assert any(one.startswith("1 section to measure: ") for one in rendered), rendered
 
 
 def test_what_will_be_done(players: Path) -> None:
