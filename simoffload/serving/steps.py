@@ -7,13 +7,19 @@ on average. How contexts are spread over sequences hardly matters: a plan counts
 into cells, simulates the corners of those that occur, and interpolates linearly within
 the simplex of corners around a step (Kuhn's triangulation of a cell). The middle of each cell is simulated,
 too: where it differs by more than the bound, the cell is split.
+
+Few cells are, as what is interpolated is nearly linear. The work of the host and of the busiest other stream
+changes with each number of tokens; that of as many tokens of prompts alone has lines of its own, and cells
+have what the other numbers add to it. A step ends some time after the host has launched it, or some time
+later than the work of the other stream takes, whichever is later: both times hardly vary within a cell, and
+the rest, which is near 0, is interpolated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from simoffload.models import Sequences
@@ -87,21 +93,36 @@ Point = tuple[int, int, int, int]
 
 
 _AXES = range(4)
-_DOUBLINGS = (1, 4, 5, 5)
+_DOUBLINGS = (1, 2, 4, 4)
 """Doublings from the begin to the end of an unsplit cell on each axis (our choice, for few simulated steps).
 """
+_CHUNK = 512
+"""Most tokens of a chunk of prompts alone (our choice): their attention then grows evenly with the tokens."""
+_OF_LINES = 0.25
+"""Share of the bound that is left to lines of prompts alone (our choice)."""
+
+
+_Times = tuple[float, float, float]
+"""Time of a step, of the host, and of the busiest stream, or what they are beyond others [s]."""
+_Line = tuple[int, int, _Times, _Times]
+"""Line between the times of two numbers of tokens."""
 
 
 class _Cell:
     """A _Cell is a box of points; one with parts is split at ``at`` of ``axis``."""
 
-    __slots__ = ("at", "axis", "corners", "high", "low", "parts", "scale")
+    __slots__ = ("at", "axis", "beyond", "corners", "high", "low", "parts", "scale")
 
     def __init__(self, low: Point, high: Point) -> None:
         self.low, self.high = low, high
         self.scale = [1 / (b - a) if b > a else 0.0 for a, b in zip(low, high, strict=True)]
-        self.corners: dict[int, StepTime] = {}
-        """Times at the corners in use, by the sum of 2^axis of the axes on which they are high."""
+        self.beyond: tuple[float, float] | None = None
+        """Time after the launch of a step, and beyond the work of its busiest stream, that is the least at
+        both ends of the cell [s]."""
+        self.corners: dict[int, _Times] = {}
+        """At the corners in use what their times are beyond those of the host and the busiest stream, and
+        what these are beyond those of prompts alone, by the sum of 2^axis of the axes on which they are
+        high."""
         self.axis, self.at = 0, 0
         self.parts: tuple[_Cell, _Cell] | None = None
 
@@ -128,6 +149,8 @@ class StepTable:
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
         self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._alone: dict[int, list[_Line]] = {}
+        self._known_alone: dict[int, tuple[float, float]] = {}
         self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
         self.as_they_are = 0
         """Number of steps that were simulated as they are."""
@@ -214,8 +237,8 @@ class StepTable:
         scaled = zip(point, cell.low, cell.scale, _AXES, strict=True)
         parts = [((value - low) * scale, axis) for value, low, scale, axis in scaled]
         parts.sort(reverse=True)
-        corner, last = 0, self._corner(cell, 0)
-        time, host, busy, *_ = last
+        corner, last = 0, cell.corners.get(0) or self._corner(cell, 0)
+        time, host, busy = last
         for part, axis in parts:
             if part <= 0:
                 break
@@ -225,14 +248,54 @@ class StepTable:
             host += part * (then[1] - last[1])
             busy += part * (then[2] - last[2])
             last = then
-        return StepTime(time, host, busy)
+        launching, working = self._prompts_alone(point[0])
+        host, busy = host + launching, busy + working
+        after_host, after_busy = self._beyond(cell)
+        return StepTime(time + max(host + after_host, busy + after_busy), host, busy)
 
-    def _corner(self, cell: _Cell, corner: int) -> StepTime:
-        """Return the times at a corner of a cell, by its number."""
-        if corner not in cell.corners:
-            a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
-            cell.corners[corner] = self._at((a, b, c, d))
-        return cell.corners[corner]
+    def _corner(self, cell: _Cell, corner: int) -> _Times:
+        """Return what a cell has of a corner, by its number."""
+        point = _place(cell, corner)
+        time, host, busy, *_ = self._at(point)
+        launching, working = self._prompts_alone(point[0])
+        after_host, after_busy = self._beyond(cell)
+        ends = max(host + after_host, busy + after_busy)
+        found = cell.corners[corner] = (time - ends, host - launching, busy - working)
+        return found
+
+    def _beyond(self, cell: _Cell) -> tuple[float, float]:
+        """Return how much later than the host, and than the busiest stream, steps of a cell end [s]."""
+        if cell.beyond is None:
+            ends = self._at(_place(cell, 0)), self._at(_place(cell, (1 << len(_AXES)) - 1))
+            cell.beyond = min(one[0] - one[1] for one in ends), min(one[0] - one[2] for one in ends)
+        return cell.beyond
+
+    def _prompts_alone(self, tokens: int) -> tuple[float, float]:
+        """Return the work of the host and of the busiest stream in a step of so many tokens of prompts."""
+        known = self._known_alone.get(tokens)
+        if known is None:
+            number = _range_of(tokens, 1)
+            if number not in self._alone:
+                self._alone[number] = list(self._lines_alone(*_bracket(number, 1, 0)))
+            low, high, begin, end = next(one for one in self._alone[number] if tokens <= one[1])
+            _, host, busy = _between(begin, end, (tokens - low) / (high - low or 1))
+            known = self._known_alone[tokens] = host, busy
+        return known
+
+    def _lines_alone(self, low: int, high: int) -> Iterator[_Line]:
+        """Yield the lines between two numbers of tokens of prompts alone."""
+        middle = (low + high) // 2
+        begin, end, right = (
+            self._at((one, 0, 0, -(-one * min(one, _CHUNK) // 2)))[:3] for one in (low, high, middle)
+        )
+        found = _between(begin, end, (middle - low) / (high - low or 1))
+        error = max(abs(a - b) for a, b in zip(found[1:], right[1:], strict=True)) / right[0]
+        if error > _OF_LINES * self._bound and high - low > 1:
+            yield from self._lines_alone(low, middle)
+            yield from self._lines_alone(middle + 1, high)
+        else:
+            self.worst = max(self.worst, error)
+            yield low, high, begin, end
 
     def _checked(self, cell: _Cell) -> _Cell:
         """Split a cell whose middle is not on the line between its ends; its parts are checked when they are
@@ -260,6 +323,7 @@ class StepTable:
 
     def _error(self, cell: _Cell, point: Point) -> float:
         """Return how much the times interpolated at a point differ from those simulated, over its time."""
+        point = _possible(point)
         found, right = self._within(cell, point), self._at(point)
         return max(abs(a - b) for a, b in zip(found[:3], right[:3], strict=True)) / right.time
 
@@ -303,6 +367,23 @@ def _bracket(number: int, doublings: int, axis: int) -> tuple[int, int]:
     return (1 << (number - 1) * doublings) + (axis == 0) if number else 1, 1 << number * doublings
 
 
+def _between(begin: _Times, end: _Times, part: float) -> _Times:
+    """Return the times at a part of the way between two."""
+    a, b, c = (one + part * (other - one) for one, other in zip(begin, end, strict=True))
+    return a, b, c
+
+
+def _place(cell: _Cell, corner: int) -> Point:
+    """Return the point of a corner of a cell, by its number."""
+    a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
+    return _possible((a, b, c, d))
+
+
+def _possible(point: Point) -> Point:
+    """Return a point with a token for each sequence, and one of a prompt."""
+    return max(point[0], point[1] + 1), *point[1:]
+
+
 def _middle(low: Point, high: Point) -> Point:
     a, b, c, d = ((one + other) // 2 for one, other in zip(low, high, strict=True))
     return a, b, c, d
@@ -314,7 +395,7 @@ def _with_axis(point: Point, axis: int, to: int) -> Point:
 
 
 def _mixture(point: Point) -> tuple[Sequences, ...]:
-    """Return sequences with the numbers of a point; a corner with more sequences than tokens has fewer.
+    """Return sequences with the numbers of a point.
 
     Chunks are alike, and as few as their attention allows, each to no fewer tokens than its own.
     """
