@@ -251,6 +251,11 @@ def remembering(passes: int) -> Execution:
     return lru_cache(passes)(execute)
 
 
+_SHORT = 1_300
+"""Operations up to which a schedule is run as fast as what repeats in it is found: 519 take 0.7 ms instead of
+1.7, 1,287 1.2 ms instead of 2.1."""
+
+
 class Runner:
     """A Runner executes the passes of one scenario."""
 
@@ -360,9 +365,11 @@ class Runner:
         return full
 
     def timeline(self, phase: Phase) -> Timeline:
-        """Execute a phase that is not part of the result."""
+        """Execute a phase that is not part of the result; a short one is run faster than it is searched for
+        what repeats."""
         with uncollected():
-            return self._executed(phase.schedule({}))
+            schedule = phase.schedule({})
+            return self._executed(schedule, steady=schedule.operations > _SHORT)
 
     def execute(self, name: str, schedule: Schedule) -> Timeline:
         """Execute a schedule with the shortcuts that the scenario allows.
@@ -378,9 +385,9 @@ class Runner:
         now_doing("planning")
         return timeline
 
-    def _executed(self, schedule: Schedule) -> Timeline:
+    def _executed(self, schedule: Schedule, *, steady: bool = True) -> Timeline:
         options = self._options
-        rank_symmetry, steady_state = options.rank_symmetry != "off", options.steady_state != "off"
+        rank_symmetry, steady_state = options.rank_symmetry != "off", steady and options.steady_state != "off"
         timeline = self._execute(schedule, rank_symmetry=rank_symmetry, steady_state=steady_state)
         if "verify" in (options.rank_symmetry, options.steady_state):
             verify(timeline, execute(schedule, rank_symmetry=False, steady_state=False))
