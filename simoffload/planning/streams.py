@@ -62,12 +62,20 @@ class RateTrial(NamedTuple):
 
     load: float
     """Requests per second, users, or the factor of a trace's rate."""
-    attained: ReplicatedMean
-    """Share of requests that keep all limits."""
-    goodput: ReplicatedMean
-    """Requests per second that keep all limits."""
+    metrics: dict[str, ReplicatedMean]
+    """Mean and interval of each metric over the replications."""
     binds: str
     """Limit that most requests miss: "ttft", "tpot" or "e2el"; "" if all keep all."""
+
+    @property
+    def attained(self) -> ReplicatedMean:
+        """Share of requests that keep all limits."""
+        return self.metrics["attained"]
+
+    @property
+    def goodput(self) -> ReplicatedMean:
+        """Requests per second that keep all limits."""
+        return self.metrics["goodput_per_s"]
 
     def holds(self, limits: StreamLimits) -> bool:
         """Return whether enough requests keep the limits."""
@@ -167,11 +175,7 @@ class StreamResult:
         return self._estimates(CONFIDENCE)
 
     def _estimates(self, confidence: float) -> dict[str, ReplicatedMean]:
-        values = [one.metrics() for one in self.measures]
-        return {
-            name: replicated_mean([one[name] for one in values], confidence=confidence)
-            for name in StreamMeasures.declared
-        }
+        return _means(self.measures, confidence=confidence)
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -258,6 +262,7 @@ class StreamResult:
                     "attained": _plain(one.attained),
                     "goodput_per_s": _plain(one.goodput),
                     "binds": one.binds,
+                    "metrics": {name: _plain(value) for name, value in one.metrics.items()},
                 }
                 for one in self.trials
             ],
@@ -283,6 +288,17 @@ def error_interval(
     changes = [one - as_is for one in changed]
     least, most = (hypot(chance, end) for end in (min(0.0, *changes), max(0.0, *changes)))
     return max(0.0, value - least), value + most
+
+
+def _means(
+    measures: Sequence[StreamMeasures], *, confidence: float = CONFIDENCE
+) -> dict[str, ReplicatedMean]:
+    """Return the mean and the interval of each metric over replications."""
+    values = [one.metrics() for one in measures]
+    return {
+        name: replicated_mean([one[name] for one in values], confidence=confidence)
+        for name in StreamMeasures.declared
+    }
 
 
 def _plain(one: ReplicatedMean) -> dict[str, float | None]:
@@ -461,11 +477,6 @@ def _tried(simulation: StreamSimulation, load: float) -> RateTrial:
         for name in ("ttft", "tpot", "e2el")
         if (limit := getattr(limits, name)) is not None
     }
-    attained = replicated_mean([one.attained for one in found])
-    missed = attained.value < 1 and bool(single)
-    return RateTrial(
-        load,
-        attained,
-        replicated_mean([one.goodput_per_s for one in found]),
-        min(single, key=lambda name: single[name]) if missed else "",
-    )
+    metrics = _means(found)
+    missed = metrics["attained"].value < 1 and bool(single)
+    return RateTrial(load, metrics, min(single, key=lambda name: single[name]) if missed else "")

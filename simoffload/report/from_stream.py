@@ -30,6 +30,8 @@ _MEANINGS = (
     "TTFT, TPOT, ITL and E2EL as vllm bench serve defines them; ITL is over all tokens of all requests",
     f"{_INTERVAL}: where so many real streams are expected, as steps may be shorter or longer",
 )
+_LATENCIES = ("ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s")
+"""Metrics of each load that was tried."""
 _TRIALS = f"interval of loads = by replications alone, with a confidence of {CONFIDENCE:.0%}"
 
 
@@ -91,7 +93,18 @@ def _loads(found: StreamResult) -> ReportSection:
     missed = tuple(at for at, one in enumerate(found.trials) if not one.holds(found.options.slo))
     chart = Chart(f"goodput over {found.unit}", partial(charts.goodput, found))
     table = ReportTable("", head, rows, (0, 2, 3, 4), refused=missed)
-    return ReportSection("Loads that were tried", (), (table,), (_TRIALS,), charts=(chart,))
+    latencies = [StreamMeasures.declared[name] for name in _LATENCIES]
+    percentiles = ReportTable(
+        "",
+        (found.unit, *(one.title for one in latencies)),
+        tuple(
+            (rows[at][0], *(_datum(each, one.metrics[each.name]) for each in latencies))
+            for at, one in enumerate(found.trials)
+        ),
+        tuple(range(1 + len(latencies))),
+        refused=missed,
+    )
+    return ReportSection("Loads that were tried", (), (table, percentiles), (_TRIALS,), charts=(chart,))
 
 
 def _load(one: RateTrial, limits: StreamLimits) -> Iterator[Entry]:

@@ -83,6 +83,11 @@ def test_the_largest_rate_within_limits() -> None:
     assert above.binds == "tpot"
     loads = [one.load for one in found.trials]
     assert loads == sorted(loads)
+    first = next(one for one in found.trials if one.load == found.options.arrivals.request_rate)
+    assert first.metrics == found.estimates
+    assert above.metrics["tpot_p99_s"].value > found.best.metrics["tpot_p99_s"].value
+    tried = found.to_dict()["trials"][loads.index(above.load)]
+    assert tried["metrics"]["tpot_p99_s"]["value"] == above.metrics["tpot_p99_s"].value
     none = stream("stream.replications=1", "stream.num_prompts=3", slo="ttft=1us")
     assert none.best is None
     assert len(none.trials) > 15
