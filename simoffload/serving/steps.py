@@ -96,6 +96,8 @@ _AXES = range(4)
 _DOUBLINGS = (1, 2, 4, 4)
 """Doublings from the begin to the end of an unsplit cell on each axis (our choice, for few simulated steps).
 """
+_RANGES = tuple(tuple(-(-bits // doublings) for bits in range(128)) for doublings in _DOUBLINGS)
+"""Number of the range of a value on each axis, by the bits of the value less 1; that of 0 is -1."""
 _CHUNK = 512
 """Most tokens of a chunk of prompts alone (our choice): their attention then grows evenly with the tokens."""
 _OF_LINES = 0.25
@@ -148,7 +150,7 @@ class StepTable:
         self._kept = kept
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
-        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._cells: dict[Point, _Cell] = {}
         self._alone: dict[int, list[_Line]] = {}
         self._known_alone: dict[int, tuple[float, float]] = {}
         self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
@@ -221,7 +223,13 @@ class StepTable:
 
     def _interpolated(self, point: Point) -> StepTime:
         """Return the times at a point, from corners of its cell."""
-        key = tuple(map(_range_of, point, _DOUBLINGS))
+        a, b, c, d = point
+        key = (
+            _RANGES[0][(a - 1).bit_length()] if a else -1,
+            _RANGES[1][(b - 1).bit_length()] if b else -1,
+            _RANGES[2][(c - 1).bit_length()] if c else -1,
+            _RANGES[3][(d - 1).bit_length()] if d else -1,
+        )
         cell = self._cells.get(key)
         if cell is None:
             lows, highs = zip(*map(_bracket, key, _DOUBLINGS, _AXES), strict=True)
@@ -234,23 +242,24 @@ class StepTable:
 
     def _within(self, cell: _Cell, point: Point) -> StepTime:
         """Interpolate in the simplex of a cell around a point: along the axes, from the largest part on."""
-        scaled = zip(point, cell.low, cell.scale, _AXES, strict=True)
-        parts = [((value - low) * scale, axis) for value, low, scale, axis in scaled]
+        (a, b, c, d), (e, f, g, h), (i, j, k, m) = point, cell.low, cell.scale  # faster than loops
+        parts = [((a - e) * i, 1), ((b - f) * j, 2), ((c - g) * k, 4), ((d - h) * m, 8)]
         parts.sort(reverse=True)
-        corner, last = 0, cell.corners.get(0) or self._corner(cell, 0)
+        corners = cell.corners
+        corner, last = 0, corners.get(0) or self._corner(cell, 0)
         time, host, busy = last
         for part, axis in parts:
             if part <= 0:
                 break
-            corner += 1 << axis
-            then = cell.corners.get(corner) or self._corner(cell, corner)
+            corner += axis
+            then = corners.get(corner) or self._corner(cell, corner)
             time += part * (then[0] - last[0])
             host += part * (then[1] - last[1])
             busy += part * (then[2] - last[2])
             last = then
-        launching, working = self._prompts_alone(point[0])
+        launching, working = self._known_alone.get(a) or self._prompts_alone(a)
         host, busy = host + launching, busy + working
-        after_host, after_busy = self._beyond(cell)
+        after_host, after_busy = cell.beyond or self._beyond(cell)
         return StepTime(time + max(host + after_host, busy + after_busy), host, busy)
 
     def _corner(self, cell: _Cell, corner: int) -> _Times:
@@ -274,7 +283,7 @@ class StepTable:
         """Return the work of the host and of the busiest stream in a step of so many tokens of prompts."""
         known = self._known_alone.get(tokens)
         if known is None:
-            number = _range_of(tokens, 1)
+            number = (tokens - 1).bit_length()
             if number not in self._alone:
                 self._alone[number] = list(self._lines_alone(*_bracket(number, 1, 0)))
             low, high, begin, end = next(one for one in self._alone[number] if tokens <= one[1])
@@ -350,14 +359,8 @@ class Scaled:
         return StepTime(time * factor, host * factor, busy * factor, growth * factor, steps)
 
 
-def _range_of(value: int, doublings: int) -> int:
-    """Return the number of the range in which a value is: -1 for 0, then of ranges that grow by so many
-    doublings."""
-    return -(-(value - 1).bit_length() // doublings) if value > 0 else -1
-
-
 def _bracket(number: int, doublings: int, axis: int) -> tuple[int, int]:
-    """Return the first and the last value of a range.
+    """Return the first and the last value of a range, of ``_RANGES``.
 
     Only ranges of tokens, above some of which steps are longer at once, have no value in common, so that
     other cells have corners in common.
