@@ -12,7 +12,7 @@ from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
-from simoffload.serving.steps import BOUND, SimulatedSteps, StepTable
+from simoffload.serving.steps import BOUND, SimulatedSteps, StepTable, _mixture
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
 
@@ -103,6 +103,27 @@ def test_cells_follow_a_ridge_and_a_cliff() -> None:
         assert found.time == pytest.approx(right, rel=2 * BOUND)
         assert found.host == found.time / 2
     assert len(calls) == table.evaluations < 400
+
+
+def test_the_later_of_host_and_gpu_needs_few_cells() -> None:
+    # A GPU that begins after 1.7 ms and works longer than the host from some contexts and tokens on.
+    def evaluate(batch: tuple[Sequences, ...]) -> StepTime:
+        tokens = sum(one.number * one.new_tokens for one in batch)
+        busy = 2 + tokens**0.9 / 200 + 2e-5 * sum(one.number * one.context for one in batch)
+        return StepTime(max(9.3, busy + 1.7), 9.0, busy)
+
+    draw = np.random.default_rng(1)
+    table, errors = StepTable(evaluate), []
+    for _ in range(1000):
+        sequences, chunk = int(draw.integers(0, 60)), int(draw.integers(1, 3000))
+        beyond = int(sequences * draw.integers(0, 2000))
+        point = sequences + chunk, sequences, beyond, chunk * int(draw.integers(chunk, chunk + 4000)) // 2
+        right = evaluate(_mixture(point))
+        found = table._interpolated(point)
+        errors.append(max(abs(a - b) for a, b in zip(found[:3], right[:3], strict=True)) / right.time)
+    assert np.mean(errors) < BOUND / 4
+    assert np.quantile(errors, 0.99) < 2 * BOUND
+    assert table.evaluations < 700
 
 
 def test_a_captured_size_is_the_time_of_fewer_tokens() -> None:
