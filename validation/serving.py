@@ -10,14 +10,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from simoffload.documents import parse_yaml
-from simoffload.planning.confidence import CalibrationError, Work, confidence
+from simoffload.planning.confidence import CalibrationError, Work, confidence, evidence_of
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
-from simoffload.strategies import SERVED
+from simoffload.strategies import SERVED, SERVED_OTHERS
 
 __all__ = ["ServedStep", "serving_rows", "serving_steps", "serving_table"]
 
@@ -53,6 +54,8 @@ class ServedStep(NamedTuple):
     predicted_s: float
     low_s: float
     high_s: float
+    group: str
+    """Group of runs whose errors count for it."""
 
     @property
     def error(self) -> float:
@@ -104,6 +107,7 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
         float(row["measured_ms"]) / 1e3,
         predicted,
         *confidence(result).interval(metric),
+        evidence_of(result),
     )
 
 
@@ -118,14 +122,13 @@ def _routing(chosen: str) -> str:
 def serving_rows(steps: Iterable[ServedStep]) -> Iterator[CalibrationError]:
     """Return the errors of the steps by set and kind, for the table that every answer refers to."""
     steps = tuple(steps)
-    for part in ("fit", "holdout"):
-        for work in get_args(Work):
-            errors = [one.error for one in steps if (one.part, one.work) == (part, work)]
-            if errors:
-                mean = sum(map(abs, errors)) / len(errors)
-                worst: float = max(errors, key=abs)
-                numbers = len(errors), round(mean, 4), round(worst, 4)
-                yield CalibrationError("shipped", SERVED, part, work, "memory", *numbers, 1, 1)
+    for group, part, work in product((SERVED, SERVED_OTHERS), ("fit", "holdout"), get_args(Work)):
+        errors = [one.error for one in steps if (one.group, one.part, one.work) == (group, part, work)]
+        if errors:
+            mean = sum(map(abs, errors)) / len(errors)
+            worst: float = max(errors, key=abs)
+            numbers = len(errors), round(mean, 4), round(worst, 4)
+            yield CalibrationError("shipped", group, part, work, "memory", *numbers, 1, 1)
 
 
 _HEAD = """\

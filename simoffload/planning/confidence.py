@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from simoffload.hardware import P90, Spread, TierKind, TimeInput, repeated_reads
 from simoffload.results import PassResult, Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
-from simoffload.strategies import SERVED, Strategy, strategy_of
+from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, strategy_of
 
 # -- errors of real runs ---------------------------------------------------------------------------
 
@@ -321,20 +321,22 @@ def confidence(result: SimulationResult) -> Confidence:
     held = [kinds.get(tier, default) for tier in result.targets]
     unseen = _unseen(result)
     far = result.kind == "checkpoint" or any(UNSEEN_TIERS[kind] for kind in held)
-    group = _MOST_RUNS if unseen else _evidence(result)
+    group = _MOST_RUNS if unseen else evidence_of(result)
     unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
     return Confidence(
         row=_row(group, _work(result), "nvme" if far else place_of(held)),
         unlike="; none ".join(unlike),
         unknowns=len(unlike),
-        largest=_SERVED if _evidence(result) == SERVED else inf,
+        largest=_SERVED if evidence_of(result) in (SERVED, SERVED_OTHERS) else inf,
         extrapolates=bool(result.extrapolations),
         result=result,
     )
 
 
-def _evidence(result: SimulationResult) -> str:
+def evidence_of(result: SimulationResult) -> str:
     """Return the group of real runs that were like a result."""
+    if result.evidence:
+        return result.evidence
     settings = result.provenance.scenario.get("strategy") or {}
     group = _strategy(result)[1].traits.evidence
     return group if isinstance(group, str) else group(settings)
@@ -361,7 +363,7 @@ def _unseen(result: SimulationResult) -> str:
     found = {key: value for key, value in values.items() if value in strategy.traits.unseen[key]}
     named = [key if value is True else f"{key}: {value}" for key, value in found.items() if value is not None]
     with_settings = f" with {' and '.join(named)}" if named else ""
-    return f"used strategy.kind {kind}{with_settings}" if found or not _evidence(result) else ""
+    return f"used strategy.kind {kind}{with_settings}" if found or not evidence_of(result) else ""
 
 
 def _setting(settings: Any, key: str) -> Any:

@@ -98,6 +98,8 @@ class SimulationResult(WithMetrics, ABC):
     """Name in comparisons, given by who compares; "": the shortest one that distinguishes the result."""
     extrapolations: tuple[str, ...] = ()
     """Descriptions of numbers that are used outside the range in which they were measured."""
+    evidence: str = ""
+    """Group of real runs whose errors count, if the settings do not decide it."""
     uncompared: tuple[str, ...] = ()
     """What no real run of the same program did, each to follow the words "no real run"."""
     refused: tuple[str, ...] = ()

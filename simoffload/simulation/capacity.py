@@ -98,6 +98,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
             *beyond,
         ),
         "extrapolations": basis.extrapolations,
+        "evidence": basis.evidence,
         "uncompared": basis.uncompared,
     }
 

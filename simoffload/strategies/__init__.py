@@ -3,12 +3,22 @@
 A strategy's module is imported when a document names its kind (``registry``).
 """
 
-from simoffload.strategies.base import SERVED, Earlier, Phase, PhaseSeries, Plan, ServingLimits, Strategy
+from simoffload.strategies.base import (
+    SERVED,
+    SERVED_OTHERS,
+    Earlier,
+    Phase,
+    PhaseSeries,
+    Plan,
+    ServingLimits,
+    Strategy,
+)
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
 from simoffload.strategies.tunables import Placement, Placements, Tunable
 
 __all__ = [
     "SERVED",
+    "SERVED_OTHERS",
     "AnyStrategy",
     "Earlier",
     "Phase",

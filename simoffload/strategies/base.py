@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from simoffload.workload import TrainingCheckpoints
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
-SERVED = "vllm"
-"""Group of the real runs of vLLM, all on one GPU, with which compiled serving is compared."""
+SERVED, SERVED_OTHERS = "vllm", "vllm (others)"
+"""Groups of the real runs of vLLM, all on one GPU, with which compiled serving is compared: of dense models
+in 16 bits on the GPU, and of those with experts, fewer bits or weights in host memory."""
 _Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
 _Others = Literal["forward", "backward", "optimizer", "save", "restore"]
 PhaseKind = Literal[_Inference, _Others]
@@ -103,6 +104,8 @@ class Basis(NamedTuple):
     """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
     gpu_rates: tuple[Provenance, ...] = ()
     """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
+    evidence: str = ""
+    """Group of the real runs that were like it, if more than the settings decides it."""
     uncompared: tuple[str, ...] = ()
     """What no real run did with which predictions were compared, each to follow "no real run"."""
     extrapolations: tuple[str, ...] = ()

@@ -25,7 +25,15 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
-from simoffload.strategies.base import SERVED, Basis, Description, Plan, ServingLimits, Strategy
+from simoffload.strategies.base import (
+    SERVED,
+    SERVED_OTHERS,
+    Basis,
+    Description,
+    Plan,
+    ServingLimits,
+    Strategy,
+)
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     TRANSFORMERS,
@@ -119,7 +127,9 @@ class TensorParallelPlan(InferencePlan):
             return found
         kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
         rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
-        return found._replace(gpu_rates=rates, uncompared=tuple(self._uncompared()))
+        others = self.compiled and any(one.form or one.experts for one in self.stored_weights)
+        evidence = SERVED_OTHERS if others else ""
+        return found._replace(gpu_rates=rates, evidence=evidence, uncompared=tuple(self._uncompared()))
 
     def _uncompared(self) -> list[str]:
         """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""

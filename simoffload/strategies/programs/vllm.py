@@ -30,7 +30,7 @@ from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.models.shape import stored_bytes
 from simoffload.results import Change, Facts, HeldKind
-from simoffload.strategies.base import SERVED, Description, Plan, Strategy
+from simoffload.strategies.base import SERVED_OTHERS, Description, Plan, Strategy
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.held import ROUNDING, Held, Home, pinned_rounding
@@ -192,7 +192,7 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
-    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED)
+    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED_OTHERS)
     cache_engine: ClassVar = VLLM
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
