@@ -18,7 +18,7 @@ from pathlib import Path
 
 from simoffload.documents import read_document
 from simoffload.planning.sweep import Sweep, define_sweep, find_points, run_sweep, usable_cores
-from simoffload.planning.sweep.tasks import job_of
+from simoffload.planning.sweep.run import job_of
 from simoffload.scenario import ScenarioCache, find_scenario, resolve
 
 _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"

@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import advise, search_catalogue
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
-    from simoffload.planning.cache_speed import cache_speed, prefix_loading
-    from simoffload.planning.caches import cache_limits
+    from simoffload.planning.caches import cache_limits, cache_speed, prefix_loading
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
     from simoffload.planning.confidence import confidence
-    from simoffload.planning.costs.economics import break_even_points, economics
-    from simoffload.planning.costs.price_list import load_costs
+    from simoffload.planning.costs import load_costs
+    from simoffload.planning.economics import break_even_points, economics
     from simoffload.planning.explanation import sensitivity
     from simoffload.planning.reach import best_batch, reach
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.streams import StreamResult, stream
-    from simoffload.planning.sweep.answer import SweepResult, sweep
+    from simoffload.planning.sweep.run import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -99,25 +98,25 @@ _HOME = {
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
     "StreamResult": "simoffload.planning.streams",
-    "SweepResult": "simoffload.planning.sweep.answer",
+    "SweepResult": "simoffload.planning.sweep.run",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
     "best_batch": "simoffload.planning.reach",
-    "break_even_points": "simoffload.planning.costs.economics",
+    "break_even_points": "simoffload.planning.economics",
     "cache_limits": "simoffload.planning.caches",
-    "cache_speed": "simoffload.planning.cache_speed",
+    "cache_speed": "simoffload.planning.caches",
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",
     "default_scenario": "simoffload.scenario",
-    "economics": "simoffload.planning.costs.economics",
+    "economics": "simoffload.planning.economics",
     "fit": "simoffload.planning.answers",
     "import_profile": "simoffload.exchange.measured_profiles",
     "largest": "simoffload.planning.sizing",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
     "list_scenarios": "simoffload.scenario",
-    "load_costs": "simoffload.planning.costs.price_list",
+    "load_costs": "simoffload.planning.costs",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
     "load_scenario": "simoffload.scenario",
@@ -125,7 +124,7 @@ _HOME = {
     "metric": "simoffload.results.metrics",
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
-    "prefix_loading": "simoffload.planning.cache_speed",
+    "prefix_loading": "simoffload.planning.caches",
     "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
@@ -133,7 +132,7 @@ _HOME = {
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
     "stream": "simoffload.planning.streams",
-    "sweep": "simoffload.planning.sweep.answer",
+    "sweep": "simoffload.planning.sweep.run",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

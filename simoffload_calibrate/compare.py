@@ -21,7 +21,7 @@ from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.simulation import simulate
-from simoffload.strategies.held import memory_stages, traffic
+from simoffload.strategies.base import memory_stages, traffic
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
@@ -29,7 +29,7 @@ from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import DEEPSPEED_ADAM
 from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference
-from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.profiles import base_platform
 from simoffload_calibrate.records import (
     LayerStarts,
     RecordedRun,

@@ -8,7 +8,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from simoffload.hardware.seen import SeenMachine, System
+from simoffload.hardware.detect import SeenMachine, System
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "numpy")
 

@@ -89,5 +89,5 @@ def _no_network() -> Iterator[None]:
 def _same_day() -> Iterator[None]:
     """Prices are old from a year on: what a test expects shall not change with the calendar."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simoffload.planning.costs.price_list._today", lambda: datetime.date(2026, 11, 21))
+        patch.setattr("simoffload.planning.costs._today", lambda: datetime.date(2026, 11, 21))
         yield

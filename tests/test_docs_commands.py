@@ -53,7 +53,7 @@ STORIES = dict(_stories())
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with what fio wrote."""
-    monkeypatch.setattr("simoffload.planning.costs.price_list.datetime", SimpleNamespace(date=_Day))
+    monkeypatch.setattr("simoffload.planning.costs.datetime", SimpleNamespace(date=_Day))
     monkeypatch.chdir(tmp_path)
     shutil.copy(FIO, tmp_path / "read.json")
     return tmp_path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.hardware.costs import DEVICES, Costs, DeviceCosts, MemoryCosts, Power
-from simoffload.planning.costs import COST_METRICS
+from simoffload.planning.economics import COST_METRICS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "costs.md").read_text()
 

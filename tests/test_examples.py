@@ -14,13 +14,12 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.models.families import FAMILIES
-from simoffload.planning.sweep.tasks import check_workers_can_import
+from simoffload.planning.sweep.run import check_workers_can_import
 from simoffload.strategies import register, registry
 from simoffload.strategies.authoring import Prefetched
+from simoffload.strategies.base import memory_stages
 from simoffload.strategies.cache import kv_cache
-from simoffload.strategies.held import memory_stages
-from simoffload.strategies.passes.pass_writer import PassWriter
-from simoffload.strategies.passes.streams import DEPTH, REQUEST
+from simoffload.strategies.passes.pass_writer import DEPTH, REQUEST, PassWriter
 from tests.test_metric_from_outside import forget_metrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

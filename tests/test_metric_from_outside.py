@@ -14,7 +14,7 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.planning.advise.objective import objective_of
+from simoffload.planning.advise.evaluate import objective_of
 from simoffload.planning.service_levels import parse_service
 from simoffload.results import registered
 from simoffload.web.questions import answer

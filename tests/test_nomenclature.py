@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from simoffload.planning.compare import Comparison
-from simoffload.planning.costs import COST_METRICS
+from simoffload.planning.economics import COST_METRICS
 from simoffload.planning.sweep.definition import reserved
 from simoffload.results import declared_metrics
 from simoffload.scenario import load_scenario

@@ -164,7 +164,7 @@ def test_wheel_finds_its_data_away_from_the_checkout(wheel: zipfile.ZipFile, tmp
     program = (
         "import simoffload as so\n"
         "from simoffload.planning.confidence import confidence\n"
-        "from simoffload.planning.published_ratios import published_ratios\n"
+        "from simoffload.planning.compare import published_ratios\n"
         "print(so.__file__)\n"
         "print(so.load_platform('dgx-a100').machine().gpus, len(so.list_scenarios()) > 5)\n"
         "print(so.load_model('opt-1.3b').family)\n"

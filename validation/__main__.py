@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from simoffload.planning.compare import PublishedRatio
 from simoffload.planning.confidence import CalibrationError, ErrorProfile, calibration_errors
-from simoffload.planning.published_ratios import PublishedRatio
 from validation.accuracy import coverage, held_out, short_table
 from validation.figures import drawings
 from validation.llama_cpp import llama_cpp_rows, llama_cpp_tables, published_rates, recorded_rates

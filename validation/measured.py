@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from simoffload.planning.confidence import CalibrationError, ErrorProfile, Work, place_of
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
 from simoffload_calibrate.compare import ComparedRun, compare_file, errors
-from simoffload_calibrate.micro.bases import base_platform
+from simoffload_calibrate.micro.profiles import base_platform
 from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.records import RecordedRun, Records, read_records
 from validation.shipped_hosts import without

@@ -9,15 +9,15 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+from simoffload.planning.compare import PublishedRatio
 from simoffload.planning.confidence import confidence
-from simoffload.planning.published_ratios import PublishedRatio
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.held import movable
+from simoffload.strategies.base import movable
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM
 from validation.references import PublishedRow, Reference, Value, load_references

@@ -22,8 +22,7 @@ import numpy as np
 
 from simoffload.hardware import load_platform
 from simoffload_calibrate.host_costs import COSTS, SCALED, TRACED, Observation
-from simoffload_calibrate.micro.bases import base_platform
-from simoffload_calibrate.micro.fit_deepspeed import (
+from simoffload_calibrate.micro.fit_programs import (
     HostTimes,
     fit_host,
     ridge,
@@ -31,6 +30,7 @@ from simoffload_calibrate.micro.fit_deepspeed import (
     small_model_times,
 )
 from simoffload_calibrate.micro.noise import probe_level
+from simoffload_calibrate.micro.profiles import base_platform
 from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 

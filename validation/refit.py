@@ -16,9 +16,8 @@ from pathlib import Path
 
 from simoffload.documents import parse_yaml, read_document, yaml_text
 from simoffload_calibrate import reference
-from simoffload_calibrate.micro.bases import base_platform
-from simoffload_calibrate.micro.fit_deepspeed import ThreadFit
-from simoffload_calibrate.micro.profiles import profile_from_micro
+from simoffload_calibrate.micro.fit_programs import ThreadFit
+from simoffload_calibrate.micro.profiles import base_platform, profile_from_micro
 from simoffload_calibrate.micro.record import read_record
 from validation import reference_costs, shipped_hosts
 

@@ -209,7 +209,7 @@ def _add_compare(parser: _Parser) -> None:
 
 
 def _add_advise(parser: _Parser) -> None:
-    from simoffload.cli import advising
+    from simoffload.cli import planning
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
@@ -240,11 +240,11 @@ def _add_advise(parser: _Parser) -> None:
     add_json(parser)
     _add_costs(parser)
     add_output(parser, f"{_WRITTEN} and the recommended scenarios")
-    parser.set_defaults(command=advising.advise)
+    parser.set_defaults(command=planning.advise)
 
 
 def _add_reach(parser: _Parser) -> None:
-    from simoffload.cli import reaching
+    from simoffload.cli import planning
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     _add_service(parser, "service level to keep", required=True)
@@ -269,11 +269,11 @@ def _add_reach(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     add_output(parser, _WRITTEN)
-    parser.set_defaults(command=reaching.find_values)
+    parser.set_defaults(command=planning.find_values)
 
 
 def _add_stream(parser: _Parser) -> None:
-    from simoffload.cli import streaming
+    from simoffload.cli import running
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="a scenario with a section stream")
     parser.add_argument(
@@ -293,7 +293,7 @@ def _add_stream(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     add_output(parser, _WRITTEN)
-    parser.set_defaults(command=streaming.simulate_stream)
+    parser.set_defaults(command=running.simulate_stream)
 
 
 def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
@@ -314,7 +314,7 @@ def _add_sweep(parser: _Parser) -> None:
 
 
 def _add_fit(parser: _Parser) -> None:
-    from simoffload.cli import fitting
+    from simoffload.cli import planning
 
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
@@ -336,11 +336,11 @@ def _add_fit(parser: _Parser) -> None:
     add_overrides(parser)
     add_output(parser, _WRITTEN)
     add_json(parser)
-    parser.set_defaults(command=fitting.fit)
+    parser.set_defaults(command=planning.fit)
 
 
 def _add_serve(parser: _Parser) -> None:
-    from simoffload.cli import serving
+    from simoffload.cli import running
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="what the page begins with")
     parser.add_argument(
@@ -356,7 +356,7 @@ def _add_serve(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    parser.set_defaults(command=serving.serve)
+    parser.set_defaults(command=running.serve)
 
 
 def _add_check(parser: _Parser) -> None:
@@ -419,7 +419,7 @@ def _add_import(actions: SubParsers) -> _Parser:
 
 
 def _add_detect(parser: _Parser) -> None:
-    from simoffload.cli import detecting
+    from simoffload.cli import catalogue
 
     parser.add_argument(
         "-o",
@@ -435,7 +435,7 @@ def _add_detect(parser: _Parser) -> None:
         metavar="DIR",
         help="describe a recorded machine: DIR has its /proc and /sys, and commands/lspci.txt and so on",
     )
-    _finish((parser, detecting.detect))
+    _finish((parser, catalogue.detect))
 
 
 def _add_scenarios(parser: _Parser) -> None:

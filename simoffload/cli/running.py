@@ -1,4 +1,4 @@
-"""``simoffload run`` and ``simoffload compare``."""
+"""``simoffload run``, ``compare``, ``stream`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
+from simoffload.cli.option_types import given_limits
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import CommandChanges, load, move, naming_others, refusal, scenario_set
+from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.compare import Comparison
+    from simoffload.planning.streams import StreamResult
     from simoffload.report.comparison import Published
     from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
+
+# -- ``simoffload run`` and ``simoffload compare`` -------------------------------------------------
 
 
 def run(arguments: Namespace, console: Console) -> ExitCode:
@@ -208,7 +213,7 @@ def _published(
     comparison: Comparison, scenarios: dict[str, LoadedScenario], names: dict[str, str]
 ) -> dict[str, Published]:
     """Return the published ratios by the names of results that reports know."""
-    from simoffload.planning.published_ratios import published_ratios
+    from simoffload.planning.compare import published_ratios
     from simoffload.report.comparison import Published
 
     published: dict[str, Published] = {}
@@ -218,3 +223,64 @@ def _published(
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     return published
+
+
+# -- ``simoffload stream`` -------------------------------------------------------------------------
+# Requests that arrive at a replica of a scenario's plan.
+
+
+def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
+    """Simulate the stream of a scenario, and find the load that service levels allow."""
+    folder = OutputFolder.of(arguments)
+    scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
+    from simoffload.planning.costs import load_costs
+    from simoffload.planning.streams import stream
+
+    prices = load_costs(arguments.costs)
+    with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
+        found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
+    answer = _answer(found, folder, arguments, console)
+    answer.show(console)
+    answer.list_files(console)
+    if found.stopped:
+        return ExitCode.FAILED
+    return ExitCode.DOES_NOT_FIT if arguments.slo and found.best is None else ExitCode.OK
+
+
+@limited
+def _answer(
+    found: StreamResult, folder: OutputFolder | None, arguments: Namespace, console: Console
+) -> Answer:
+    from simoffload.report.from_stream import stream_document
+
+    keep(found.scenario.scenario.engine.limits)
+    now_doing("reporting")
+    document = stream_document(found, command=arguments.line)
+    data = found.to_dict()
+    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+
+
+# -- ``simoffload serve`` --------------------------------------------------------------------------
+# A page on which all inputs can be changed.
+
+
+DEFAULT_LIMITS = ("engine.timeout=60 s", "engine.memory=2 GiB", "engine.max_events=1000000000")
+"""Limits of each question of a page, where the command line has no others: our choice."""
+
+
+def serve(arguments: Namespace, console: Console) -> ExitCode:
+    """Serve the page until Ctrl-C, beginning with the scenario that was named."""
+    from simoffload.web.scenarios import variant_of
+    from simoffload.web.server import serve
+    from simoffload.web.state import State
+
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    limits = given_limits((*DEFAULT_LIMITS, *changes.overrides))
+    name, start = arguments.scenario or arguments.model, None
+    if name:
+        scenario = load(arguments.scenario, changes, console=console)
+        start = State((variant_of(scenario, name, changes.overrides),))
+    elif any(one != "--set" and not one.startswith("engine.") for one in changes.options):
+        raise InputError.at("", "name a scenario or a model to change", path="simoffload serve")
+    serve(arguments.host, arguments.port, limits=limits, start=start, say=console.print_lines)
+    return ExitCode.OK

@@ -35,7 +35,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     if kind == "scenario":
         return _scenario(title)
     if kind == "sweep":
-        from simoffload.planning.sweep.axes import SweepSection
+        from simoffload.planning.sweep.definition import SweepSection
 
         return json_schema(SweepSection, title=title)
     if kind == "ds_config":
@@ -78,7 +78,7 @@ def _scenario(title: str) -> dict[str, Any]:
     content, kinds that are left out, the section sweep."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models import FAMILIES
-    from simoffload.planning.sweep.axes import SweepSection
+    from simoffload.planning.sweep.definition import SweepSection
     from simoffload.scenario import Scenario
     from simoffload.strategies import strategies
 

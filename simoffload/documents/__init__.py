@@ -11,10 +11,14 @@ from simoffload.documents.document import (
     DocumentLocation,
     Frozen,
     Location,
+    candidates,
     either,
+    folded,
     key_path,
     listing,
+    named,
     quoted,
+    same_name,
     suggest,
 )
 from simoffload.documents.edits import (
@@ -30,19 +34,19 @@ from simoffload.documents.edits import (
     split_assignment,
     without,
 )
-from simoffload.documents.files import (
+from simoffload.documents.reader import (
     SUFFIXES,
     ds_config_text,
     exists,
     file_errors,
     file_size,
+    parse_json,
+    parse_yaml,
     read_document,
     read_text,
     resolved,
     yaml_text,
 )
-from simoffload.documents.names import candidates, folded, named, same_name
-from simoffload.documents.reader import parse_json, parse_yaml
 from simoffload.documents.validation import validate
 
 __all__ = [

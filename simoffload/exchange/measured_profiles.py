@@ -13,8 +13,7 @@ from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurem
 from simoffload.exchange.ds_io import read_ds_io
 from simoffload.exchange.elbencho import read_elbencho
 from simoffload.exchange.fio_json import read_fio_json
-from simoffload.exchange.llama_bench import read_llama_bench
-from simoffload.exchange.llama_bench_profiles import bench_numbers
+from simoffload.exchange.llama_bench import bench_numbers, read_llama_bench
 from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware import KINDS, Drive, Entry, Library, Profile, RateCurve, id_fault, inherited, is_path
 from simoffload.units import format_rate

@@ -1,11 +1,9 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
-from simoffload.hardware.bases import inherited
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.cpu_products import ProductKernel
-from simoffload.hardware.detect import Detected, detect_machine
-from simoffload.hardware.evidence import evidence_sentence, profile_evidence
+from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
 from simoffload.hardware.ggml_kernels import GgmlKernels
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
@@ -17,28 +15,33 @@ from simoffload.hardware.library import (
     ProfileUse,
     is_path,
 )
-from simoffload.hardware.links import memory_warnings, profile_warnings
 from simoffload.hardware.loading import list_profiles, load_platform, load_profile, platform_from
-from simoffload.hardware.machine import MEMORY, DeviceGroup, Machine
-from simoffload.hardware.parts import Drives, ShortForm, installed_memory, platforms_with
-from simoffload.hardware.paths import Path, Resource, Tier, TierKind
+from simoffload.hardware.machine import (
+    MEMORY,
+    DeviceGroup,
+    Machine,
+    Platform,
+    memory_warnings,
+    profile_warnings,
+)
+from simoffload.hardware.parts import Drives, ShortForm, inherited, installed_memory, platforms_with
+from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fair_rates, loads
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
+from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
-from simoffload.hardware.seen import SeenGpu
-from simoffload.hardware.sharing import Demand, fair_rates, loads
 from simoffload.hardware.spreads import (
     DEFAULT_SPREADS,
     FEW_READINGS,
     P90,
     Spread,
     TimeInput,
+    evidence_sentence,
     machine_spreads,
+    profile_evidence,
     repeated_reads,
 )
 from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
 from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
-from simoffload.hardware.thread_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
-from simoffload.hardware.topology import Platform
 from simoffload.hardware.unmeasured import shipped_unmeasured
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 

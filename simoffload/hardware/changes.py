@@ -20,8 +20,8 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem
-from simoffload.hardware.bases import restated
 from simoffload.hardware.library import ProfileInput
+from simoffload.hardware.parts import restated
 from simoffload.hardware.quantities import Identifier, Name, Reference
 from simoffload.hardware.wiring import Attachment, PlatformProfile, StorageTier, Switch, name_fault
 

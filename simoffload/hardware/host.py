@@ -9,10 +9,20 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
-from simoffload.hardware.compiled import CompiledCosts, estimated_compiled_costs
 from simoffload.hardware.cpu_products import CpuProducts
-from simoffload.hardware.memory_costs import NewMemory, PageCache
 from simoffload.hardware.profiles import Profile
+from simoffload.hardware.program_costs import (
+    CompiledCosts,
+    DeepSpeedCosts,
+    EagerCosts,
+    FsdpCosts,
+    NewMemory,
+    PageCache,
+    TrainingCosts,
+    estimated_compiled_costs,
+    estimated_eager_costs,
+    scaled_costs,
+)
 from simoffload.hardware.quantities import (
     Count,
     Multiple,
@@ -24,14 +34,6 @@ from simoffload.hardware.quantities import (
     whole_rate,
 )
 from simoffload.hardware.storage import FormFactor
-from simoffload.hardware.thread_costs import (
-    DeepSpeedCosts,
-    EagerCosts,
-    FsdpCosts,
-    TrainingCosts,
-    estimated_eager_costs,
-    scaled_costs,
-)
 from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, completed, shipped_unmeasured
 from simoffload.recent import Recent
 from simoffload.units import BytesPerSecond, PositiveBytes

@@ -28,10 +28,9 @@ from simoffload.documents import (
     without,
 )
 from simoffload.errors import InputError
-from simoffload.hardware.bases import BASE, based
 from simoffload.hardware.costs import Costs
 from simoffload.hardware.host import Host
-from simoffload.hardware.parts import by_parts, parts_of
+from simoffload.hardware.parts import BASE, based, by_parts, parts_of
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory

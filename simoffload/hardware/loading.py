@@ -12,10 +12,10 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
+from simoffload.hardware.machine import Platform
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.storage import LINKED_KINDS, LOCAL_KINDS, STORAGE_KINDS
 from simoffload.hardware.targets import PcieLink, Target, pcie_link, resolve_target
-from simoffload.hardware.topology import Platform
 from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured, completed
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
 from simoffload.units import plural

@@ -1,21 +1,38 @@
-"""A machine: the paths of copies, reads, writes and all-gathers over its shared resources."""
+"""A machine: the shared resources of its wiring, and the paths of copies, reads, writes and all-gathers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.hardware.host import Host
-from simoffload.hardware.library import ProfileInput, ProfileUse
-from simoffload.hardware.paths import Graph, Load, Path, Resource, Tier
-from simoffload.hardware.profiles import Accelerator
-from simoffload.hardware.quantities import Curve
-from simoffload.hardware.targets import PcieLink, Target, slowest
-from simoffload.hardware.wiring import Setting
+from simoffload.hardware.library import Entry, Library, ProfileInput, ProfileUse
+from simoffload.hardware.paths import Graph, Load, Path, Resource, Resources, Tier
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie
+from simoffload.hardware.quantities import Curve, whole_rate
+from simoffload.hardware.storage import STORAGE_KINDS
+from simoffload.hardware.targets import (
+    Cable,
+    PcieLink,
+    Target,
+    adapter_rate,
+    pcie_link,
+    resolve_target,
+    slowest,
+)
+from simoffload.hardware.wiring import CPU, PlatformProfile, Setting, StorageTier
+from simoffload.units import format_bytes, format_rate
+
+# -- A machine -------------------------------------------------------------------------------------
+# The paths of copies, reads, writes and all-gathers over its shared resources.
+
 
 _PAGEABLE_TRAFFIC = 3
 """Bytes of host memory traffic per byte copied: the CPU reads and writes a staging buffer, then DMA reads."""
@@ -352,3 +369,466 @@ class Machine:
         for node, direction in ((sender, 1), (receiver, 0)):
             ports = self.topology.networks[node]
             load.put((port[direction] for port in ports), Fraction(1, len(ports)))
+
+
+# -- the shared resources of a machine, built from the wiring of its platform ----------------------
+# Every directed cable is a resource; a cable whose two directions slow each other down has one more, which
+# carries the sum of both. A cable between CPU, switches and GPUs has the highest rate measured for copies
+# over its generation and width, or the rates that its switch states; the cable of a drive or an adapter has
+# the payload rate of its lanes. Host memory is one resource for reads and writes and for all sockets.
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A platform file with all profiles that it refers to."""
+
+    profile: PlatformProfile
+    host: Host
+    accelerator: Accelerator
+    gpu: PcieLink
+    """The GPUs' own side of their slots."""
+    slots: dict[str, Pcie | None]
+    """PCIe generation of the slots at the CPU and at each switch; None where it is not known."""
+    stated: dict[str, Pcie]
+    """PCIe generation that the platform's file names for each switch with stated rates. It determines the
+    rate of both directions together, also if the equipment of a scenario replaces the slots."""
+    nics: dict[str, tuple[Nic, PcieLink]]
+    """Network adapters with their own side of their slots."""
+    targets: dict[str, Target]
+    profiles: tuple[ProfileUse, ...]
+    inputs: tuple[ProfileInput, ...]
+    remarks: tuple[str, ...] = ()
+    """Warnings about equipment of the scenario that has no effect."""
+
+    @property
+    def gpu_pcie_links(self) -> tuple[PcieLink, ...]:
+        """The PCIe link of each GPU, limited by its slot."""
+        return tuple(self.gpu.within(self.slots[vertex]) for vertex in self.profile.gpus)
+
+    @property
+    def gpu_pcie_link(self) -> PcieLink:
+        """The PCIe link of the GPU in the slowest slot."""
+        return slowest(self.gpu_pcie_links)
+
+    def switch(self, name: str) -> Cable:
+        """Return the cable of a switch towards the CPU: its lanes, or the rates that are stated."""
+        pcie, switch = self.slots[name], self.profile.switches[name]
+        if switch.lanes is not None:
+            assert pcie is not None
+            return PcieLink(pcie, switch.lanes).cable
+        assert switch.host_to_device is not None
+        assert switch.device_to_host is not None
+        down, up = switch.host_to_device.value, switch.device_to_host.value
+        return Cable("as the platform states", down, up, self.stated[name].both_ways_rate(down, up))
+
+    def nic_pcie_link(self, name: str) -> PcieLink:
+        """Return the PCIe link of an adapter, limited by its slot."""
+        return self.nics[name][1].within(self.slots[self.profile.nics[name].at])
+
+    def machine(self, nodes: int = 1, *, cached_writes: Mapping[str, Fraction] | None = None) -> Machine:
+        """Return the machine of ``nodes`` equal hosts that share remote storage.
+
+        ``cached_writes`` has, by storage tier, the share of all bytes written that fits into the write caches
+        of its drives; for other tiers everything does.
+
+        Raises InputError for several hosts without a network between them.
+        """
+        profile = self.profile
+        if nodes > 1 and not profile.network:
+            message = f"{profile.id} has no network between hosts; add `network` to it or use one node"
+            raise InputError.at("nodes", message)
+        partly = {tier: self.targets[tier].partly_cached(one) for tier, one in (cached_writes or {}).items()}
+        targets = {**self.targets, **partly}
+        return Machine(
+            platform=profile.id,
+            nodes=nodes,
+            gpus=nodes * len(profile.gpus),
+            accelerator=self.accelerator,
+            host=self.host,
+            tiers=_tiers(self, nodes),
+            targets=targets,
+            count=lambda: tuple(_device_groups(self, _prefixes(nodes))),
+            profiles=self.profiles,
+            setting=profile.setting,
+            numbers=self.inputs,
+            build_topology=lambda: _build_topology(replace(self, targets=targets), nodes),
+            with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),
+            overruns=lambda tiers: (*self.remarks, *overruns(self, tiers, nodes=nodes)),
+        )
+
+
+def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
+    gpu, host = platform.accelerator, platform.host
+    own = gpu.hbm_capacity
+    tiers = {
+        "hbm": Tier("hbm", "hbm", own.value, gpu.id, gpu.reserved_bytes)
+        if own
+        else Tier("hbm", "hbm", host.memory_capacity.value, gpu.id, gpu.reserved_bytes, pool="dram"),
+        "dram": Tier("dram", "dram", host.memory_capacity.value, host.id, host.reserved_bytes),
+    }
+    for name, target in platform.targets.items():
+        copies = nodes if target.drives else 1
+        tiers[name] = Tier(name, target.kind, target.capacity * copies, target.id)
+    return tiers
+
+
+def _build_topology(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Topology]:
+    builder = _Builder(platform, nodes)
+    topology = builder.build()
+    return builder.resources.finish(), topology
+
+
+def _prefixes(nodes: int) -> list[str]:
+    """Return the prefixes of each host's vertices."""
+    return [f"node{node} " if nodes > 1 else "" for node in range(nodes)]
+
+
+def _device_groups(platform: Platform, prefixes: Sequence[str]) -> Iterator[DeviceGroup]:
+    """Yield the devices of equal hosts (``prefixes`` of their vertices), and of their shared storage."""
+    profile, nodes = platform.profile, len(prefixes)
+    yield DeviceGroup(f"host/{platform.host.id}", nodes)
+    memories = tuple((f"{prefix}dram",) for prefix in prefixes)
+    yield DeviceGroup(MEMORY, nodes, memories, size=platform.host.memory_capacity.value)
+    yield DeviceGroup(f"accelerator/{platform.accelerator.id}", nodes * len(profile.gpus))
+    for key in dict.fromkeys(nic.id for nic, _ in platform.nics.values()):
+        ports = [name for name, (nic, _) in platform.nics.items() if nic.id == key]
+        links = tuple((f"{prefix}{name} in", f"{prefix}{name} out") for prefix in prefixes for name in ports)
+        yield DeviceGroup(f"nic/{key}", len(links), links)
+    for tier, target in platform.targets.items():
+        if target.drives:
+            links = tuple((f"{prefix}{tier} read", f"{prefix}{tier} write") for prefix in prefixes)
+            yield _drives(target, tier, nodes * target.drives, links)
+            continue
+        links = ((f"{tier} read", f"{tier} write"),)
+        yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
+        if target.drive is not None:
+            yield _drives(target, tier, target.array.count if target.array else 1, links)
+
+
+def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> DeviceGroup:
+    assert target.drive is not None
+    return DeviceGroup(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)
+
+
+class _Builder:
+    """Builds the topology host by host."""
+
+    def __init__(self, platform: Platform, nodes: int) -> None:
+        self._platform, self._nodes = platform, nodes
+        # Hosts are equal, so that what their cables and adapters carry is worked out once.
+        self._links = platform.gpu_pcie_links
+        self._cables = [link.cable for link in self._links]
+        self._switches = {name: platform.switch(name) for name in platform.profile.switches}
+        self._nic_rates = {
+            name: adapter_rate(nic, platform.nic_pcie_link(name)) for name, (nic, _) in platform.nics.items()
+        }
+        self._graph = Graph()
+        self.resources = Resources()
+
+    def build(self) -> Topology:
+        """Add all hosts, GPUs, adapters and storage tiers, and return the topology."""
+        platform, profile = self._platform, self._platform.profile
+        prefixes = _prefixes(self._nodes)
+        memories = tuple(self._host(prefix, profile) for prefix in prefixes)
+        count = len(profile.gpus)
+        gpus = tuple(f"{prefixes[i // count]}gpu{i}" for i in range(self._nodes * count))
+        for index, vertex in enumerate(gpus):
+            prefix = prefixes[index // count]
+            self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, self._cables[index % count])
+        adapters = [
+            {name: self._adapter(f"{prefix}{name}", rate) for name, rate in self._nic_rates.items()}
+            for prefix in prefixes
+        ]
+        access = {name: self._accesses(name, prefixes, adapters) for name in profile.tiers}
+        return Topology(
+            graph=self._graph,
+            cpus=tuple(f"{prefix}{CPU}" for prefix in prefixes),
+            memories=memories,
+            gpus=gpus,
+            ports=self._ports(gpus),
+            networks=tuple(tuple(ports[name] for name in profile.network) for ports in adapters),
+            network_latency=max(
+                (platform.nics[name][0].latency.value for name in profile.network), default=0.0
+            ),
+            gpu_pcie_links=self._links,
+            access=access,
+        )
+
+    def _host(self, prefix: str, profile: PlatformProfile) -> int:
+        memory = self.resources.add(f"{prefix}dram", self._platform.host.memory_rate, "dram")
+        for name, switch in profile.switches.items():
+            self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._switches[name])
+        return memory
+
+    def _cable(self, near: str, far: str, cable: Cable) -> None:
+        """Add a cable whose ``near`` end is towards the CPU."""
+        away = [self.resources.add(f"{near} -> {far}", cable.down, "pcie")]
+        back = [self.resources.add(f"{far} -> {near}", cable.up, "pcie")]
+        rates = cable.both_ways
+        if rates.points[0][1] < cable.down + cable.up:
+            by_size = rates if len(rates.points) > 1 else None
+            shared = self.resources.add(
+                f"{near} <-> {far}", whole_rate(rates.points[-1][1]), "duplex", by_size
+            )
+            away.append(shared)
+            back.append(shared)
+        self._graph.connect(near, far, there=tuple(away), back=tuple(back))
+
+    def _adapter(self, name: str, rate: int) -> tuple[int, int]:
+        """Add an adapter and its slot in series: the slower of both limits each direction, to ``rate``
+        [B/s]."""
+        return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
+
+    def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+        link = self._platform.accelerator.interconnect
+        if self._platform.profile.gpu_links == "none" or link is None:
+            return ()
+        return tuple(
+            (
+                self.resources.add(f"{gpu} link in", link.rate, "nvlink"),
+                self.resources.add(f"{gpu} link out", link.rate, "nvlink"),
+            )
+            for gpu in gpus
+        )
+
+    def _accesses(
+        self, name: str, prefixes: list[str], adapters: list[dict[str, tuple[int, int]]]
+    ) -> tuple[StorageAccess, ...]:
+        tier, target = self._platform.profile.tiers[name], self._platform.targets[name]
+        if tier.at is not None:
+            return tuple(self._local(f"{prefix}{name}", prefix, tier.at, target) for prefix in prefixes)
+        server = self._pair(name, target, "server")
+        accesses = []
+        for prefix, ports in zip(prefixes, adapters, strict=True):
+            window = self._window(f"{prefix}{name}", target)
+            ingresses = self._remote(prefix, tier, ports)
+            accesses.append(StorageAccess(ingresses, (server[0], *window[0]), (server[1], *window[1])))
+        return tuple(accesses)
+
+    def _pair(self, name: str, target: Target, kind: str) -> tuple[int, int]:
+        return (
+            self.resources.add(f"{name} read", target.read.rate, kind),
+            self.resources.add(f"{name} write", target.write.rate, kind),
+        )
+
+    def _local(self, name: str, prefix: str, vertices: tuple[str, ...], target: Target) -> StorageAccess:
+        array = self._pair(name, target, "drive")
+        assert target.pcie_link is not None
+        ingresses = []
+        for index in range(target.drives):
+            at = vertices[index % len(vertices)]
+            rate = target.pcie_link.within(self._platform.slots[at]).payload_rate
+            vertex = f"{prefix}{at}"
+            drive = f"{name}.{index}"
+            inward = self.resources.add(f"{drive} -> {vertex}", rate, "pcie")
+            outward = self.resources.add(f"{vertex} -> {drive}", rate, "pcie")
+            ingresses.append(Ingress(vertex, Fraction(1, target.drives), (inward,), (outward,)))
+        # A drive reads or writes: r / read + w / write <= 1 (an estimate; datasheets rarely say).
+        both = self.resources.add(f"{name} both ways", target.read.rate, "drive")
+        share = Fraction(target.read.rate, target.write.rate)
+        return StorageAccess(tuple(ingresses), array[:1], array[1:], (both,), share)
+
+    def _remote(
+        self, prefix: str, tier: StorageTier, ports: dict[str, tuple[int, int]]
+    ) -> tuple[Ingress, ...]:
+        assert tier.through is not None
+        nics, share = self._platform.profile.nics, Fraction(1, len(tier.through))
+        return tuple(
+            Ingress(f"{prefix}{nics[name].at}", share, ports[name][:1], ports[name][1:])
+            for name in tier.through
+        )
+
+    def _window(self, name: str, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the resources that limit what one host has in flight, in each direction or in both
+        together."""
+        if target.client_rate is None:
+            return (), ()
+        if target.client_both_ways:
+            shared = self.resources.add(f"{name} requests in flight", target.client_rate, "nic")
+            return (shared,), (shared,)
+        read_resources = self.resources.add(f"{name} connections in", target.client_rate, "nic")
+        write_resources = self.resources.add(f"{name} connections out", target.client_rate, "nic")
+        return (read_resources,), (write_resources,)
+
+
+# -- links -----------------------------------------------------------------------------------------
+# Warnings about devices that are faster than the link through which they are connected, and the reverse:
+# links that are stated to be slower than one device.
+#
+# These are warnings and not errors, because drives are sold for future slots, and servers can be extended.
+# But usually a number is wrong: a port that was not counted, a slot of another generation, bits taken for
+# bytes.
+
+
+_TOLERANCE = 1.03
+"""Ratio of a device's rate to that of its link above which a warning is given: data sheets round by 1 or 2 %;
+our choice."""
+_DECIMAL = re.compile(r"([0-9.]+) *([GT])B")
+
+
+def overruns(platform: Platform, tiers: Collection[str], *, nodes: int) -> tuple[str, ...]:
+    """Return a warning for every device of the named tiers, and every adapter in use, that is faster than its
+    link."""
+    used = {name: target for name, target in platform.targets.items() if name in tiers}
+    wired = {name: platform.profile.tiers[name] for name in used}
+    adapters = {nic for tier in wired.values() for nic in tier.through or ()}
+    adapters |= set(platform.profile.network if nodes > 1 else ())
+    warnings_: list[str] = []
+    for name, target in used.items():
+        if (at := wired[name].at) is not None:
+            warnings_ += _target(name, target, _slots(platform, target, at))
+            warnings_ += _shared_cables(platform, name, target, at)
+        else:
+            warnings_ += _target(name, target)
+            warnings_ += _client(platform, name, target, wired[name].through or (), nodes)
+    for name in sorted(adapters):
+        warnings_ += _adapter(name, platform.nics[name][0], platform.nic_pcie_link(name))
+    for name in platform.stated:
+        warnings_ += _slow_switch(platform, name)
+    return tuple(dict.fromkeys(warnings_))
+
+
+def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
+    """Return the warnings about a single profile, and about a host's memory.
+
+    References that cannot be found are ignored.
+    """
+    profile, warnings_ = entry.profile, list[str]()
+    if isinstance(profile, Host):
+        warnings_ += memory_warnings(profile, entry.inputs())
+    with suppress(InputError):
+        if isinstance(profile, Nic):
+            warnings_ += _adapter(profile.id, profile, pcie_link(library, profile.pcie, entry, "pcie"))
+        elif entry.use.kind in STORAGE_KINDS:
+            warnings_ += _target(profile.id, resolve_target(library, entry))
+    return tuple(warnings_)
+
+
+def memory_warnings(host: Host, inputs: Iterable[ProfileInput]) -> Iterator[str]:
+    """Yield warnings about more memory than the board supports, and sizes in units of 10^9 B, which no module
+    has."""
+    has, most = host.memory_capacity.value, host.memory_maximum
+    if most is not None and has > most.value:
+        size, limit = format_bytes(has, binary=True), format_bytes(most.value, binary=True)
+        message = (
+            f"host/{host.id}: memory_capacity {size} is more than its board supports, memory_maximum {limit}"
+        )
+        yield f"{message}; lower it, or raise memory_maximum if the board supports more"
+    for line in inputs:
+        if line.key == "memory_capacity" and (found := _DECIMAL.fullmatch(line.text)):
+            message = f"host/{line.profile}: memory_capacity {line.text} is in powers of ten"
+            yield f"{message}; memory modules sold in GB have GiB: write {found[1]} {found[2]}iB"
+
+
+def _target(name: str, target: Target, slots: Collection[tuple[str, PcieLink]] = ()) -> Iterator[str]:
+    """Yield warnings about drives that are faster than their slots, or a server that is faster than its
+    ports.
+
+    ``slots`` are those of local drives, each with its location; without them the drives' own generation is
+    used.
+    """
+    if target.drive is not None and target.pcie_link is not None:
+        drive = target.drive
+        for where, slot in slots or [("", target.pcie_link)]:
+            rates = {"reads": drive.read.value, "writes": drive.write.value}
+            device = f"{name}: {drive.id}"
+            link, todo = f"its slot{where} ({slot.label})", f"check read, write and pcie of drive/{drive.id}"
+            if slot.pcie is not target.pcie_link.pcie:
+                todo = f"use a slot with {target.pcie_link.pcie.name}, which the drive supports"
+            yield from _above(device, rates, link, slot.payload_rate, todo)
+    elif target.ports is not None:
+        ports = target.ports
+        link = f"{ports.number} port{'s' if ports.number > 1 else ''} of {ports.nic.id} of the server"
+        todo = f"check link, links and the rates of {target.kind}/{target.id}: `links` counts its ports"
+        device, rates = f"{name}: {target.id}", {"reads": ports.read, "writes": ports.write}
+        drives = target.array.count if target.array is not None else 1
+        # Drives and ports come in whole numbers: ports that need the last drive are no mistake.
+        if drives == 1 or max(rates.values()) * (drives - 1) / drives > ports.total:
+            yield from _above(device, rates, link, ports.total, todo)
+
+
+def _adapter(name: str, nic: Nic, slot: PcieLink) -> Iterator[str]:
+    """Yield a warning about an adapter that is faster than its slot."""
+    todo = "use a wider or newer slot (pcie), or expect the rate of the slot"
+    link = f"its slot ({slot.label})"
+    yield from _above(f"{name}: {nic.id}", {"carries": nic.achieved.value}, link, slot.payload_rate, todo)
+
+
+def _slots(platform: Platform, target: Target, at: tuple[str, ...]) -> list[tuple[str, PcieLink]]:
+    """Return the slowest of the drives' slots."""
+    assert target.pcie_link is not None
+    links = {vertex: target.pcie_link.within(platform.slots[vertex]) for vertex in at[: target.drives]}
+    least = min(one.payload_rate for one in links.values())
+    return next([(f" at {vertex}", one)] for vertex, one in links.items() if one.payload_rate == least)
+
+
+def _shared_cables(platform: Platform, name: str, target: Target, at: tuple[str, ...]) -> Iterator[str]:
+    """Yield warnings about drives of a tier that are together faster than the cable of their switch."""
+    drives = Counter[str]()
+    for index in range(target.drives):
+        drives.update(_switches_above(platform, at[index % len(at)]))
+    for switch, number in drives.items():
+        cable = platform.switch(switch)
+        read, write = (one.rate * number // target.drives for one in (target.read, target.write))
+        device, todo = f"{name}: the drives behind {switch}", "distribute its drives over more vertices (at)"
+        link = f"the cable of {switch} ({cable.label})"
+        warnings_ = [*_above(device, {"read": read}, link, cable.up, todo, them="them")]
+        warnings_ += _above(device, {"write": write}, link, cable.down, todo, them="them")
+        yield from warnings_[:1]
+
+
+def _slow_switch(platform: Platform, name: str) -> Iterator[str]:
+    """Yield a warning about a switch whose stated rate is below that of the cable of one GPU behind it."""
+    cable, gpus = platform.switch(name), zip(platform.profile.gpus, platform.gpu_pcie_links, strict=True)
+    own = [link for vertex, link in gpus if name in _switches_above(platform, vertex)]
+    for key, rate, of_gpu in (
+        ("host_to_device", cable.down, min((one.cable.down for one in own), default=0)),
+        ("device_to_host", cable.up, min((one.cable.up for one in own), default=0)),
+    ):
+        if of_gpu > _TOLERANCE * rate:
+            limit = f"less than the {format_rate(of_gpu)} of the cable of one GPU behind it ({own[0].label})"
+            todo = f"check {key} of switches.{name}: is it in bytes, and of all its GPUs together?"
+            found = f"{platform.profile.id}: {name} carries {format_rate(rate)}, {limit}"
+            yield f"{found}, which it limits; {todo}"
+            return
+
+
+def _switches_above(platform: Platform, vertex: str) -> Iterator[str]:
+    """Yield the switches from a vertex to the CPU, that of the vertex first."""
+    while vertex != CPU:
+        yield vertex
+        vertex = platform.profile.switches[vertex].to
+
+
+def _client(
+    platform: Platform, name: str, target: Target, through: tuple[str, ...], nodes: int
+) -> Iterator[str]:
+    """Yield warnings about a server that is faster than the adapters of all hosts, or than the ports that
+    their mounts use."""
+    ports = target.ports
+    if ports is None:
+        return  # a filesystem serves more hosts than these
+    # Transfers are striped in equal parts, so the slowest adapter determines the rate.
+    slowest = min(adapter_rate(platform.nics[nic][0], platform.nic_pcie_link(nic)) for nic in through)
+    adapters, hosts = nodes * len(through) * slowest, f" of {nodes} hosts" if nodes > 1 else ""
+    link = f"the adapters to it ({', '.join(through)}{hosts})"
+    todo = "give the tier more adapters (through), or faster ones"
+    rates = {"reads": target.read.rate, "writes": target.write.rate}
+    device = f"{name}: {target.id}"
+    yield from _above(device, rates, link, adapters, todo)
+    used = nodes * ports.mounts * ports.rate
+    # If the adapters are the limit, mounts over other ports would not help.
+    if 0 < ports.mounts < ports.number and used < adapters and max(rates.values()) > _TOLERANCE * used:
+        link = f"the mounts to it ({ports.mounts}{hosts}, each over one of {ports.number} ports)"
+        todo = f"mounts: {ports.number} of {target.kind}/{target.id} would use all ports; or use faster ports"
+        yield from _above(device, rates, link, nodes * (target.client_rate or ports.rate), todo)
+
+
+def _above(
+    device: str, rates: dict[str, int], link: str, carries: int, todo: str, *, them: str = "it"
+) -> Iterator[str]:
+    """Yield a warning about the rate that exceeds the link most, if any does."""
+    verb, rate = max(rates.items(), key=lambda one: one[1])
+    if rate > _TOLERANCE * carries:
+        limit = f"more than the {format_rate(carries)} of {link}, which limits {them}"
+        yield f"{device} {verb} {format_rate(rate)}, {limit}; {todo}"

@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.hardware.compiled import CompiledKernels, ServingKernels
 from simoffload.hardware.ggml_kernels import GgmlKernels
-from simoffload.hardware.memory_costs import GpuAllocation
+from simoffload.hardware.program_costs import CompiledKernels, GpuAllocation, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,
     Count,

@@ -7,13 +7,21 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
-from simoffload.hardware.compiled import CompiledKernels, CompiledReference, UnmeasuredKernels
 from simoffload.hardware.cpu_products import CpuClasses
 from simoffload.hardware.ggml_kernels import GgmlKernels
-from simoffload.hardware.memory_costs import GpuAllocation, NewMemory, PageCache
 from simoffload.hardware.profiles import HostReads, Profile
+from simoffload.hardware.program_costs import (
+    CompiledKernels,
+    CompiledReference,
+    EagerReference,
+    FsdpReference,
+    GpuAllocation,
+    Multiples,
+    NewMemory,
+    PageCache,
+    UnmeasuredKernels,
+)
 from simoffload.hardware.quantities import Provenance, Sourced
-from simoffload.hardware.thread_costs import EagerReference, FsdpReference, Multiples
 from simoffload.shipped import shipped_folder
 from simoffload.units import BytesPerSecond
 

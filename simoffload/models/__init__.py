@@ -7,7 +7,6 @@ a :class:`ModelShape`. The released sizes are data (``sizes.yaml``); other shape
 
 from __future__ import annotations
 
-from simoffload.models.caching import GROWING, CacheForm, CpuAttentionCode
 from simoffload.models.cost import (
     ModuleCost,
     Sequences,
@@ -28,17 +27,20 @@ from simoffload.models.cost import (
 )
 from simoffload.models.families import FAMILIES
 from simoffload.models.modules import (
+    GROWING,
     SINGLE,
     Attention,
+    CacheForm,
+    CpuAttentionCode,
     Dtype,
     Module,
     ModuleKind,
+    Parameter,
+    Repeated,
 )
-from simoffload.models.repeated import Repeated
 from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
 from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
 from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
-from simoffload.models.stored_tensors import Parameter
 
 __all__ = [
     "FAMILIES",

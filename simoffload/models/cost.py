@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.models.caching import GROWING, CacheForm, attended_keys
-from simoffload.models.modules import Attention, Module, activation
+from simoffload.models.modules import GROWING, Attention, CacheForm, Module, activation, attended_keys
 from simoffload.models.shape import ModelShape
 
 # Maximum, subtract, exponentiate, sum, divide.

@@ -18,7 +18,7 @@ from functools import cache
 from math import ceil
 from typing import Literal, NamedTuple
 
-from simoffload.models.stored_tensors import Scales, Storage
+from simoffload.models.modules import Scales, Storage
 
 _INT8_RATE = 0.75
 """Read rate of a fused kernel with 8-bit weights over that of HBM in the profile.

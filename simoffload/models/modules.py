@@ -1,16 +1,150 @@
-"""The modules of which a model consists, with their tensors, and what a family states beyond its shape.
-
-Every function that builds a module builds one as Hugging Face's eager code runs it. ``in_features`` and
-``out_features`` count the elements that the module's kernels read and write for each token, without
-parameters and the key-value cache; for a linear layer they are its shape.
-"""
+"""The modules of which a model consists, with their tensors, and what a family states beyond its shape."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
-from simoffload.models.caching import CpuAttentionCode
-from simoffload.models.stored_tensors import Parameter
+from simoffload.limits import count_elements
+
+if TYPE_CHECKING:
+    from simoffload.models.formats import WeightFormat
+
+# -- what attention pays for the way in which keys and values are kept -----------------------------
+# Counted in transformers 5.23.0, ``cache_utils.py``, and for paged caches in vLLM 0.33.
+
+
+class CacheForm(NamedTuple):
+    """A CacheForm is the way in which keys and values are kept on the GPU, by default as in transformers'
+    ``DynamicCache``, whose ``torch.cat`` reads and writes all of them in every pass."""
+
+    room: int = 0
+    """Number of tokens for which a cache of fixed size has room, and on all of which attention works
+    (``StaticCache``); 0: the cache grows."""
+    first: float = 0.0
+    """Traffic [B] within HBM per element when a prompt is written to a quantized cache; 0: not quantized."""
+    later: float = 0.0
+    """Traffic [B] within HBM per element in every later pass, which decodes all of a quantized cache."""
+    paged: float = 0.0
+    """Size [B] of an element that kernels read from a paged cache, to which new tokens are written in place;
+    0: that of the model's type."""
+    offloaded: bool = False
+    """Whether it leaves the GPU between passes (``offloading=True``)."""
+    operations: int = 0
+    """Number of PyTorch operations of an update beyond the two of ``torch.cat``."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether ``torch.cat`` also copies the prompt, as it joins it with an empty cache."""
+        return not self.room and not self.first and not self.paged
+
+    def slowly_joined(self, *, new_tokens: int, context: int, window: int | None) -> int:
+        """Return the number of positions of each sequence that ``torch.cat`` copies element by element.
+
+        It does so where keys and values are no contiguous tensor: those of a prompt, which are transposed,
+        and those that a full sliding layer keeps, which are a view of the last ones
+        (``DynamicSlidingWindowLayer.update``) unless copies to another device have made them contiguous.
+        """
+        if not self.joins:
+            return 0
+        if new_tokens == context:
+            return context
+        if window is None or self.offloaded or context - new_tokens < window:
+            return 0
+        return self.held(new_tokens=new_tokens, context=context, window=window)
+
+    def positions(self, context: int) -> int:
+        """Return the number of positions on which a pass works whose last token has ``context`` keys."""
+        return max(self.room, context)
+
+    def held(self, *, new_tokens: int, context: int, window: int | None) -> int:
+        """Return the number of positions of which attention reads keys and values."""
+        if not self.room:
+            return context if window is None else min(context, window - 1 + new_tokens)
+        if window is None:
+            return self.positions(context)
+        return new_tokens if new_tokens > window else min(window, self.positions(context))
+
+    def seen(self, *, new_tokens: int, context: int, window: int | None, fused: bool) -> tuple[int, int]:
+        """Return the keys on which attention works, summed over the new tokens of a sequence, and the
+        positions that it reads.
+
+        In a cache of fixed size it works on all positions, those that the mask hides included. Fused kernels
+        (``sdpa``) get a prompt without the empty positions (integrations/sdpa_attention.py).
+        """
+        held = self.held(new_tokens=new_tokens, context=context, window=window)
+        if not self.room:
+            return attended_keys(new_tokens=new_tokens, context=context, window=window), held
+        if fused and window is None and new_tokens == context:
+            return attended_keys(new_tokens=new_tokens, context=context), context
+        return new_tokens * held, held
+
+    def append_bytes(
+        self, *, new_tokens: int, context: int, window: int | None, width: int, size: int
+    ) -> float:
+        """Return the traffic [B] within HBM that adds the new tokens of one sequence to the cache.
+
+        ``width`` is the number of elements of a token, ``size`` that of an element in the model's type [B]. A
+        full sliding cache of fixed size is rolled and copied back.
+        """
+        if self.room:
+            if window is None or context <= window:
+                return 2 * new_tokens * width * size
+            return (2 if new_tokens == context else 4) * min(window, self.room) * width * size
+        if self.paged:
+            return new_tokens * width * (size + self.paged)
+        held = self.held(new_tokens=new_tokens, context=context, window=window)
+        if self.first:
+            return held * width * (self.first if new_tokens == context else self.later)
+        return 2 * held * width * size
+
+
+GROWING = CacheForm()
+
+
+def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -> int:
+    """Return the number of keys to which ``new_tokens`` tokens attend, summed; the last one's context is
+    ``context``.
+
+    Each token attends to all before it and to itself, at most to ``window``.
+    """
+    growing = new_tokens
+    if window is not None:
+        growing = min(new_tokens, max(0, window - (context - new_tokens)))
+    past = context - new_tokens
+    pairs_total = growing * past + growing * (growing + 1) // 2
+    return pairs_total + (new_tokens - growing) * (window or 0)
+
+
+class CpuAttentionCode(NamedTuple):
+    """What attention on the CPU does in DeepSpeed's fork of transformers (kvcache-offload-cpu).
+
+    Counted in tjruwase/transformers@35515d7d, for one new token of each sequence.
+    """
+
+    single: bool
+    """Whether the buffer of keys and values is in single precision (False: in the model's data type, and cast
+    in every step)."""
+    passes: int
+    """How often scores are read or written in single precision."""
+    returns_half: bool
+    """Whether the CPU casts the result to the model's data type, before it is copied to the GPU."""
+    biases: bool = False
+    """Whether a bias of every score is copied to host memory (ALiBi), in single precision."""
+    obstacle: str = ""
+    """What of the model the fork's version of transformers does not load; "" if it loads the model."""
+
+
+# -- modules ---------------------------------------------------------------------------------------
+# The modules of which a model consists, with their tensors, and what a family states beyond its shape.
+#
+# Every function that builds a module builds one as Hugging Face's eager code runs it. ``in_features`` and
+# ``out_features`` count the elements that the module's kernels read and write for each token, without
+# parameters and the key-value cache; for a linear layer they are its shape.
+
 
 ModuleKind = Literal[
     "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
@@ -358,3 +492,205 @@ class Traits(NamedTuple):
     back)."""
     cpu_attention: CpuAttentionCode | None = None
     """Attention on the CPU in DeepSpeed's fork of transformers; None: it has none for the family."""
+
+
+# -- tensors in which a program keeps the weights of a model ---------------------------------------
+# One, or several for a quantized weight.
+#
+# A quantized weight is kept as packed values, scales, zero points, and others that do not grow with it,
+# such as code tables. Each is a tensor of its own, which is copied, pinned, and divided among processes.
+
+
+class Scales(NamedTuple):
+    """Scales are one of the tensors that a program keeps beside the packed values, with some bytes for each
+    tile of weights."""
+
+    name: str
+    """Name of the tensor in the module, such as "weight_scale"."""
+    bytes: Fraction
+    """Size [B] per tile."""
+    columns: int | None = None
+    """Weights of a row that share them; None: all of a row."""
+    rows: int | None = 1
+    """Rows that share them; None: all."""
+    flat: bool = False
+    """Whether a tile continues in the next row: the tensor is cut as one sequence."""
+    dropped: bool = False
+    """Whether kernels of vLLM do not use it, so that it does not keep it."""
+
+    def size(self, rows: int, columns: int) -> Fraction:
+        """Return the size of all scales of a tensor [B]."""
+        if self.flat:
+            return self.bytes * ceil(Fraction(rows * columns, self.columns or rows * columns))
+        across = ceil(Fraction(columns, self.columns or columns))
+        return self.bytes * across * ceil(Fraction(rows, self.rows or rows))
+
+
+class Storage(NamedTuple):
+    """A Storage is the form in which a quantized weight is kept."""
+
+    format: WeightFormat
+    tensors: tuple[int, ...]
+    """Sizes [B] of its tensors: packed values, then those that the format has beside them."""
+    served: bool = False
+    """Whether vLLM keeps it, without what its kernels do not use."""
+
+    @property
+    def bytes(self) -> int:
+        """Size [B] of all its tensors."""
+        return sum(self.tensors)
+
+    @property
+    def read(self) -> int:
+        """Size [B] of the tensors that kernels read."""
+        return self.as_served().bytes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its tensors in the module."""
+        form = self.format
+        scales = () if form.joined else (one.name for one in form.scales if not (self.served and one.dropped))
+        return (form.values, *scales)
+
+    def as_served(self) -> Storage:
+        """Return the tensors that vLLM keeps."""
+        if self.served or self.format.joined:
+            return self._replace(served=True)
+        values, *scales = self.tensors
+        kept = (size for one, size in zip(self.format.scales, scales, strict=True) if not one.dropped)
+        return Storage(self.format, (values, *kept), served=True)
+
+    def merged(self, other: Storage) -> Storage:
+        """Return the tensors of this weight and of another one of the same format that kernels multiply as
+        one."""
+        return self._replace(tensors=tuple(map(sum, zip(self.tensors, other.tensors, strict=True))))
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor of a module."""
+
+    name: str
+    """Name in Hugging Face's model; relative to the layer for a layer's tensor."""
+    numel: int
+    """Number of elements of the tensor."""
+    tied: bool = False
+    """Whether it is the tensor of the same name that an earlier module owns (``lm_head`` and the
+    embedding)."""
+    trainable: bool = True
+    columns: int = 0
+    """Number of elements of a row, which may share scales; 0 for a vector, or where it is not known."""
+    storage: Storage | None = None
+    """Form in which it is kept; None: in the model's data type."""
+
+    def stored_bytes(self, dtype_bytes: int) -> int:
+        """Return the size [B] of the tensor where it is kept; ``dtype_bytes`` is that of an element."""
+        return self.numel * dtype_bytes if self.storage is None else self.storage.bytes
+
+    def read_bytes(self, dtype_bytes: int) -> int:
+        """Return the bytes [B] of it that kernels read."""
+        return self.numel * dtype_bytes if self.storage is None else self.storage.read
+
+    def stored_tensors(self, dtype_bytes: int) -> tuple[tuple[str, int], ...]:
+        """Return name and size [B] of the tensors in which it is kept: itself, or those of its format.
+
+        Those of experts in one tensor have its name before their own, such as ``gate_up_proj_blocks``.
+        """
+        if self.storage is None:
+            return ((self.name, self.numel * dtype_bytes),)
+        owner = self.name.removesuffix("weight")
+        before = owner if owner.endswith(".") else f"{self.name}_"
+        return tuple(
+            (before + name, size) for name, size in zip(self.storage.names, self.storage.tensors, strict=True)
+        )
+
+    def as_served(self) -> Parameter:
+        """Return it as vLLM keeps it."""
+        return self if self.storage is None else self._replace(storage=self.storage.as_served())
+
+    def part(self, numel: int, *, columns: int | None = None) -> Parameter:
+        """Return a part of the tensor with ``numel`` elements: some of its rows, or with fewer ``columns``
+        some of each."""
+        width = columns or self.columns or numel
+        if self.storage is None:
+            return self._replace(numel=numel, columns=width if self.columns else 0)
+        stored = self.storage.format.stored(numel // width, width)
+        return self._replace(numel=numel, columns=width if self.columns else 0, storage=stored)
+
+
+# -- sequences in which pieces occur several times in a row, as the tensors of equal layers do -----
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Repeated(Sequence[T]):
+    """A Repeated is a sequence of pieces, each with the number of times that it occurs in a row.
+
+    What is calculated from ``counted``, or by ``map``, takes as long as for the items that differ.
+    """
+
+    def __init__(self, *pieces: tuple[Iterable[T], int]) -> None:
+        found = ((tuple(items), times) for items, times in pieces)
+        self.pieces = tuple((items, times) for items, times in found if items and times > 0)
+
+    @classmethod
+    def once(cls, items: Iterable[T]) -> Repeated[T]:
+        """Return a sequence in which nothing is known to repeat."""
+        return cls((items, 1))
+
+    @cached_property
+    def counted(self) -> tuple[tuple[T, int], ...]:
+        """The items of each piece with the number of times that the piece occurs."""
+        return tuple([(one, times) for items, times in self.pieces for one in items])
+
+    @property
+    def distinct(self) -> tuple[T, ...]:
+        """The items of each piece."""
+        return tuple([one for items, _ in self.pieces for one in items])
+
+    def map(self, value: Callable[[T], U]) -> Repeated[U]:
+        """Return the values of all items, calculated once for those of each piece."""
+        return Repeated(*((map(value, items), times) for items, times in self.pieces))
+
+    def where(self, holds: Callable[[T], bool]) -> Repeated[T]:
+        """Return the items for which a condition holds."""
+        return Repeated(*((filter(holds, items), times) for items, times in self.pieces))
+
+    def total(self, size: Callable[[T], int]) -> int:
+        """Return the sum of the sizes of all items."""
+        return sum(times * size(one) for one, times in self.counted)
+
+    # -- as a sequence --------------------------------------------------------------------------
+
+    @cached_property
+    def _items(self) -> tuple[T, ...]:
+        count_elements(len(self))
+        found: tuple[T, ...] = ()
+        for items, times in self.pieces:
+            found += items * times
+        return found
+
+    def __len__(self) -> int:
+        return sum(len(items) * times for items, times in self.pieces)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self._items[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._items == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __repr__(self) -> str:
+        return f"Repeated{self.pieces}"

@@ -16,10 +16,9 @@ from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
 from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
-from simoffload.models.modules import Dtype, Module, ModuleKind
+from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
 from simoffload.models.shape import grouped as grouped_layers
-from simoffload.models.stored_tensors import Parameter, Storage
 from simoffload.recent import Recent
 
 _NO_NAMES = ModuleNames()

@@ -29,8 +29,7 @@ from simoffload.results import (
 )
 from simoffload.scenario import LoadedScenario, Scenario
 from simoffload.strategies import Strategy, strategy_for, strategy_of
-from simoffload.strategies.held import memory_stages
-from simoffload.strategies.tunables import RESIDENT, Placement, Tunable, moving, tier_paths
+from simoffload.strategies.base import RESIDENT, Placement, Tunable, memory_stages, moving, tier_paths
 from simoffload.workload import Checkpointing, Inference, Training
 
 ANSWERS_CHANGE = "(answers change)"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Advice
     from simoffload.planning.caches import CacheLimits
     from simoffload.planning.confidence import Confidence
-    from simoffload.planning.costs import CostList, Economics
+    from simoffload.planning.costs import CostList
+    from simoffload.planning.economics import Economics
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.explanation import Explanation
 
@@ -104,7 +105,7 @@ class ScenarioPlanner:
         """Return the costs by the list of prices and powers; None where only memory was asked for."""
         if not self.priced:
             return None
-        from simoffload.planning.costs import economics
+        from simoffload.planning.economics import economics
 
         return economics(self.scenario, result, self.prices)
 

@@ -16,12 +16,12 @@ from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies import Plan, Strategy, held
-from simoffload.strategies.tunables import Purpose, Sizes, Tunable
+from simoffload.strategies import Plan, Strategy, base
+from simoffload.strategies.base import Purpose, Sizes, Tunable
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
-    from simoffload.planning.costs import Economics
+    from simoffload.planning.economics import Economics
 
 Counted = Callable[[int], tuple[Edit, ...]]
 """Returns the edits that make a count of something."""
@@ -159,7 +159,7 @@ class Evaluator:
     @property
     def target(self) -> str:
         """Tiers of the weights, and of training of the optimizer, as in "dram+nvme"."""
-        return "+".join(filter(None, (held.target(self.plan), held.optimizer_target(self.plan))))
+        return "+".join(filter(None, (base.target(self.plan), base.optimizer_target(self.plan))))
 
     def tunables(self, purpose: Purpose) -> Iterator[Tunable]:
         """Yield the tunables of the unchanged scenario that have a purpose."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.planning.cache_speed import CacheSpeed, PrefixLoading, cache_speed, prefix_loading
+from simoffload.planning.caches import CacheSpeed, PrefixLoading, cache_speed, prefix_loading
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import (
     ProfileParameter,

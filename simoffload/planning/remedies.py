@@ -19,7 +19,7 @@ from simoffload.progress import steps
 from simoffload.results import HALVED, Change, Remedies, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.tunables import Purpose, Tunable, memory_tunables
+from simoffload.strategies.base import Purpose, Tunable, memory_tunables
 from simoffload.units import formatted_apart
 from simoffload.workload import Checkpointing, Inference, Training, TrainingCheckpoints
 

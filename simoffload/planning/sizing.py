@@ -13,8 +13,8 @@ from simoffload.progress import steps
 from simoffload.results import by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
 from simoffload.simulation.capacity import not_simulated
+from simoffload.strategies.base import Placement, moving
 from simoffload.strategies.training.memory import white_paper_rule
-from simoffload.strategies.tunables import Placement, moving
 from simoffload.workload import Checkpointing, Inference, Training
 
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000

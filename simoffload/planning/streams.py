@@ -13,7 +13,8 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
-from simoffload.planning.costs import CostList, Economics, economics
+from simoffload.planning.costs import CostList
+from simoffload.planning.economics import Economics, economics
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
 from simoffload.results import InferenceResult, PassResult

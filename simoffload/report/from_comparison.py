@@ -10,7 +10,7 @@ from functools import partial
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.planning.costs import Costed
+from simoffload.planning.economics import Costed
 from simoffload.report import comparison_charts
 from simoffload.report.comparison import (
     ComparisonRow,

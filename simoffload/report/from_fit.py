@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
-from simoffload.report.answer import Verdict
-from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable
+from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable, Verdict
 from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import cells, ranged
 from simoffload.units import format_bytes, format_number, plural

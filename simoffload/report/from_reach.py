@@ -9,7 +9,6 @@ from simoffload.documents import parse_path
 from simoffload.planning.reach import Reach, Trial
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
-from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import (
     Chart,
     Datum,
@@ -18,6 +17,8 @@ from simoffload.report.document import (
     ReportDocument,
     ReportSection,
     ReportTable,
+    Verdict,
+    VerdictPart,
 )
 from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import BRACKETS, headline, ranged

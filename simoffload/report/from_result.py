@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
-from simoffload.report.answer import Verdict
-from simoffload.report.document import ReportDocument, ReportSection
+from simoffload.report.charts import timeline
+from simoffload.report.document import ReportDocument, ReportSection, Verdict
 from simoffload.report.formatting import simulated_work
 from simoffload.report.presentation import headline
 from simoffload.report.sections import background as origin
@@ -16,7 +16,6 @@ from simoffload.report.sections.costs import costs
 from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
 from simoffload.report.sections.training_overheads import storage, training_overheads
 from simoffload.report.summary import facts, result_summary
-from simoffload.report.timeline import timeline
 from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
 def _planned(result: SimulationResult) -> Iterator[ReportSection]:
     """The sections that need further simulations: explanations, next steps, costs."""
     if result.explanation is not None:
-        from simoffload.report.sections.explanations import explained
+        from simoffload.report.sections.advice import explained
 
         yield from explained(result.explanation)
     if result.next_changes is not None:

@@ -8,7 +8,6 @@ from math import inf
 
 from simoffload.planning.streams import COVERED, RateTrial, StreamResult
 from simoffload.report import charts
-from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.document import (
     Chart,
     Datum,
@@ -17,6 +16,8 @@ from simoffload.report.document import (
     ReportDocument,
     ReportSection,
     ReportTable,
+    Verdict,
+    VerdictPart,
 )
 from simoffload.report.sections.background import COMMAND
 from simoffload.report.sections.costs import costs

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.answer import Verdict, VerdictPart
 from simoffload.report.comparison import ComparisonRow, Group, apart
+from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted
 from simoffload.report.presentation import presentation
 from simoffload.results import ADDED, Metric, SimulationResult

@@ -1,6 +1,6 @@
 """Results of a simulation: timelines, metrics, capacity, provenance."""
 
-from simoffload.results.attribution import Group, cause_of
+from simoffload.results.attribution import Group, cause_of, cause_text
 from simoffload.results.capacity import (
     ADDED,
     CacheBlocks,
@@ -15,7 +15,6 @@ from simoffload.results.capacity import (
     peak_uses,
     tier_uses,
 )
-from simoffload.results.causes import cause_text
 from simoffload.results.checkpoint import (
     CheckpointPhase,
     CheckpointResult,
@@ -26,7 +25,6 @@ from simoffload.results.checkpoint import (
     outlook,
     run_mtbf,
 )
-from simoffload.results.data_loading import DataLoading, Epoch, Limit, data_loading_sentences
 from simoffload.results.endurance import (
     CachedWrites,
     TierLifetime,
@@ -47,19 +45,28 @@ from simoffload.results.metrics import (
     registered,
 )
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
-from simoffload.results.provenance import ResultProvenance
-from simoffload.results.quality import (
+from simoffload.results.result import (
     ADAPTERS,
     FLEXGEN_4BIT,
     FROZEN_NF4,
     HALVED,
     STATES_8BIT,
+    ResultProvenance,
+    SimulationResult,
     quality_of_cache,
     quality_of_weights,
 )
-from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
-from simoffload.results.training import StorageRequests, StorageTraffic, TimedPhase, TrainingResult
+from simoffload.results.training import (
+    DataLoading,
+    Epoch,
+    Limit,
+    StorageRequests,
+    StorageTraffic,
+    TimedPhase,
+    TrainingResult,
+    data_loading_sentences,
+)
 from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [

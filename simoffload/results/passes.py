@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from simoffload.results.attribution import Attribution, Group, attribute, end_of
-from simoffload.results.causes import cause_text
+from simoffload.results.attribution import Attribution, Group, attribute, cause_text, end_of
 from simoffload.results.timeline import Timeline
 from simoffload.results.values import by_name
 from simoffload.schedule import Cause, LinkUnit, link_time, stream_times

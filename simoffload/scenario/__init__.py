@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from simoffload.scenario.cache import ScenarioCache, canonical
-from simoffload.scenario.loaded import LoadedScenario, canonical_target, other_work, placement_of, tier_name
 from simoffload.scenario.loading import (
     SWEEP,
     USUAL_WORK,
+    LoadedScenario,
+    MachineParts,
     ScenarioSource,
+    canonical_target,
     completed,
     default_scenario,
     find_scenario,
@@ -16,11 +18,21 @@ from simoffload.scenario.loading import (
     loaded,
     locate,
     names_model,
+    other_work,
+    placement_of,
     resolve,
+    tier_name,
 )
-from simoffload.scenario.overrides import Changed, changed_platform, of_platform, opened, overridden
-from simoffload.scenario.parts import MachineParts
-from simoffload.scenario.schema import RENAMED, EngineOptions, Scenario
+from simoffload.scenario.schema import (
+    RENAMED,
+    Changed,
+    EngineOptions,
+    Scenario,
+    changed_platform,
+    of_platform,
+    opened,
+    overridden,
+)
 
 __all__ = [
     "RENAMED",

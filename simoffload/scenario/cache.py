@@ -25,7 +25,7 @@ from simoffload.hardware import (
 from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
 from simoffload.recent import Recent
 from simoffload.strategies import strategy_of
-from simoffload.strategies.tunables import tier_paths
+from simoffload.strategies.base import tier_paths
 
 _PLATFORMS, _CHANGES = 256, 65_536
 _MODELS = Recent[str, ModelShape]()

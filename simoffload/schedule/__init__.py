@@ -1,23 +1,25 @@
 """The interface between strategies and engine: operations per stream, in blocks that repeat."""
 
-from simoffload.schedule.bounds import (
+from simoffload.schedule.builder import Hops, ScheduleBuilder, grouped
+from simoffload.schedule.checks import (
     Contention,
     alone_rate,
+    check_schedule,
     find_contention,
     link_loads,
     link_time,
     stream_times,
     transfer_time,
 )
-from simoffload.schedule.builder import Hops, ScheduleBuilder, grouped
-from simoffload.schedule.causes import Cause, CauseKind, HostMemory, Purpose
-from simoffload.schedule.checks import check_schedule
 from simoffload.schedule.ir import (
     Block,
+    Cause,
+    CauseKind,
     CompiledOp,
     CompiledSchedule,
     Dependency,
     Device,
+    HostMemory,
     Link,
     LinkUnit,
     Need,
@@ -25,6 +27,7 @@ from simoffload.schedule.ir import (
     OpKind,
     Peers,
     Program,
+    Purpose,
     Route,
     Schedule,
 )

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.limits import count_operations
-from simoffload.schedule.causes import Cause
 from simoffload.schedule.ir import (
     Block,
+    Cause,
     Dependency,
     Device,
     Link,

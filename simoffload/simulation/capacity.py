@@ -13,7 +13,7 @@ from simoffload.documents import quoted
 from simoffload.errors import SimulationError
 from simoffload.results import MemoryStage, MemoryTerm, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Plan, held
+from simoffload.strategies import Plan, base
 from simoffload.units import format_bytes
 from simoffload.workload import Dataset
 
@@ -38,7 +38,7 @@ def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ..
 
     Files exist at all stages. While a checkpoint is saved, the memory of the optimizer step is still in use.
     """
-    stages, saved, dataset = held.memory_stages(plan), plan.saved, scenario.scenario.dataset
+    stages, saved, dataset = base.memory_stages(plan), plan.saved, scenario.scenario.dataset
     always: list[MemoryTerm] = []
     if scenario.scenario.checkpoint is not None and saved is not None:
         always += [one.term for one in saved.held if one.kind == "checkpoints"]
@@ -81,7 +81,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
     return {
         **identity(
             scenario,
-            target=held.target(plan),
+            target=base.target(plan),
             exports=scenario.exports_of(plan),
             phrase=_several(scenario, plan),
         ),
@@ -105,7 +105,7 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
 
 def _several(scenario: LoadedScenario, plan: Plan) -> str:
     """Return a phrase for weights that several tiers beside HBM hold during inference; "" otherwise."""
-    tiers = held.weights_tiers(plan) if scenario.scenario.workload.kind == "inference" else ()
+    tiers = base.weights_tiers(plan) if scenario.scenario.workload.kind == "inference" else ()
     return f"{{}} on {' and '.join(tiers)}" if len(tiers) > 1 else ""
 
 
@@ -178,12 +178,12 @@ def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[Tier
     largest = max(use.terms, key=lambda term: term.size)
     if largest.remedy:
         return f"{largest.remedy} (largest part: {largest.name})"
-    if len(held.weights_tiers(plan)) > 1:
+    if len(base.weights_tiers(plan)) > 1:
         return f"largest part: {largest.name}"
-    least, what = held.movable(plan)
+    least, what = base.movable(plan)
     needed = {one.tier: one.needed for one in uses}
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
-        if tier.kind == "hbm" or tier.name == held.target(plan):
+        if tier.kind == "hbm" or tier.name == base.target(plan):
             continue
         if tier.capacity - needed.get(tier.name, tier.reserved) >= least:
             size = format_bytes(tier.capacity, binary=tier.kind == "dram")

@@ -18,8 +18,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
 from simoffload.strategies import Phase, PhaseSeries, Plan
-from simoffload.strategies.held import memory_stages, traffic
-from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES
+from simoffload.strategies.base import RESIDENT, WHOLE_COPIES, memory_stages, traffic
 from simoffload.units import format_bytes, format_number, format_seconds
 
 R = TypeVar("R", bound=SimulationResult)

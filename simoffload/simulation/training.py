@@ -18,13 +18,12 @@ from simoffload.results import (
 )
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import AHEAD, common, memory_stages
-from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times
+from simoffload.simulation.checkpoint import checkpoint_facts, checkpoint_times, steps_with_caches
 from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.simulation.metrics import Measures
 from simoffload.simulation.runner import Runner
-from simoffload.simulation.write_cache import steps_with_caches
 from simoffload.strategies import Phase, Plan
-from simoffload.strategies.held import optimizer_target, traffic
+from simoffload.strategies.base import optimizer_target, traffic
 from simoffload.workload import Dataset
 
 

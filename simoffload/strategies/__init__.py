@@ -9,12 +9,14 @@ from simoffload.strategies.base import (
     Earlier,
     Phase,
     PhaseSeries,
+    Placement,
+    Placements,
     Plan,
     ServingLimits,
     Strategy,
+    Tunable,
 )
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
-from simoffload.strategies.tunables import Placement, Placements, Tunable
 
 __all__ = [
     "SERVED",

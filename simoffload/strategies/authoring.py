@@ -21,13 +21,26 @@ from simoffload.models import ModelShape, Module
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
-from simoffload.strategies.base import Plan
+from simoffload.strategies.base import (
+    HBM,
+    Held,
+    Home,
+    Homes,
+    NamesTier,
+    Placement,
+    Placements,
+    Plan,
+    TierChoice,
+    Tunable,
+    Tunables,
+    held_weights,
+)
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache, register_cache_format
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.held import HBM, Held, Home, Homes, held_weights
 from simoffload.strategies.hooks.staging import Prefetched, ReadInPlace
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
+    HOST,
     STAGING,
     Call,
     ForwardPass,
@@ -37,10 +50,8 @@ from simoffload.strategies.passes.pass_writer import (
     StagePass,
     parts_of,
 )
-from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.registry import register
-from simoffload.strategies.tunables import NamesTier, Placement, Placements, TierChoice, Tunable, Tunables
 from simoffload.workload import Inference
 
 __all__ = [

@@ -6,24 +6,500 @@ A strategy is a class, registered by ``registry.register``, to which no code out
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
+from functools import cache, cached_property
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Edit, Frozen
+from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine, Provenance
-from simoffload.models import ModelShape
-from simoffload.results import Facts
+from simoffload.models import Layer, ModelShape, Module
+from simoffload.results import Change, Facts, HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
-from simoffload.strategies.held import Held
-from simoffload.strategies.tunables import Sizes, Tunable, Tunables
 
 if TYPE_CHECKING:
     from simoffload.strategies.programs.checkpoint import CheckpointPlan
     from simoffload.workload import TrainingCheckpoints
+
+# -- what tiers hold for a run, and what follows from it -------------------------------------------
+# Homes of tensors, memory, targets and storage traffic.
+#
+# A plan lists all of it once (``Plan.held``): the weights in their homes, what hooks hold beside them, the
+# cache, optimizer states, files and working memory. Everything else here is derived from this list.
+
+
+INITIALISATION = "initialisation"
+"""Name of the stage of a run before its first step."""
+
+Traffic = Callable[[], tuple[int | Fraction, int | Fraction]]
+"""Function that returns what is read from a tier and written to it [B]."""
+
+_STATES = frozenset({"weights", "optimizer", "cache", "activations", "checkpoints"})
+
+
+class Held(NamedTuple):
+    """A Held is one part of what a tier holds for a run."""
+
+    tier: str
+    name: str
+    size: int
+    """[B] per GPU on the tier "hbm", per host on "dram" (from a hook: per process), of the whole target on
+    other tiers."""
+    pinned: bool = False
+    """Whether it is page-locked host memory."""
+    remedy: str = ""
+    """Setting that makes it smaller, other than a different tier for the weights."""
+    once: bool = False
+    """Whether it exists only in the first step."""
+    spare: bool = False
+    """Whether the program leaves the memory free."""
+    kind: HeldKind = "working"
+    stage: str = ""
+    """Name of the stage of the run in which it is held; "" for all of them."""
+    traffic: Traffic | None = None
+    """What all ranks read from it and write to it, in one step of training or in one generation; None for
+    what no storage holds."""
+
+    @property
+    def term(self) -> MemoryTerm:
+        """The memory that it needs."""
+        tier, name, size, pinned, remedy, once, spare, kind, *_ = self
+        return MemoryTerm(tier, name, size, pinned, remedy, once, spare, kind)
+
+
+def memory_stages(plan: Plan) -> tuple[MemoryStage, ...]:
+    """Return the memory that each tier must hold at each stage of the run."""
+    return stages_of(plan.held)
+
+
+def stages_of(held: Sequence[Held]) -> tuple[MemoryStage, ...]:
+    """Return the memory at each stage of what is held."""
+    always = [one.term for one in held if not one.stage]
+    stages: dict[str, list[MemoryTerm]] = {}
+    for one in held:
+        if one.stage:
+            stages.setdefault(one.stage, []).append(one.term)
+    return tuple(
+        MemoryStage(name, (*terms, *always), once=name == INITIALISATION)
+        for name, terms in (stages or {"": []}).items()
+    )
+
+
+def target(plan: Plan) -> str:
+    """Return the tier that holds the weights, the last one in the platform's order if there are several; if
+    only checkpoints are simulated, that of the checkpoints."""
+    return _last(plan, "weights") or _last(plan, "checkpoints")
+
+
+def weights_tiers(plan: Plan) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth of the weights or more, in the platform's order."""
+    sizes = dict.fromkeys(plan.machine.tiers, 0)
+    for one in plan.held:
+        sizes[one.tier] += one.size if one.kind == "weights" else 0
+    beside = sum(sizes.values()) - sizes["hbm"]
+    return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
+
+
+def optimizer_target(plan: Plan) -> str:
+    """Return the tier that holds the optimizer states, the last one if there are several; "" if there are
+    none."""
+    return _last(plan, "optimizer")
+
+
+def _last(plan: Plan, kind: HeldKind) -> str:
+    found = {one.tier for one in plan.held if one.kind == kind}
+    return next((name for name in reversed(plan.machine.tiers) if name in found), "")
+
+
+def state_tiers(plan: Plan) -> Collection[str]:
+    """Return the tiers that hold states, without those that only stage them."""
+    return {one.tier for one in plan.held if one.kind in _STATES}
+
+
+def movable(plan: Plan) -> tuple[int, str]:
+    """Return size [B] and name of the states that could be on another tier: checkpoints, or the weights."""
+    saved = sum(one.size for one in plan.held if one.kind == "checkpoints")
+    return (saved, "checkpoint") if saved else (plan.model.weight_bytes, "weights")
+
+
+def traffic(plan: Plan) -> tuple[StorageTraffic, ...]:
+    """Return the bytes that one step, or one generation, moves to and from each tier of storage."""
+    sums: dict[str, tuple[int | Fraction, int | Fraction]] = {}
+    transfers = {(one.tier, one.name): one.traffic for one in plan.held if one.traffic is not None}
+    for (tier, _), moving in transfers.items():  # what is held at several stages moves once
+        before, now = sums.get(tier, (0, 0)), moving()
+        sums[tier] = before[0] + now[0], before[1] + now[1]
+    return tuple(StorageTraffic(tier, round(read), round(written)) for tier, (read, written) in sums.items())
+
+
+# -- page-locked memory ----------------------------------------------------------------------------
+
+ROUNDING = "rounding of pinned allocations"
+"""Name of what PyTorch's pinned allocator adds to allocations."""
+
+
+def pinned_block(size: int) -> int:
+    """Return the size [B] of the block in which PyTorch's pinned allocator puts ``size`` [B]: a power of two.
+
+    Source: aten/src/ATen/core/CachingHostAllocator.h of PyTorch 2.x (PowerOf2Ceil).
+    """
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def pinned_rounding(sizes: Sequence[int]) -> int:
+    """Return the bytes [B] that PyTorch's pinned allocator adds to allocations of some sizes [B]."""
+    counts = Counter(sizes).items()  # identical layers make the same allocations
+    return sum(count * (pinned_block(size) - size) for size, count in counts if size > 0)
+
+
+# -- homes of tensors ------------------------------------------------------------------------------
+
+
+class Home(NamedTuple):
+    """A Home is where a tensor is kept."""
+
+    tier: str = "hbm"
+    """Name of the tier that holds it: "hbm", "dram", or another one of the platform."""
+    gpu: int = 0
+    """Number of the GPU of the process that keeps it, or that computes with it."""
+    pinned: bool = False
+    """Whether it is page-locked, if it is in host memory."""
+    mapped: bool = False
+    """Whether it is read through a memory map, if it is in a file; each time from its tier, as programs of
+    your own keep nothing in the page cache."""
+    in_place: bool = False
+    """Whether kernels read it in pinned host memory, over the link, so that nothing is copied."""
+
+
+HBM = Home()
+
+TierSizes = Mapping[Home, tuple[int, ...]]
+"""Sizes [B] of tensors by their home."""
+
+
+class Homes:
+    """Homes give each module of a model the home of its tensors.
+
+    ``place`` returns the home of a module from the number of its layer, -1 outside of the layers.
+    """
+
+    def __init__(self, model: ModelShape, place: Callable[[int, Module], Home]) -> None:
+        self._model, self._place = model, place
+        self._known: dict[tuple[int, tuple[Home, ...]], TierSizes] = {}
+        self._stored: dict[int, list[tuple[Module, tuple[int, ...]]]] = {}
+
+    def home(self, layer: int, module: Module) -> Home:
+        """Return the home of the tensors of a module."""
+        return self._place(layer, module)
+
+    def sizes(self, module: Module) -> tuple[int, ...]:
+        """Return the sizes [B] of the tensors of a module, one for each tensor that is stored."""
+        dtype_bytes = self._model.dtype_bytes
+        return tuple(
+            size for one in module.parameters if not one.tied for _, size in one.stored_tensors(dtype_bytes)
+        )
+
+    @cached_property
+    def layers(self) -> tuple[TierSizes, ...]:
+        """Tensors of each layer by their home; those of equal layers are one object."""
+        return tuple(self._of(number, layer) for number, layer in enumerate(self._model.layers))
+
+    @cached_property
+    def in_place(self) -> tuple[Mapping[str, tuple[int, ...]], ...]:
+        """For each layer the sizes [B] of tensors that kernels read where they are, by the module's name; ()
+        if there are none."""
+        if not any(home.in_place for home in self.all):
+            return ()
+        return tuple(
+            {
+                one.name: sizes
+                for one in layer
+                if (sizes := self.sizes(one)) and self._place(number, one).in_place
+            }
+            for number, layer in enumerate(self._model.layers)
+        )
+
+    @cached_property
+    def outside(self) -> TierSizes:
+        """Tensors of the modules before and after the layers by their home."""
+        return self._of(-1, (*self._model.modules_before, *self._model.modules_after))
+
+    def _of(self, number: int, modules: Layer) -> TierSizes:
+        kind = id(modules) if number >= 0 else -1
+        if kind not in self._stored:
+            self._stored[kind] = [(one, sizes) for one in modules if (sizes := self.sizes(one))]
+        stored = self._stored[kind]
+        key = kind, tuple([self._place(number, one) for one, _ in stored])
+        if key not in self._known:
+            found: dict[Home, tuple[int, ...]] = {}
+            for home, (_, sizes) in zip(key[1], stored, strict=True):
+                if not isinstance(home, Home):
+                    raise InputError.at("strategy.kind", f"a home must be of type Home, got {home!r}")
+                found[home] = found.get(home, ()) + sizes
+            self._known[key] = found
+        return self._known[key]
+
+    @cached_property
+    def all(self) -> Mapping[Home, Sequence[int]]:
+        """All tensors by their home."""
+        found: dict[Home, list[int]] = {}
+        for one in (self.outside, *self.layers):
+            for home, sizes in one.items():
+                found.setdefault(home, []).extend(sizes)
+        return found
+
+
+def held_weights(
+    tensors: Mapping[Home, Iterable[int]],
+    machine: Machine,
+    *,
+    ranks: int = 1,
+    remedies: Mapping[str, str] | None = None,
+) -> Iterator[Held]:
+    """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host whose processes of all
+    ``ranks`` have their own, and of a storage tier, which they share, one copy for each host with drives of
+    its own; ``remedies`` by tier."""
+    targets, hosts = machine.targets, machine.nodes_of(ranks)
+    sums: dict[tuple[str, bool], list[int]] = {}
+    for home, sizes in tensors.items():
+        sums.setdefault((home.tier, home.pinned), []).extend(sizes)
+    for (tier, pinned), sizes in sums.items():
+        local = tier in targets and bool(targets[tier].drives)
+        each = machine.ranks_per_node(ranks) if tier == "dram" else hosts if local else 1
+        remedy = (remedies or {}).get(tier, "")
+        yield Held(tier, "weights", each * sum(sizes), pinned, remedy, kind="weights")
+        if pinned:
+            yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, remedy)
+
+
+# -- tunables --------------------------------------------------------------------------------------
+# What planning may change of a program, and where a program keeps its states.
+#
+# Planning selects tunables by their purpose, and asks nothing else of a program before it changes it.
+
+
+Purpose = Literal[
+    "tier", "partition", "memory", "cache", "precision", "adapters", "setting", "division", "baseline"
+]
+"""What a tunable is for: more of the states on another ``tier``, or divided among the ranks (``partition``);
+a setting that takes ``memory``; the placement of the key-value ``cache``; fewer bits (``precision``);
+``adapters`` trained instead of the model; a ``setting`` that may make the run faster; and, of a program in
+place of another one, the ``division`` of the weights between GPUs and a larger memory, and the ``baseline``
+without offloading."""
+TierChoice = Literal["any", "storage"]
+RESIDENT = "resident"
+"""The target that is no tier but a full copy in each GPU, under the strategy of the same name."""
+WHOLE_COPIES = "a whole copy of {} in each GPU"
+"""Phrase for that placement of {} in sentences."""
+
+
+class Tunable(NamedTuple):
+    """A Tunable is a series of changes of a program to try, in this order.
+
+    The first one that suffices is used of the purposes ``tier``, ``partition``, ``memory`` and ``division``;
+    of the others each change is an alternative of its own.
+    """
+
+    purpose: Purpose
+    values: Iterable[Any]
+    """The changes, or the values of which ``change`` makes them. They are a sequence for ``memory``, where
+    from one value on all need little enough of what is too small, and for ``division``, where each keeps less
+    on the GPUs than the one before."""
+    change: Callable[[Any], Change] = lambda change: change
+    """Function that makes a change of a value."""
+    frees: str = ""
+    """Word by which the remedies of a :class:`MemoryTerm` refer to the tunable."""
+
+    @property
+    def changes(self) -> Iterator[Change]:
+        """All changes, made when they are asked for."""
+        return map(self.change, self.values)
+
+
+@dataclass(frozen=True)
+class NamesTier:
+    """A NamesTier in the type of a field says that its value names a tier of the machine."""
+
+    choice: TierChoice
+
+
+AnyTier = Annotated[str, Field(min_length=1), NamesTier("any")]
+"""Type of a field that names a tier."""
+StorageTier = Annotated[str, Field(min_length=1), NamesTier("storage")]
+"""Type of a field that names a tier of drives or servers."""
+
+
+def _named(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        raise PydanticCustomError("tier_type", "must be the name of a tier")
+    return value
+
+
+TierName = Annotated[str, BeforeValidator(_named), Field(min_length=1), NamesTier("any")]
+"""Name of a tier of the platform, which only the machine can confirm."""
+
+
+@cache
+def tier_paths(section: type[BaseModel]) -> Mapping[str, TierChoice]:
+    """Return the keys of a section that name tiers, then those of the sections in it: ``kv_cache.tier``.
+
+    If each of the first is given, they name all tiers that a strategy uses.
+    """
+    found: dict[str, TierChoice] = {}
+    inner: dict[str, TierChoice] = {}
+    for key, field in section.model_fields.items():
+        for part in (*field.metadata, *type_parts(field.annotation)):
+            if isinstance(part, NamesTier):
+                found[key] = part.choice
+            elif isinstance(part, type) and issubclass(part, BaseModel):
+                inner |= {f"{key}.{path}": choice for path, choice in tier_paths(part).items()}
+    return found | inner
+
+
+def type_parts(annotation: Any) -> Iterator[Any]:
+    """Yield a type, the types of which it consists, and what is said of them."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from type_parts(part)
+
+
+class Placement(NamedTuple):
+    """A Placement names the tiers of a machine that hold weights and optimizer."""
+
+    weights: str
+    """Tier of the weights, or of the checkpoints if only checkpoints are simulated."""
+    optimizer: str | None = None
+    """Tier of the optimizer states; None if not specified."""
+
+    def __str__(self) -> str:
+        return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
+
+
+class Placements(NamedTuple):
+    """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
+    default the weights are in HBM only."""
+
+    now: Callable[[], Placement] = lambda: Placement("hbm")
+    """Function that returns the present placement; it raises InputError if the machine has no such tier."""
+    possible: tuple[Placement, ...] = (Placement("hbm"),)
+    """All placements, as ``compare --on`` names them."""
+    edits: Callable[[Placement], tuple[Edit, ...]] = lambda _: ()
+    """Function that returns the edits to one of them, or to one that leaves its optimizer where it is;
+    ``strategy.kind`` never changes."""
+    refusal: str = "it has no other placement"
+    """Reason against all other placements."""
+    name: str = ""
+    """Name in reports, if the tier of the weights does not identify the placement."""
+    phrase: str = ""
+    """Phrase for the placement of {} in sentences, such as "parts of {} in each GPU"."""
+    storage: bool = False
+    """Whether drives and servers that are bought can hold the states."""
+    copied: bool = False
+    """Whether every GPU has a full copy already."""
+    no_copies: str = ""
+    """Reason why a full copy in each GPU is not equivalent work."""
+    caveat: Callable[[str, int], str] = lambda _tier, _ranks: ""
+    """Function from a tier and a number of ranks to what prevents a misreading after "weights on <tier>"."""
+    allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
+    """Function that returns edits with which all states fit on a tier, divided among a number of ranks, of
+    which the first one is used that the program does not refuse."""
+
+
+def _nothing(*_changed: str) -> tuple[Edit, ...]:
+    return ()
+
+
+class Sizes(NamedTuple):
+    """Sizes are the edits that change how much a program works on, with all settings that repeat it."""
+
+    batch: Callable[[int], tuple[Edit, ...]]
+    """Function that returns the edits to a number of sequences of a batch."""
+    gpus: Callable[[int], tuple[Edit, ...]]
+    """Function that returns the edits to a number of GPUs; none for a number that it cannot use."""
+    along: Callable[..., tuple[Edit, ...]] = _nothing
+    """Function that returns the edits that go along when keys of the workload, or the number of ranks,
+    change: they remove settings that repeat it."""
+    unit: int = 1
+    """Number of sequences by which a batch grows, which is more than 1 if its parts keep their size."""
+    divided: Callable[[int], tuple[tuple[Edit, ...], ...]] | None = None
+    """Function that returns the edits to any number of sequences for each number of equal parts, the fewest
+    first; None where ``batch`` has all."""
+
+    @classmethod
+    def of(cls, strategy: Strategy, along: Callable[..., tuple[Edit, ...]] = _nothing) -> Sizes:
+        """Return those of a strategy whose ``ranks`` are its GPUs; none of these where they are a Literal."""
+        fixed = get_origin(type(strategy).model_fields["ranks"].annotation) is Literal
+        return cls(
+            lambda count: (Edit.at("workload.batch_size", count), *along("batch_size")),
+            lambda gpus: () if fixed else (Edit(("strategy", "ranks"), gpus), *along()),
+            along,
+        )
+
+
+Tunables = Iterator[Placements | Tunable]
+"""The placement of a program, and with a plan all that planning may change."""
+
+
+def placements_of(strategy: Strategy, machine: Machine) -> Placements:
+    """Return where a program keeps its states on a machine."""
+    found = (one for one in strategy.tunables(machine) if isinstance(one, Placements))
+    return next(found, Placements())
+
+
+def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[Edit, ...]:
+    """Return the edits that move the states of a program to another placement.
+
+    Raises PlacementError if the program does not have it.
+    """
+    known = placements_of(strategy, machine)
+    tiers = {one.weights for one in known.possible} if placement.optimizer is None else ()
+    named, why = str(placement), known.refusal
+    if placement.weights == RESIDENT:
+        if not known.no_copies:
+            return () if known.copied else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
+        named, why = RESIDENT, known.no_copies
+    elif placement in known.possible or placement.weights in tiers:
+        return known.edits(placement)
+    elif placement.optimizer and placement._replace(optimizer=None) in known.possible:
+        why = "it has no optimizer; name the tier of the weights"
+    raise PlacementError.at("strategy.kind", f'{strategy.kind} cannot be on "{named}": {why}')
+
+
+def memory_tunables(
+    word: str, path: tuple[str, ...], now: float | bool, *values: Sequence[float]
+) -> Iterator[Tunable]:
+    """Yield for each direction of a setting its other values, the nearest first."""
+
+    def change(value: float) -> Change:
+        how = ("set" if value else "unset") if isinstance(value, bool) else f"{now:,} → {value:,}"
+        return Change("setting", f"{word} {how}", (Edit(path, value),))
+
+    return (Tunable("memory", one, change, word) for one in values)
+
+
+def uses_storage(plan: Plan) -> bool:
+    """Whether states are on drives or servers, so that settings of reads matter."""
+    return any(tier in plan.machine.targets for tier in state_tiers(plan))
+
+
+# -- strategies and plans --------------------------------------------------------------------------
+
 
 WorkloadKind = Literal["inference", "training", "checkpoint"]
 SERVED, SERVED_OTHERS = "vllm", "vllm (others)"
@@ -36,7 +512,7 @@ PhaseKind = Literal[_Inference, _Others]
 
 NOW = (
     "write tunables(machine, plan), which yields Placements and, with a plan, each Tunable "
-    "(strategies/tunables.py), and of its plan held, which lists what tiers hold (strategies/held.py)"
+    "(strategies/base.py), and of its plan held, which lists what tiers hold (strategies/base.py)"
 )
 """What a program that answered these questions by members of its own has to write."""
 

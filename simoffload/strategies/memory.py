@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Module
 from simoffload.results import HeldKind
-from simoffload.strategies.held import Held
+from simoffload.strategies.base import Held
 from simoffload.workload import Inference, Training
 
 KEPT_BY_MALLOC = 32 * 2**20

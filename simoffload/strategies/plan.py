@@ -19,27 +19,34 @@ from simoffload.models import (
 )
 from simoffload.results import Facts
 from simoffload.schedule import Device, Op, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Basis, Earlier, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.base import Basis, Earlier, Held, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.cache_updates import (
+    AttentionOnCpu,
     CacheUpdate,
     MovedCache,
     Parts,
     allocation_waits,
     cache_memory,
+    cpu_attention,
+    cpu_attention_memory,
     layer_updates,
     streamed_memory,
     streamed_traffic,
     streamed_updates,
 )
-from simoffload.strategies.cache.connector import BlockMoves, PagedBlocks, block_phases
-from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention, cpu_attention_memory
-from simoffload.strategies.cache.kv_cache import DEFAULT, KvCache
+from simoffload.strategies.cache.kv_cache import DEFAULT, BlockMoves, KvCache, PagedBlocks, block_phases
 from simoffload.strategies.divided import Degrees, DividedModel, divide
-from simoffload.strategies.held import Held
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
 from simoffload.strategies.memory import working_memory
-from simoffload.strategies.passes.pass_writer import ForwardPass, Hook, Part, PassWriter, StagePass, parts_of
-from simoffload.strategies.passes.streams import Routes
+from simoffload.strategies.passes.pass_writer import (
+    ForwardPass,
+    Hook,
+    Part,
+    PassWriter,
+    Routes,
+    StagePass,
+    parts_of,
+)
 from simoffload.strategies.passes.timing import (
     FusedPassTimings,
     LaunchedPassTimings,

@@ -21,7 +21,7 @@ from simoffload.planning.profile_parameters import deciding_parameters, profile_
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
-from simoffload.strategies.tunables import tier_paths
+from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
 from simoffload.web.scenarios import FACTORS, LOADS, NO_STREAM, costs, load, parameter, times
 from simoffload.web.state import Variant

@@ -33,8 +33,8 @@ from simoffload.report.from_result import result_document
 from simoffload.report.from_stream import stream_document
 from simoffload.report.html import with_numbers, write_html
 from simoffload.report.presentation import headline, ranged
+from simoffload.report.sections.advice import described, gain_text
 from simoffload.report.sections.capacity import capacity
-from simoffload.report.sections.changes import described, gain_text
 from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes

@@ -30,7 +30,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.strategies import Strategy, strategy_for, strategy_of
-from simoffload.strategies.tunables import tier_paths
+from simoffload.strategies.base import tier_paths
 from simoffload.web.state import State, Variant
 from simoffload.workload import Inference, Workload
 

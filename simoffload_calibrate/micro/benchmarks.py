@@ -192,7 +192,7 @@ class MemoryReads(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the share of the bandwidth with which the CPU reads weights."""
-        from simoffload_calibrate.micro.fit_cpu import fit_reads
+        from simoffload_calibrate.micro.fit_parts import fit_reads
 
         return _below("host.cpu_products", fit_reads(measured))
 
@@ -208,7 +208,7 @@ class GgmlProducts(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the rates of one thread and of kernels, and the time in which all threads meet."""
-        from simoffload_calibrate.micro.fit_cpu import fit_products
+        from simoffload_calibrate.micro.fit_parts import fit_products
 
         return _below("host.cpu_products", fit_products(measured))
 
@@ -243,7 +243,7 @@ class Hbm(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the share of the bandwidth that copies reach, and the bandwidth if they exceed it."""
-        from simoffload_calibrate.micro.fit_gpu import fit_hbm
+        from simoffload_calibrate.micro.fit_parts import fit_hbm
 
         bandwidth = measured.base.accelerator.hbm_bandwidth.value
         return _below("accelerator", fit_hbm(measured.sections, bandwidth))
@@ -259,7 +259,7 @@ class Kernels(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the time of a kernel that does nothing, and the rates of those that are not vectorized."""
-        from simoffload_calibrate.micro.fit_gpu import fit_kernel_latency, fit_strided
+        from simoffload_calibrate.micro.fit_parts import fit_kernel_latency, fit_strided
 
         latency = fit_kernel_latency(measured.sections)
         found = {"kernel_latency": latency[1]} if latency else {}
@@ -288,9 +288,9 @@ class Matmul(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the share of the peak by FLOP, against memory and kernels of this GPU."""
-        from simoffload_calibrate.micro.fit_gpu import fit_products
+        from simoffload_calibrate.micro.fit_parts import fit_gpu_products
 
-        return _below("accelerator", fit_products(measured.sections, measured.base.accelerator))
+        return _below("accelerator", fit_gpu_products(measured.sections, measured.base.accelerator))
 
 
 def _linear_shapes(models: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -324,7 +324,7 @@ class AttentionKernels(Microbenchmark):
     def fit(self, measured: Measured) -> Fits:
         """Return the shares of their ideal speed, on the GPU as it was measured."""
         from simoffload.hardware import Accelerator
-        from simoffload_calibrate.micro.fit_gpu import fit_attention
+        from simoffload_calibrate.micro.fit_parts import fit_attention
 
         gpu = Accelerator.model_validate(measured.profile("accelerator"))
         return _below("accelerator", fit_attention(measured.sections, gpu))
@@ -368,7 +368,7 @@ class HooksDecode(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the factor of the host thread and its costs, as far as steps or probes show them."""
-        from simoffload_calibrate.micro.fit_deepspeed import fit_thread
+        from simoffload_calibrate.micro.fit_programs import fit_thread
 
         thread = fit_thread(measured.raw, measured.node)
         if thread is None:
@@ -418,7 +418,7 @@ class Eager(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the costs of launches, of Accelerate's hooks, and of sums over several GPUs."""
-        from simoffload_calibrate.micro.fit_eager import fit_eager
+        from simoffload_calibrate.micro.fit_programs import fit_eager
 
         return _below("host.eager", fit_eager(measured.sections, measured.node))
 
@@ -444,7 +444,7 @@ class FsdpSteps(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the costs of FSDP's functions and of AdamW."""
-        from simoffload_calibrate.micro.fit_fsdp import fit_fsdp
+        from simoffload_calibrate.micro.fit_programs import fit_fsdp
 
         return _below("host.fsdp", fit_fsdp(measured.sections, measured.node))
 
@@ -460,7 +460,7 @@ class CpuAdam(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the rates of one thread and of all, of Adam and of the search for overflow."""
-        from simoffload_calibrate.micro.fit_deepspeed import fit_cpu_optimizer
+        from simoffload_calibrate.micro.fit_programs import fit_cpu_optimizer
 
         return _below("host.cpu_optimizer", fit_cpu_optimizer(measured.sections, measured.machine))
 
@@ -490,7 +490,7 @@ class PageFaults(Microbenchmark):
 
     def fit(self, measured: Measured) -> Fits:
         """Return the rate at which pages of a file enter memory."""
-        from simoffload_calibrate.micro.fit_cpu import fit_page_faults
+        from simoffload_calibrate.micro.fit_parts import fit_page_faults
 
         return _below("host.cpu_products", fit_page_faults(measured))
 

@@ -1,19 +1,26 @@
-"""Links, host memory and drives: numbers of profiles from measured times."""
+"""Numbers of profiles from measured times: GPU, CPU, links, host memory and drives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import exp, floor, hypot, log, log10
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from simoffload.hardware import P90, Accelerator, Curve
 from simoffload.hardware.library import Library
 from simoffload.hardware.profiles import Pcie
-from simoffload.units import plural
+from simoffload.hardware.quantities import saturating
+from simoffload.models import Attention, ModuleCost, Sequences, attention_kernels, load_model
+from simoffload.units import parse_rate, plural
 from simoffload_calibrate.micro.fitted import (
     Fitted,
     bytes_text,
     central,
+    flops_text,
     rate_text,
     seconds_text,
 )
@@ -22,13 +29,385 @@ from simoffload_calibrate.micro.gpu_groups import GpuGroup, measured_groups
 if TYPE_CHECKING:
     from simoffload_calibrate.micro.profiles import Measured
 
+# -- memory, multiplications and attention of the GPU: numbers of profiles from measured times -----
+
+
+_LARGE = 256 << 20
+"""[B] Copies from this size on show the rate."""
+_COMPUTE_BOUND = 0.6
+"""Multiplications whose bytes alone take less than this fraction of their time show the arithmetic."""
+_BINS_PER_DECADE = 2
+_MANY_TOKENS = 512
+"""Multiplications of so many tokens are bound by arithmetic in all shapes that are measured."""
+_LEAST_BATCH = 8
+"""Attention of smaller batches does not fill the GPU."""
+_LEAST_CONTEXT = 1024
+"""Attention of a decode step over fewer keys shows the latency of kernels, not their speed."""
+
 Sections = dict[str, Any]
+_Shares = list[tuple[float, float]]
+
+
+class Roofline(NamedTuple):
+    """What a multiplication's time is measured against."""
+
+    peak: float
+    """[FLOP/s]"""
+    hbm_rate: float
+    """[B/s] in practice."""
+    latency: float
+    """[s] of a kernel."""
+
+
+def fit_gpu_products(sections: Sections, base: Accelerator) -> dict[str, Any]:
+    """Numbers on matrix products by key; memory and kernels that were not measured are those of ``base``.
+
+    A peak below what was measured, as that of a similar GPU may be, is replaced.
+    """
+    found: dict[str, Any] = {}
+    hbm_rate, latency, bandwidth = base.hbm_rate, base.kernel_latency_s, base.hbm_bandwidth.value
+    if hbm := fit_hbm(sections, bandwidth):
+        hbm_rate = max(bandwidth, _hbm_rate(sections)[0]) * float(hbm["hbm_efficiency"].value)
+    if kernel := fit_kernel_latency(sections):
+        latency, _ = kernel
+    if peak := base.compute.bfloat16 or base.compute.float16:
+        dtype = "bfloat16" if base.compute.bfloat16 else "float16"
+        roofline = Roofline(peak=peak.value, hbm_rate=hbm_rate, latency=latency)
+        fastest = max(_shares(sections, roofline, dtype), key=_median_share, default=None)
+        if fastest and (share := _median_share(fastest)) > 1:
+            roofline = roofline._replace(peak=share * peak.value)
+            what = f"the fastest products in {dtype}, beyond the peak of {base.id}"
+            found[f"compute.{dtype}"] = Fitted(f"{flops_text(roofline.peak)}/s", what, len(fastest))
+        if matmul := fit_matmul(sections, roofline, dtype):
+            found["matmul_efficiency"] = matmul
+    if float16 := fit_float16(sections):
+        found["float16_share"] = float16
+    return found
+
+
+def _hbm_rate(sections: Sections) -> tuple[float, float, int]:
+    """[B/s] of copies of 256 MiB and more, the largest residual, and their number, which may be zero."""
+    rows = [row for row in sections.get("hbm", {}).get("within", []) if row["bytes"] >= _LARGE]
+    return central(2 * row["bytes"] / row["copy_seconds"] for row in rows) if rows else (0.0, 0.0, 0)
+
+
+def fit_hbm(sections: Sections, bandwidth: float) -> dict[str, Fitted]:
+    """Fraction of ``bandwidth`` [B/s] that copies reach, and the bandwidth where they exceed it."""
+    rate, residual, number = _hbm_rate(sections)
+    if not number:
+        return {}
+    what = "copies of 256 MiB and more within GPU memory, bytes read and written"
+    found = {"hbm_efficiency": Fitted(round(min(1.0, rate / bandwidth), 4), what, number, residual)}
+    return found | (
+        {"hbm_bandwidth": Fitted(rate_text(rate), what, number, residual)} if rate > bandwidth else {}
+    )
+
+
+def fit_kernel_latency(sections: Sections) -> tuple[float, Fitted] | None:
+    """[s] per kernel of a chain of additions of 1 KiB in a CUDA graph."""
+    seconds = sections.get("kernels", {}).get("kernel_seconds")
+    if not seconds:
+        return None
+    return seconds, Fitted(seconds_text(seconds), "chain of additions of 1 KiB in a CUDA graph", 1)
+
+
+def fit_matmul(sections: Sections, roofline: Roofline, dtype: str = "bfloat16") -> Fitted | None:
+    """The efficiency by FLOP of multiplications that arithmetic bounds, median of each half decade.
+
+    The residual is of whole times, max(FLOP / (peak · efficiency), bytes / rate) + latency, over all
+    multiplications of ``dtype``, those bound by memory included.
+    """
+    rows, bins = _linear(sections, dtype), _shares(sections, roofline, dtype)
+    if not bins:
+        return None
+    points = [_centre(members) for members in bins]
+    used = sum(map(len, bins))
+    mean, worst = _residuals(rows, Curve(tuple(points)), roofline)
+    what = (
+        f"x·Wᵀ in {dtype}, shapes of known models, random data, {used} bound by arithmetic in half decades "
+        f"of FLOP; mean residual of all {len(rows)} times {mean:.1%}"
+    )
+    shown = [[flops_text(flops), round(share, 4)] for flops, share in points]
+    return Fitted(shown, what, used, worst)
+
+
+def _linear(sections: Sections, dtype: str) -> list[dict[str, Any]]:
+    points = sections.get("matmul", {}).get("points", [])
+    return [row for row in points if row["dtype"] == dtype and row["form"] == "linear"]
+
+
+def _shares(sections: Sections, roofline: Roofline, dtype: str) -> list[_Shares]:
+    """Return (FLOP, share of the peak) of multiplications that arithmetic bounds, by half decades."""
+    bins: dict[int, _Shares] = {}
+    for row in _linear(sections, dtype):
+        arithmetic = row["seconds"] - roofline.latency
+        if arithmetic <= 0 or row["bytes"] / roofline.hbm_rate > _COMPUTE_BOUND * arithmetic:
+            continue
+        share = row["flops"] / roofline.peak / arithmetic
+        bins.setdefault(floor(_BINS_PER_DECADE * log10(row["flops"])), []).append((row["flops"], share))
+    return [members for _, members in sorted(bins.items())]
+
+
+def _median_share(members: _Shares) -> float:
+    return median(share for _, share in members)
+
+
+def _centre(members: _Shares) -> tuple[float, float]:
+    flops = exp(sum(log(flops) for flops, _ in members) / len(members))
+    return flops, min(1.0, max(1e-4, _median_share(members)))
+
+
+def _residuals(rows: list[dict[str, Any]], curve: Curve, roofline: Roofline) -> tuple[float, float]:
+    errors = []
+    for row in rows:
+        arithmetic = row["flops"] / (roofline.peak * curve.at(row["flops"]))
+        predicted = max(arithmetic, row["bytes"] / roofline.hbm_rate) + roofline.latency
+        errors.append(abs(predicted - row["seconds"]) / row["seconds"])
+    return sum(errors) / len(errors), max(errors)
+
+
+def fit_strided(sections: Sections) -> dict[str, Fitted]:
+    """Rates [B/s] of kernels that PyTorch does not vectorize; missing if they were not measured."""
+    row = sections.get("kernels", {}).get("strided")
+    if not row:
+        return {}
+    whats = {"strided_rate": "a bias added in place", "join_rate": "torch.cat of a transposed tensor"}
+    return {
+        key: Fitted(rate_text(row["bytes"] / row[f"{key}_seconds"]), f"{what}, bfloat16", 1)
+        for key, what in whats.items()
+    }
+
+
+def fit_float16(sections: Sections) -> Fitted | None:
+    """Fraction of the rate in bfloat16 that the same multiplications reach in float16."""
+    rows = [row for row in sections.get("matmul", {}).get("points", []) if row["form"] == "linear"]
+    large = [row for row in rows if row["tokens"] >= _MANY_TOKENS]
+    seconds = {(row["dtype"], row["in"], row["out"], row["tokens"]): row["seconds"] for row in large}
+    ratios = [
+        seconds[("bfloat16", *shape)] / time
+        for (dtype, *shape), time in seconds.items()
+        if dtype == "float16" and ("bfloat16", *shape) in seconds
+    ]
+    if not ratios:
+        return None
+    share, residual, number = central(ratios)
+    what = f"x·Wᵀ in float16 over the same in bfloat16, {_MANY_TOKENS} tokens and more, random data"
+    return Fitted(round(min(1.0, share), 4), what, number, residual)
+
+
+def fit_attention(sections: Sections, gpu: Accelerator) -> dict[str, Fitted]:
+    """Fractions of their ideal speed that fused and eager attention reach on ``gpu``, by new tokens.
+
+    Ideal is the time of the arithmetic plus that of the bytes. Used are batches from 8 and, of decode steps,
+    contexts from 1,024, and only heads with keys of their own, because the record repeats shared ones.
+    """
+    found: dict[str, Fitted] = {}
+    kinds: dict[str, Attention] = {"fused": "sdpa", "eager": "eager"}
+    for key, attention in kinds.items():
+        shares: dict[int, list[float]] = {}
+        for row in sections.get("attention", {}).get("points", []):
+            few = row["batch"] < _LEAST_BATCH or (row["new"] == 1 and row["context"] < _LEAST_CONTEXT)
+            if few or row["heads"] != row["kv_heads"]:
+                continue
+            cost = _attention(row, attention)
+            ideal = cost.flops / gpu.matmul_rate(cost.flops, "bfloat16") + cost.bytes / gpu.hbm_rate
+            seconds = row[f"{key}_seconds"] - (_merged_s(row, gpu) if key == "fused" else 0.0)
+            shares.setdefault(row["new"], []).append(ideal / seconds)
+        if not shares:
+            continue
+        points = [[tokens, round(min(1.0, median(values)), 4)] for tokens, values in sorted(shares.items())]
+        residual = max(
+            abs(share / min(1.0, median(values)) - 1) for values in shares.values() for share in values
+        )
+        used = sum(map(len, shares.values()))
+        what = f"{key} attention, median over batches from {_LEAST_BATCH}, bfloat16"
+        found[f"{key}_attention"] = Fitted(points, what, used, residual)
+    return found
+
+
+def _merged_s(row: dict[str, Any], gpu: Accelerator) -> float:
+    """Time [s] in which the record copies the result of fused attention, as its queries, unlike those of
+    models, are in the order of heads; with one token both orders are the same."""
+    if row["new"] == 1:
+        return 0.0
+    rate = gpu.strided_rate.value if gpu.strided_rate else gpu.hbm_rate
+    return float(4 * row["batch"] * row["heads"] * row["new"] * row["head_dim"] / rate)
+
+
+def _attention(row: dict[str, Any], attention: Attention) -> ModuleCost:
+    shape = replace(load_model({"name": row["model"]}), attention=attention)
+    return attention_kernels(shape, Sequences(row["batch"], row["new"], row["context"]))
+
+
+# -- fit cpu ---------------------------------------------------------------------------------------
+# Products on the CPU: numbers of ``cpu_products`` of a host from what its CPU reads and computes.
+#
+# Each is an equation of ``strategies.hooks.on_cpu`` solved for one number, as in
+# ``exchange.llama_bench_profiles``.
+
+
+def fit_reads(measured: Measured) -> dict[str, Fitted]:
+    """Return ``weights`` and ``experts`` of a host's ``cpu_products``; empty where reads were not measured.
+
+    ``weights`` is what threads read at most, over the bandwidth of the profile, which ``Dram`` may have
+    replaced. ``experts`` is as much lower as on the base's host, which is an estimate.
+    """
+    rows = measured.sections.get("memory_reads", {}).get("reads", [])
+    if not rows:
+        return {}
+    fastest, base = min(rows, key=lambda row: row["seconds"] / row["bytes"]), measured.base.host
+    rate = fastest["bytes"] / fastest["seconds"]
+    share = min(1.0, rate / _peak(measured))
+    what = f"{rate_text(rate)} of the peak read by {plural(fastest['threads'], 'thread')}"
+    spread = _spread(fastest)
+    ratio = base.products.experts.value / base.products.weights.value
+    other = f"{ratio:.4g} of weights, as on {base.id}"
+    return {
+        "weights": Fitted(float(f"{share:.4g}"), what, len(rows), spread=spread),
+        "experts": Fitted(min(1.0, float(f"{share * ratio:.4g}")), other, 1, measured=False),
+    }
+
+
+def _peak(measured: Measured) -> float:
+    known = measured.fitted.get("host.memory_bandwidth")
+    return parse_rate(known.value) if known else measured.base.host.memory_bandwidth.value
+
+
+def fit_products(measured: Measured) -> dict[str, Fitted]:
+    """Return rates of threads and kernels and the time of a meeting, of a host's ``cpu_products``; empty
+    where ggml was not measured.
+
+    One token on one thread gives 1 / rate² = 1 / thread² + 1 / (weights · peak)²; more tokens on T threads
+    t² = (bytes / rate)² + (FLOP / (T · speed))², and tiles speed = tiled · tokens / (tokens + tiled_rows).
+    Experts give 1 / rate² = 1 / (T · thread)² + 1 / (experts · peak)², beside two meetings of the threads.
+    Spreads are those among formats and of repetitions.
+    """
+    rows, base = measured.sections.get("ggml", {}).get("products", []), measured.base.host.products
+    known = measured.fitted.get("host.cpu_products.weights")
+    limit = _peak(measured) * (known.value if known else base.weights.value)
+    found: dict[str, Fitted] = {}
+    threads: dict[str, float] = {}
+    for key, formats in (("thread", _COMMON), ("dot_thread", _DOT)):
+        of_it = [row for row in rows if row["format"] in formats and row["tokens"] == row["threads"] == 1]
+        rates = [row["bytes"] / row["seconds"] for row in of_it]
+        alone = [(rate**-2 - limit**-2) ** -0.5 for rate in rates if rate < _IDENTIFIED * limit]
+        noise = max((_spread(row) or 0.0 for row in of_it), default=0.0)
+        threads |= dict.fromkeys(formats, float(getattr(base, key).value))
+        if alone:
+            value, residual, count = central(alone)
+            what = f"products of ggml with one token on one thread, {', '.join(formats)}"
+            found[key] = Fitted(rate_text(value), what, count, residual, hypot(residual, noise))
+            threads |= dict.fromkeys(formats, value)
+    speeds: dict[tuple[str, int], float] = {}
+    noise = max((_spread(row) or 0.0 for row in rows if row["tokens"] > 1), default=0.0)
+    for row in rows:
+        read_s = row["bytes"] / saturating(row["threads"] * threads[row["format"]], limit)
+        if row["tokens"] > 1 and row["seconds"] > read_s:
+            arithmetic = (row["seconds"] ** 2 - read_s**2) ** 0.5
+            speeds[row["format"], row["tokens"]] = row["flops"] / (row["threads"] * arithmetic)
+    for key, points in _KERNELS.items():
+        if values := [speeds[one] for one in points if one in speeds]:
+            value, residual, count = central(values)
+            what = f"products of ggml, {', '.join(f'{name} with {tokens} tokens' for name, tokens in points)}"
+            found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
+    return found | _tiles(speeds, noise) | _meetings(measured) | _experts(measured, threads)
+
+
+def _experts(measured: Measured, threads: Mapping[str, float]) -> dict[str, Fitted]:
+    """Return the share of the memory's bandwidth with which chosen experts are read; ``threads`` has the rate
+    of a thread by format [B/s]."""
+    ggml, meeting = measured.sections.get("ggml", {}), measured.base.host.products.operation.value
+    if ggml.get("meetings"):
+        meeting = ggml["meetings"][-1]["seconds"]
+    shares: dict[str, float] = {}
+    for row in ggml.get("experts", []):
+        rate = row["bytes"] / max(row["seconds"] - 2 * meeting, row["seconds"] / 2)
+        alone = row["threads"] * threads[row["format"]]
+        if rate < _IDENTIFIED * alone:
+            shares[row["format"]] = min(1.0, (rate**-2 - alone**-2) ** -0.5 / _peak(measured))
+    if not shares:
+        return {}
+    value, residual, count = central(shares.values())
+    noise = max((_spread(row) or 0.0 for row in ggml["experts"]), default=0.0)
+    what = f"products of ggml with chosen experts, {', '.join(shares)}"
+    return {"experts": Fitted(float(f"{value:.4g}"), what, count, residual, hypot(residual, noise))}
+
+
+_COMMON, _DOT = ("q4_k", "q6_k", "q8_0"), ("mxfp4",)
+"""Formats with kernels for several tokens, and with kernels of dot products alone (``on_cpu.kernel_of``)."""
+_KERNELS = {
+    "dot": (("q4_k", 8), ("q6_k", 8), ("mxfp4", 8), ("mxfp4", 512)),
+    "blocked": (("q8_0", 32), ("q8_0", 512)),
+}
+_TILED, _FEW, _MANY = ("q4_k", "q6_k"), 32, 512
+_IDENTIFIED = 0.9
+"""Share of the memory's rate from which on it hides how fast a thread is; our choice."""
+
+
+def _tiles(speeds: Mapping[tuple[str, int], float], noise: float) -> dict[str, Fitted]:
+    """Return the rate of tiles for very many tokens, and the tokens with which they are half as fast."""
+    lines: dict[str, tuple[float, float]] = {}
+    for name in _TILED:  # 1 / speed = 1 / tiled + (tiled_rows / tiled) / tokens
+        if (name, _FEW) in speeds and (name, _MANY) in speeds:
+            few, many = 1 / speeds[name, _FEW], 1 / speeds[name, _MANY]
+            slope = max(0.0, (few - many) / (1 / _FEW - 1 / _MANY))
+            if many > slope / _MANY:
+                lines[name] = many - slope / _MANY, slope
+    if not lines:
+        return {}
+    what = f"products of ggml with {_FEW} and {_MANY} tokens, {', '.join(lines)}"
+    rate, residual, count = central(1 / each for each, _ in lines.values())
+    half, scatter, _ = central(max(1.0, slope / each) for each, slope in lines.values())
+    return {
+        "tiled": Fitted(f"{flops_text(rate)}/s", what, 2 * count, residual, hypot(residual, noise)),
+        "tiled_rows": Fitted(round(half), what, 2 * count, scatter, hypot(scatter, noise)),
+    }
+
+
+def _meetings(measured: Measured) -> dict[str, Fitted]:
+    rows = measured.sections.get("ggml", {}).get("meetings", [])
+    if not rows:
+        return {}
+    most = rows[-1]
+    what = f"half of a product of 32 x 32 weights by {plural(most['threads'], 'thread')} of ggml"
+    return {"operation": Fitted(seconds_text(most["seconds"]), what, 1, spread=_spread(most))}
+
+
+def fit_page_faults(measured: Measured) -> dict[str, Fitted]:
+    """Return ``page_faults`` of a host's ``cpu_products``: the rate of the most threads, as all threads of
+    llama.cpp read a mapped file, and of it what is left in memory that is full; empty where it was not
+    measured."""
+    rows = measured.sections.get("page_faults", {}).get("reads", [])
+    if not rows:
+        return {}
+    rates = [f"{rate_text(row['bytes'] / row['seconds'])} by {row['threads']}" for row in rows]
+    what = f"{_FULL:g} of the rate while memory had room, as on two machines: {', '.join(rates)} threads"
+    most = rows[-1]
+    value = rate_text(_FULL * most["bytes"] / most["seconds"])
+    spread = hypot(_FULL_SPREAD, _spread(most) or 0.0)
+    return {"page_faults": Fitted(value, what, len(rows), spread=spread, measured=False)}
+
+
+_FULL, _FULL_SPREAD = 0.6, 0.15
+"""Share of the rate of page faults that is left where every page evicts another, and its spread: runs of
+llama.cpp in little memory read 1.09 GB/s on a machine with 1.83 GB/s of 16 threads while memory had room, and
+1.0 on one with 1.57 (docs/measurements/llama-cpp.md)."""
+
+
+def _spread(row: Mapping[str, Any]) -> float | None:
+    """Return the relative standard deviation of repetitions from their P10 and P90, if these are known."""
+    limits = row.get("seconds_spread")
+    return (limits[1] - limits[0]) / (2 * P90 * row["seconds"]) if limits else None
+
+
+# -- links, host memory and drives -----------------------------------------------------------------
+# Numbers of profiles from measured times.
+
+
 _LANES = (1, 2, 4, 8, 16)
 _GEN5 = "gen5"
 _SMALL = 64 << 10
 """[B] Copies up to this size show the cost of calls, not of bytes."""
-_LARGE = 256 << 20
-"""[B] Copies from this size on show the rate."""
 _SLOWED = 0.97
 """GPUs that copy at once at less than this fraction of the rate that they have alone, and that groups of them
 have, share a limit."""

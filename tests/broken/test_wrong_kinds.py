@@ -19,7 +19,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import KINDS, Library
 from simoffload.models import load_model
 from simoffload.models.sizes import _sizes
-from simoffload.planning.sweep.axes import SweepSection
+from simoffload.planning.sweep.definition import SweepSection
 from simoffload.scenario import Scenario, ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.strategies.ds_config import DeepSpeedConfig

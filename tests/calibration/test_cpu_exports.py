@@ -18,7 +18,7 @@ import pytest
 
 from simoffload.models import ModelSpec
 from simoffload.scenario import LoadedScenario, load_scenario
-from simoffload.strategies.held import memory_stages, optimizer_target
+from simoffload.strategies.base import memory_stages, optimizer_target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 

@@ -225,7 +225,7 @@ def test_the_simulations_of_an_answer_share_its_time(
     shared: list[float | None],
 ) -> None:
     """Of an explanation all; of advice a tenth is left for the report."""
-    module = import_module(f"simoffload.cli.{'running' if command == 'run' else 'advising'}")
+    module = import_module(f"simoffload.cli.{'running' if command == 'run' else 'planning'}")
     before, times = module.sharing, []
 
     def recorded(timeout: float | None) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from simoffload.hardware.sharing import Demand
+from simoffload.hardware.paths import Demand
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Peers, Program, Route, Schedule
 
 # Few distinct values, so that things often happen at the same time.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from simoffload.hardware.sharing import Demand
+from simoffload.hardware.paths import Demand
 from simoffload.schedule import Program, Schedule
 
 PICO = 10**12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simoffload.engine import execute
 from simoffload.schedule import Block, Cause, Dependency, Link, Op, Route, Schedule
-from simoffload.schedule.bounds import (
+from simoffload.schedule.checks import (
     alone_rate,
     link_loads,
     link_time,

@@ -7,15 +7,14 @@ from fractions import Fraction
 import pytest
 
 from simoffload.engine import execute
-from simoffload.engine.executor import Executor
-from simoffload.engine.folding import fold_ranks
+from simoffload.engine.executor import Executor, fold_ranks
 from simoffload.errors import DeadlockError
 from simoffload.results.attribution import attribute
 from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Cause, Dependency, Device, Link, Op, Program, Route, Schedule
-from simoffload.schedule.bounds import link_loads, stream_times
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
+from simoffload.schedule.checks import link_loads, stream_times
 from simoffload.simulation.runner import verify
 
 SECOND = 10**12

@@ -12,7 +12,7 @@ from simoffload.errors import InputError
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import fit
 from simoffload.planning.compare import compare_scenarios
-from simoffload.planning.costs import Economics
+from simoffload.planning.economics import Economics
 from simoffload.planning.targets import on_targets
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario

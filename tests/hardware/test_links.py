@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.library import Library
-from simoffload.hardware.links import profile_warnings
+from simoffload.hardware.machine import profile_warnings
 from tests.hardware.conftest import FILES, LANES, RATES, number
 
 GB = 10**9

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.hardware.sharing import Demand, fair_rates, loads
+from simoffload.hardware.paths import Demand, fair_rates, loads
 from tests.engine.generated import sharings
 from tests.engine.reference import fair_by_filling, fair_by_trying
 

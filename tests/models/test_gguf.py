@@ -13,8 +13,7 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.models.formats import GGUF_TYPES
-from simoffload.models.gguf_file import read_gguf
-from simoffload.models.gguf_model import ARCHITECTURES, tensor_names
+from simoffload.models.gguf_file import ARCHITECTURES, read_gguf, tensor_names
 from tests.models.gguf_files import Tensor, header, llama, llama_tensors, tensors_of, text, written
 
 _DENSE = """

@@ -10,10 +10,10 @@ import pytest
 from simoffload.engine import execute
 from simoffload.planning.answers import simulate
 from simoffload.planning.bandwidth import storage_curve
-from simoffload.planning.cache_speed import CacheSpeed, FasterCache, cache_speed, with_speeds
+from simoffload.planning.caches import CacheSpeed, FasterCache, cache_speed, with_speeds
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Explanation, Sensitivity
-from simoffload.report.sections.explanations import explained
+from simoffload.report.sections.advice import explained
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, load_scenario
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.planning.published_ratios import published_ratios
+from simoffload.planning.compare import published_ratios
 from simoffload.scenario import load_scenario
 
 

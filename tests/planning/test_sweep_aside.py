@@ -10,7 +10,7 @@ import pytest
 from simoffload.documents import Document, read_document
 from simoffload.planning.sweep import define_sweep, definition, find_points
 from simoffload.planning.sweep.definition import Points
-from simoffload.planning.sweep.tasks import job_of, run_task, tasks_of
+from simoffload.planning.sweep.run import job_of, run_task, tasks_of
 from simoffload.scenario import find_scenario
 from simoffload.shipped import shipped_folder
 

@@ -19,8 +19,7 @@ import pytest
 from simoffload.errors import SimulationError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
-from simoffload.planning.sweep.run import local_processes
-from simoffload.planning.sweep.tasks import Task, job_of, run_tasks
+from simoffload.planning.sweep.run import Task, job_of, local_processes, run_tasks
 from simoffload.scenario import load_scenario
 from simoffload.simulation import simulate
 from tests.examples import some

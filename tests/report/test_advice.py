@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.cli.advising import recommended
+from simoffload.cli.planning import recommended
 from simoffload.planning.advise import (
     Advice,
     Search,
@@ -28,8 +28,7 @@ from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
 from simoffload.report.plotting import CHANGES
-from simoffload.report.sections.advice import advice_verdict, advised, purchase_verdict, searched
-from simoffload.report.sections.changes import by_answers
+from simoffload.report.sections.advice import advice_verdict, advised, by_answers, purchase_verdict, searched
 from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded

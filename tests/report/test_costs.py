@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
-from simoffload.planning.costs import CostList, economics, load_costs
+from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.economics import economics
 from simoffload.report.document import ReportDocument, ReportSection
 from simoffload.report.sections.costs import Costed, costs, costs_compared
 from simoffload.report.terminal import terminal_text

@@ -14,7 +14,7 @@ from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.report.charts import bandwidth, tornado
 from simoffload.report.from_result import findings
 from simoffload.report.html import write_report
-from simoffload.report.sections.explanations import STORAGE, TOP, explained
+from simoffload.report.sections.advice import STORAGE, TOP, explained
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import EVIL, GB, checked, result_text

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.report.charts import bounds, capacity, causes
+from simoffload.report.charts import bounds, capacity, causes, schedule, windows
 from simoffload.report.comparison import Published, groups
 from simoffload.report.comparison_charts import causes_compared, times_compared
 from simoffload.report.plotting import plain
-from simoffload.report.timeline import schedule, windows
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline

@@ -23,11 +23,10 @@ from simoffload.results.checkpoint import (
     Outlook,
     SavedPart,
 )
-from simoffload.results.data_loading import DataLoading, Epoch
 from simoffload.results.endurance import DriveLifetime, TierLifetime
 from simoffload.results.passes import LinkUse, PassResult, Share
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import TrainingResult
+from simoffload.results.training import DataLoading, Epoch, TrainingResult
 from simoffload.schedule import Cause, CauseKind
 from simoffload.workload import Dataset
 from tests.report.conftest import S, compare_text, provenance, result_text

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from simoffload.planning.answers import simulate
-from simoffload.report.answer import LONGEST
 from simoffload.report.comparison import groups
+from simoffload.report.document import LONGEST
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import markdown

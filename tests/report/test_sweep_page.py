@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simoffload.planning.sweep import SweepResult, sweep
-from simoffload.report import sweep_charts
+from simoffload.report import from_sweep
 from simoffload.report.from_sweep import sweep_document
 from simoffload.report.html import write_html
 from simoffload.units import plural
@@ -51,25 +51,25 @@ def test_the_best_is_named_first(found: SweepResult) -> None:
 
 
 def test_two_axes_are_a_heat_map(found: SweepResult) -> None:
-    (heat,) = checked(sweep_charts.overview(found))["data"]
+    (heat,) = checked(from_sweep.overview(found))["data"]
     assert (heat["x"], heat["y"]) == (["1", "4"], ["dram", "raid"])
     assert heat["z"] == [[10, 30], [5, None]]
     assert heat["text"] == [["10", "30"], ["5", "does not fit"]]
 
 
 def test_an_axis_of_numbers_is_a_line_and_one_of_names_has_bars(found: SweepResult) -> None:
-    (line,) = checked(sweep_charts.along(found, BATCH))["data"]
+    (line,) = checked(from_sweep.along(found, BATCH))["data"]
     assert (line["type"], line["y"], line["error_y"]["array"]) == ("scatter", [10, 30], [10, 30])
-    figure = checked(sweep_charts.along(found, WEIGHTS))
+    figure = checked(from_sweep.along(found, WEIGHTS))
     assert (figure["data"][0]["type"], figure["data"][0]["x"]) == ("bar", [30, 5])
     assert figure["layout"]["annotations"][0]["text"].strip() == "30 tokens/s [15 to 60]"
 
 
 def test_the_front_has_what_nothing_beats(found: SweepResult) -> None:
-    best = sweep_charts.front(found)
+    best = from_sweep.front(found)
     assert best is not None
     assert [one[BATCH] for one in best.points] == [1, 4]
-    others, front = checked(sweep_charts.pareto(found, best))["data"]
+    others, front = checked(from_sweep.pareto(found, best))["data"]
     assert (others["x"], others["y"]) == ([0.2], [5])
     assert front["text"] == ["", "batch_size=4, weights=dram"]
 

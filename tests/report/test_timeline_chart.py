@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.engine import execute
-from simoffload.report.timeline import windows
+from simoffload.report.charts import windows
 from simoffload.results import cause_text
 from simoffload.results.timeline import Timeline
 from simoffload.schedule import Block, Dependency, Op, Program, Schedule

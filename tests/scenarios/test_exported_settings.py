@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import simoffload
-from simoffload.cli.advising import recommended
+from simoffload.cli.planning import recommended
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning.advise import advise
@@ -26,7 +26,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.simulation import simulate
-from simoffload.strategies.held import memory_stages, target
+from simoffload.strategies.base import memory_stages, target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 

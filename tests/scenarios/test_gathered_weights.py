@@ -11,7 +11,7 @@ from simoffload.documents import parse_json
 from simoffload.planning.advise.options import places
 from simoffload.planning.answers import fit, simulate
 from simoffload.planning.compare import compare
-from simoffload.planning.costs import Costed, economics
+from simoffload.planning.economics import Costed, economics
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_report
 from simoffload.report.markdown import write_markdown

@@ -17,7 +17,7 @@ from simoffload.planning.targets import Misplaced, on_targets
 from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies import strategies
-from simoffload.strategies.tunables import Placement, moving, placements_of, tier_paths
+from simoffload.strategies.base import Placement, moving, placements_of, tier_paths
 from tests.report.conftest import compare_text
 
 INFERENCE = {"batch_size": 1, "prompt_length": 32, "output_length": 2}

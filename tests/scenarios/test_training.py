@@ -12,7 +12,7 @@ from simoffload.cli import main
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate
-from simoffload.strategies.held import traffic
+from simoffload.strategies.base import traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.scenarios.test_shipped import TRAINING
 

@@ -15,7 +15,7 @@ from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.data_loading import predict_data_loading
-from simoffload.strategies import held
+from simoffload.strategies import base
 from simoffload.workload import Dataset
 
 DATA = {"tier": "nfs", "sample_size": "16 KiB", "samples": 1_000_000, "samples_per_file": 1000}
@@ -302,10 +302,10 @@ def test_targets_of_training(target: str, weights: str, optimizer: str) -> None:
     """Both places, or the weights alone while the optimizer stays where ds_config has it."""
     moved = scenario(zero={"offload_optimizer": NVME}).on(target)
     plan = moved.plan()
-    assert (held.target(plan), held.optimizer_target(plan)) == (weights, optimizer)
+    assert (base.target(plan), base.optimizer_target(plan)) == (weights, optimizer)
     assert plan.warnings == ()
     again = resolve(parse_json(json.dumps(moved.document.data), name="again.json")).plan()
-    assert (held.target(again), held.optimizer_target(again)) == (weights, optimizer)
+    assert (base.target(again), base.optimizer_target(again)) == (weights, optimizer)
 
 
 def test_options_that_contradict_the_run_are_placed_in_the_section() -> None:

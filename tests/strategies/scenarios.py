@@ -14,7 +14,7 @@ from simoffload.models import Sequences
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.held import memory_stages
+from simoffload.strategies.base import memory_stages
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from simoffload.recent import Recent
 from simoffload.schedule import Cause, Op, Program, Schedule, builder
 from simoffload.schedule.ir import Block
 from simoffload.strategies.base import PhaseSeries
-from simoffload.strategies.zero import schedule_templates
+from simoffload.strategies.programs import zero_inference
 
 _OTHERS = {"hidden states", "queries", "result of attention"}
 """Labels of copies to the GPU of what is neither weights nor cache."""
@@ -37,8 +37,8 @@ def parts_apart() -> Iterator[None]:
 
     with (
         patch.object(builder, "_folded", apart),
-        patch.object(schedule_templates, "_LAYERED", Recent()),
-        patch.object(schedule_templates, "_TEMPLATES", Recent()),
+        patch.object(zero_inference, "_LAYERED", Recent()),
+        patch.object(zero_inference, "_TEMPLATES", Recent()),
     ):
         yield
 

@@ -19,7 +19,7 @@ from simoffload.hardware import load_platform
 from simoffload.models import load_model
 from simoffload.planning.evaluator import Evaluator
 from simoffload.schedule import Schedule
-from simoffload.strategies.held import state_tiers, target
+from simoffload.strategies.base import Placement, moving, state_tiers, target
 from simoffload.strategies.programs.accelerate import (
     Accelerate,
     AcceleratePlan,
@@ -27,7 +27,6 @@ from simoffload.strategies.programs.accelerate import (
     NewTensors,
     homes_of,
 )
-from simoffload.strategies.tunables import Placement, moving
 from tests.strategies import scenarios
 from tests.strategies.scenarios import bytes_of
 

@@ -11,12 +11,12 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
-from simoffload.planning.cache_speed import with_speeds
+from simoffload.planning.caches import with_speeds
 from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.cache.connector import BlockMoves
-from simoffload.strategies.held import memory_stages
+from simoffload.strategies.base import memory_stages
+from simoffload.strategies.cache.kv_cache import BlockMoves
 from tests.strategies import scenarios
 
 PROMPT, PREFIX = 1024, 512

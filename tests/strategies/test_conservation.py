@@ -23,8 +23,8 @@ from simoffload.hardware import Machine
 from simoffload.hardware.quantities import Curve
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.schedule.bounds import Contention
-from simoffload.strategies.held import traffic
+from simoffload.schedule.checks import Contention
+from simoffload.strategies.base import traffic
 from tests.examples import some
 
 HEAD, VOCABULARY = 64, 1000

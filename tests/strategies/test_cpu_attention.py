@@ -11,8 +11,8 @@ import simoffload as so
 from simoffload.models import Sequences, load_model
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.cache.cpu_attention import cpu_attention, cpu_rate
-from simoffload.strategies.held import memory_stages
+from simoffload.strategies.base import memory_stages
+from simoffload.strategies.cache.cache_updates import cpu_attention, cpu_rate
 from tests.strategies import scenarios
 from tests.strategies.scenarios import ON_CPU
 

@@ -12,9 +12,8 @@ from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
-from simoffload.strategies.held import target
+from simoffload.strategies.base import Placement, moving, placements_of, target
 from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
-from simoffload.strategies.tunables import Placement, moving, placements_of
 from tests.strategies.scenarios import bytes_of
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from simoffload.results import MemoryTerm, StorageTraffic
-from simoffload.strategies import held
-from simoffload.strategies.held import INITIALISATION, Held
+from simoffload.strategies import base
+from simoffload.strategies.base import INITIALISATION, Held
 
 TIERS = {"hbm": None, "dram": None, "raid": None, "nfs": None}
 
@@ -28,12 +28,12 @@ def test_what_is_always_held_is_listed_last_in_each_stage() -> None:
         Held("hbm", "weights", 2, stage="step"),
         Held("dram", "cast", 3, pinned=True, remedy="less", once=True, stage="step"),
     )
-    begin, step = held.memory_stages(found)
+    begin, step = base.memory_stages(found)
     assert (begin.name, begin.once, step.name, step.once) == (INITIALISATION, True, "step", False)
     assert begin.terms == (MemoryTerm("hbm", "weights", 2), MemoryTerm("raid", "files", 1))
     cast = MemoryTerm("dram", "cast", 3, pinned=True, remedy="less", once=True)
     assert step.terms == (begin.terms[0], cast, begin.terms[1])
-    (only,) = held.memory_stages(plan(Held("hbm", "weights", 2)))
+    (only,) = base.memory_stages(plan(Held("hbm", "weights", 2)))
     assert only == ("", (MemoryTerm("hbm", "weights", 2),), False)
 
 
@@ -51,14 +51,14 @@ def test_targets_are_the_last_tiers_that_hold_states(
     kinds: dict[str, Any], target: str, optimizer: str, tiers: set[str]
 ) -> None:
     found = plan(*(Held(tier, "some", 1, kind=kind) for tier, kind in kinds.items()))
-    assert (held.target(found), held.optimizer_target(found)) == (target, optimizer)
-    assert held.state_tiers(found) == tiers
+    assert (base.target(found), base.optimizer_target(found)) == (target, optimizer)
+    assert base.state_tiers(found) == tiers
 
 
 def test_checkpoints_move_as_a_whole_and_otherwise_the_weights() -> None:
-    assert held.movable(plan(Held("hbm", "weights", 3, kind="weights"))) == (7, "weights")
+    assert base.movable(plan(Held("hbm", "weights", 3, kind="weights"))) == (7, "weights")
     saved = Held("nfs", "saved checkpoint", 5, kind="checkpoints")
-    assert held.movable(plan(saved, Held("dram", "buffer", 9))) == (5, "checkpoint")
+    assert base.movable(plan(saved, Held("dram", "buffer", 9))) == (5, "checkpoint")
 
 
 def test_traffic_is_counted_once_for_all_stages_and_rounded_by_tier() -> None:
@@ -71,4 +71,4 @@ def test_traffic_is_counted_once_for_all_stages_and_rounded_by_tier() -> None:
         Held("nfs", "parameters", 4, traffic=lambda: (6, 0)),
         Held("dram", "parameters", 4),
     )
-    assert held.traffic(found) == (StorageTraffic("raid", 1, 2), StorageTraffic("nfs", 6, 0))
+    assert base.traffic(found) == (StorageTraffic("raid", 1, 2), StorageTraffic("nfs", 6, 0))

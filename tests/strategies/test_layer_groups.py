@@ -10,7 +10,7 @@ import simoffload as so
 from simoffload.models import LayerGroup, ModelShape, load_model
 from simoffload.models.modules import linear
 from simoffload.models.shape import grouped
-from simoffload.strategies.held import memory_stages
+from simoffload.strategies.base import memory_stages
 
 MANY = [
     "xinnor/llama-1b",

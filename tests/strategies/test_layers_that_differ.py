@@ -11,8 +11,8 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.shape import stored_bytes
 from simoffload.scenario import LoadedScenario
+from simoffload.strategies.base import memory_stages
 from simoffload.strategies.divided import divide
-from simoffload.strategies.held import memory_stages
 from tests.strategies import scenarios
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from simoffload.models import Layer, load_model
 from simoffload.models.formats import WeightFormat, fp8, gptq, packed
 from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.held import memory_stages, pinned_block, pinned_rounding
+from simoffload.strategies.base import memory_stages, pinned_block, pinned_rounding
 from simoffload.strategies.programs.accelerate import AcceleratePlan
 from simoffload.strategies.programs.vllm import VllmOffloadPlan
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan

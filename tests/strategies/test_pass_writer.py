@@ -11,7 +11,7 @@ from simoffload.engine import execute
 from simoffload.hardware import load_platform
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Schedule
-from simoffload.strategies.held import Home, Homes
+from simoffload.strategies.base import Home, Homes
 from simoffload.strategies.hooks.staging import Prefetched
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,

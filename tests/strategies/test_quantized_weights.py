@@ -7,8 +7,8 @@ import pytest
 import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
+from simoffload.strategies.base import memory_stages
 from simoffload.strategies.divided import divide
-from simoffload.strategies.held import memory_stages
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 
 _STREAMED = "zero-inference-2022/opt-30b"

@@ -8,11 +8,11 @@ from simoffload.documents import Edit
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.recent import Recent
 from simoffload.scenario import load_scenario
-from simoffload.scenario.loaded import LoadedScenario
+from simoffload.scenario.loading import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.strategies.plan import InferencePlan, StepWork
+from simoffload.strategies.programs import zero_inference
 from simoffload.strategies.training import micro_step
-from simoffload.strategies.zero import schedule_templates
 
 CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
     "storage rate": {"drive": ("read", "write"), "pfs": ("read", "write"), "nfs": ("read", "write")},
@@ -47,8 +47,8 @@ def schedules(scenario: LoadedScenario) -> list[Schedule]:
 CACHES = (
     (micro_step, "_LAYERED"),
     (micro_step, "_REPLAYS"),
-    (schedule_templates, "_LAYERED"),
-    (schedule_templates, "_TEMPLATES"),
+    (zero_inference, "_LAYERED"),
+    (zero_inference, "_TEMPLATES"),
 )
 
 

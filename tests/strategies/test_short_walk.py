@@ -14,10 +14,11 @@ from simoffload.hardware import Machine
 from simoffload.models import Sequences, load_model
 from simoffload.schedule import Op, Route, Schedule
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
-from simoffload.strategies.zero.schedule_templates import (
+from simoffload.strategies.programs.zero_inference import (
     InferenceLayers,
     ScheduleTemplates,
+    ZeroInference,
+    ZeroInferencePlan,
     schedule_templates_of,
 )
 from tests.examples import some

@@ -14,7 +14,7 @@ import simoffload as so
 from simoffload.documents import parse_yaml, yaml_text
 from simoffload.scenario import resolve
 from simoffload.strategies import registry
-from simoffload.strategies.held import Held
+from simoffload.strategies.base import Held
 from simoffload.strategies.hooks.staging import Prefetched
 from simoffload.strategies.programs.vllm import Prefetch
 from tests.strategies.staging import declared, excess, parts_apart

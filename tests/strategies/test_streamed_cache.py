@@ -13,8 +13,7 @@ from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.simulation.capacity import memory_footprint
-from simoffload.strategies.passes.pass_writer import ForwardPass, PassWriter
-from simoffload.strategies.passes.streams import DEPTH, REQUEST
+from simoffload.strategies.passes.pass_writer import DEPTH, REQUEST, ForwardPass, PassWriter
 from tests.strategies.scenarios import (
     BATCH,
     COMPILED,

@@ -25,8 +25,8 @@ from simoffload.models import (
 from simoffload.planning.alternatives import OtherProgram
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies.base import memory_stages
 from simoffload.strategies.divided import divide
-from simoffload.strategies.held import memory_stages
 from simoffload.strategies.memory import activation_bytes
 from simoffload.strategies.passes.pass_writer import PassWriter
 

@@ -18,10 +18,9 @@ from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
 from simoffload.schedule.builder import ScheduleBuilder, cpu_work
 from simoffload.strategies import Strategy, register, registry
-from simoffload.strategies.held import Held
+from simoffload.strategies.base import Held, Placements
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.tunables import Placements
 from simoffload.workload import Inference
 
 SCENARIO = """\

@@ -13,7 +13,7 @@ from simoffload.documents import yaml_text
 from simoffload.models import Sequences, load_model
 from simoffload.planning.confidence import confidence
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.held import memory_stages, target
+from simoffload.strategies.base import memory_stages, target
 from tests.strategies import scenarios
 
 GIB = 1 << 30

@@ -13,13 +13,12 @@ from simoffload.recent import Recent
 from simoffload.scenario import resolve
 from simoffload.schedule import Op, Schedule
 from simoffload.strategies import Phase
-from simoffload.strategies.cache.cpu_attention import AttentionOnCpu, cpu_attention
+from simoffload.strategies.cache.cache_updates import AttentionOnCpu, cpu_attention
 from simoffload.strategies.cache.kv_cache import KvCache
 from simoffload.strategies.passes.pass_writer import PassWriter, StagePass, parts_of
 from simoffload.strategies.passes.timing import PassTimings
-from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
-from simoffload.strategies.zero import schedule_templates
-from simoffload.strategies.zero.schedule_templates import InferenceLayers
+from simoffload.strategies.programs import zero_inference
+from simoffload.strategies.programs.zero_inference import InferenceLayers, ZeroInferencePlan
 
 LAYERS = 60
 MODEL = {"family": "llama", "num_hidden_layers": LAYERS, "hidden_size": 1024, "num_attention_heads": 8}
@@ -110,7 +109,7 @@ def test_a_pass_is_that_in_which_every_layer_is_written(keys: Any, monkeypatch: 
         passes = [one.schedule({}) for one in plan.phases[:2] if isinstance(one, Phase)]
         passes.append(plan.schedule(plan.decode_step(2)))
         found.append([(operations(one), one._replace(blocks=())) for one in passes])
-        monkeypatch.setattr(schedule_templates, "_TEMPLATES", Recent())
+        monkeypatch.setattr(zero_inference, "_TEMPLATES", Recent())
         monkeypatch.setattr(InferenceLayers, "shortest", lambda *_, **__: None)
     assert found[0] == found[1]
 

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from simoffload.planning.compare import shipped_ratios
 from simoffload.planning.confidence import calibration_errors
-from simoffload.planning.published_ratios import shipped_ratios
 from validation.published import compare_published, ratio_rows
 
 MISSED = {

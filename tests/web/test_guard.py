@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from dash import Dash
 
-from simoffload.web.guard import LARGEST_REQUEST, is_loopback
 from simoffload.web.jobs import Jobs
-from simoffload.web.server import application
+from simoffload.web.server import LARGEST_REQUEST, application, is_loopback
 from tests.web.conftest import LOCAL, Post
 
 UPDATE = "/_dash-update-component"

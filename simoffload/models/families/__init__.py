@@ -1,4 +1,4 @@
-"""Model families: one file each, from a configuration in Hugging Face's names to a list of modules.
+"""Model families, one file a lineage: from a configuration in Hugging Face's names to a list of modules.
 
 A family of your own is a class that derives from :class:`FamilyConfig`, in a module that calls
 :func:`register`; from then on every command, schema and message includes it.
@@ -15,32 +15,32 @@ from simoffload.models.families.base import FamilyConfig
 __all__ = ["FAMILIES", "FamilyConfig", "register", "registered_outside"]
 
 _OWN = {
-    "bloom": "Bloom",
-    "opt": "Opt",
-    "llama": "Llama",
-    "mixtral": "Mixtral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "mistral": "Mistral",
-    "gemma2": "Gemma2",
-    "gemma3_text": "Gemma3Text",
-    "phi3": "Phi3",
-    "gpt_neox": "GptNeoX",
-    "falcon": "Falcon",
-    "qwen2_moe": "Qwen2Moe",
-    "qwen3_moe": "Qwen3Moe",
-    "deepseek_v2": "DeepseekV2",
-    "deepseek_v3": "DeepseekV3",
-    "kimi_k2": "KimiK2",
-    "gpt_oss": "GptOss",
-    "llama4_text": "Llama4Text",
-    "glm4_moe": "Glm4Moe",
-    "phimoe": "PhiMoe",
-    "olmo2": "Olmo2",
-    "minimax_m2": "MiniMaxM2",
-    "qwen3_next": "Qwen3Next",
+    "bloom": "gpt.Bloom",
+    "opt": "gpt.Opt",
+    "llama": "llama.Llama",
+    "mixtral": "mixtures.Mixtral",
+    "qwen2": "qwen.Qwen2",
+    "qwen3": "qwen.Qwen3",
+    "mistral": "llama.Mistral",
+    "gemma2": "gemma.Gemma2",
+    "gemma3_text": "gemma.Gemma3Text",
+    "phi3": "llama.Phi3",
+    "gpt_neox": "gpt.GptNeoX",
+    "falcon": "gpt.Falcon",
+    "qwen2_moe": "qwen.Qwen2Moe",
+    "qwen3_moe": "qwen.Qwen3Moe",
+    "deepseek_v2": "deepseek.DeepseekV2",
+    "deepseek_v3": "deepseek.DeepseekV3",
+    "kimi_k2": "deepseek.KimiK2",
+    "gpt_oss": "mixtures.GptOss",
+    "llama4_text": "mixtures.Llama4Text",
+    "glm4_moe": "mixtures.Glm4Moe",
+    "phimoe": "mixtures.PhiMoe",
+    "olmo2": "llama.Olmo2",
+    "minimax_m2": "mixtures.MiniMaxM2",
+    "qwen3_next": "qwen.Qwen3Next",
 }
-"""The package's own families: the class of each, in the module of its name."""
+"""The package's own families: the module and class of each."""
 
 
 class _Families(MutableMapping[str, type[FamilyConfig]]):
@@ -52,7 +52,8 @@ class _Families(MutableMapping[str, type[FamilyConfig]]):
     def __getitem__(self, name: str) -> type[FamilyConfig]:
         family = self._known[name]
         if family is None:
-            family = self._known[name] = getattr(import_module(f"{__name__}.{name}"), _OWN[name])
+            module, kind = _OWN[name].split(".")
+            family = self._known[name] = getattr(import_module(f"{__name__}.{module}"), kind)
         return family
 
     def __setitem__(self, name: str, family: type[FamilyConfig]) -> None:

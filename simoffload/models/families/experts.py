@@ -14,12 +14,12 @@ from simoffload.models.families.base import Derived, ModuleLists, invalid
 from simoffload.models.families.rotary import LLAMA_OPERATIONS, RotaryConfig, llama_traits
 from simoffload.models.modules import (
     Module,
+    Parameter,
     Traits,
     activation,
     container,
     linear,
 )
-from simoffload.models.stored_tensors import Parameter
 
 Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Index = Annotated[int, Field(strict=True, ge=0, le=100_000)]

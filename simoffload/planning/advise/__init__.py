@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import WORTH, Advice, Tried, advise
-from simoffload.planning.advise.objective import Objective
+from simoffload.planning.advise.evaluate import WORTH, Advice, Objective, Tried, advise
 from simoffload.planning.advise.purchases import (
     Search,
     SimulatedPurchase,

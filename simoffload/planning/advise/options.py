@@ -32,7 +32,7 @@ from simoffload.planning.remedies import smallest_changes
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.held import state_tiers
+from simoffload.strategies.base import state_tiers
 from simoffload.units import format_bytes, format_rate, plural
 from simoffload.workload import Checkpointing, Training
 

@@ -26,8 +26,7 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.limits import keep, limited, sharing, time_left
-from simoffload.planning.advise.evaluate import Advice, Tried
-from simoffload.planning.advise.objective import Objective, objective_of, sequences_at_once
+from simoffload.planning.advise.evaluate import Advice, Objective, Tried, objective_of, sequences_at_once
 from simoffload.planning.advise.options import (
     DriveSlots,
     array_edits,
@@ -44,14 +43,15 @@ from simoffload.planning.alternatives import (
     resident,
     with_formats,
 )
-from simoffload.planning.costs import Bill, CostList, Economics, economics, load_costs, present
+from simoffload.planning.costs import Bill, CostList, load_costs, present
+from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import fit
-from simoffload.strategies.tunables import Placement, moving
+from simoffload.strategies.base import Placement, moving
 
 # -- the catalogue ---------------------------------------------------------------------------------
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from simoffload.planning.sweep.answer import SweepResult, sweep
-from simoffload.planning.sweep.axes import Axis
-from simoffload.planning.sweep.definition import MOST_POINTS, Grid, Points, Sweep, define_sweep, find_points
+from simoffload.planning.sweep.definition import (
+    MOST_POINTS,
+    Axis,
+    Grid,
+    Points,
+    Sweep,
+    define_sweep,
+    find_points,
+)
 from simoffload.planning.sweep.run import (
     Counts,
     Progress,
     Summary,
+    SweepResult,
     check_files,
     journal_of,
     run_sweep,
+    sweep,
     usable_cores,
 )
 

@@ -1,44 +1,281 @@
-"""Running a sweep: simulate what is not done yet, and write the rows as CSV, JSON or Parquet.
-
-What is written depends on the rows alone: not on when, where or in which order they were computed.
-"""
+"""The run of a sweep: its tasks, the workers that carry them out, and the answer."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
-from simoffload.errors import InputError, SimulationError, shortened
+from simoffload import __version__
+from simoffload.documents import Document, read_document
+from simoffload.errors import InputError, SimulationError, printable, shortened
 from simoffload.exchange.files import check_target, replacing, write_csv
-from simoffload.planning.sweep.definition import Points, Sweep
-from simoffload.planning.sweep.journal import AFTER, Journal, SweepId, anew, beside
-from simoffload.planning.sweep.tasks import (
-    MOST_DEATHS,
-    THIS_PROCESS,
-    Pool,
-    check_workers_can_import,
-    job_of,
-    run_tasks,
-    tasks_of,
-)
-from simoffload.results import interval_columns, with_intervals
+from simoffload.limits import limited
+from simoffload.models import families
+from simoffload.planning.confidence import confidence
+from simoffload.planning.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
+from simoffload.planning.sweep.journal import AFTER, Journal, JournalRow, SweepId, anew, beside
+from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
+from simoffload.scenario import LoadedScenario, ScenarioCache, locate, resolve
+from simoffload.simulation import simulate
+from simoffload.simulation.capacity import BEYOND
+from simoffload.strategies import registry
+from simoffload.strategies.cache.kv_cache import formats_from_outside, register_cache_format
+from simoffload.strategies.ds_config import extensions
 
 if TYPE_CHECKING:
+    import pandas as pd
     from distributed import Client
+    from plotly.graph_objects import Figure
+
+# -- the points of a sweep as tasks, and the pool of workers that simulates them -------------------
+
+
+_TASK_SECONDS = 0.5  # [s] after which a task hands over what it has
+
+
+class Task(NamedTuple):
+    """Points of which a worker simulates as many as it can within a time."""
+
+    points: tuple[tuple[int, int], ...]
+    """Points of the task as pairs (number, combination)."""
+    deaths: int = 0
+    """Number of workers that ended during the task."""
+
+
+class SweepJob(NamedTuple):
+    """A SweepJob is the data that all tasks share, in a form that can be sent to another machine."""
+
+    content: bytes
+    digest: str
+
+
+class _Setting(NamedTuple):
+    digest: str
+    grid: Grid
+    cache: ScenarioCache
+
+
+_local = threading.local()
+"""Thread-local settings of the job and its latest scenario; a cache must not be shared by threads."""
+
+
+def check_workers_can_import() -> None:
+    """Raise InputError for strategies, families, metrics and keys that are defined in the main program, which
+    workers cannot import."""
+    outside = (*families.registered_outside(), *registry.registered_outside(), *extensions)
+    here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
+    here += [name for (_, name), one in registered.items() if one.__module__ == "__main__"]
+    if here:
+        names = ", ".join(here)
+        text = f"workers cannot import {names}; define it in a module of its own, or give --workers 1"
+        raise InputError.at("--workers", text)
+
+
+def job_of(sweep: Sweep) -> SweepJob:
+    """Pack a sweep with the content of all files that its points were found to need."""
+    grid = sweep.grid
+    base = (grid.base.path, grid.base.data, grid.base.root)
+    outside = families.registered_outside(), registry.registered_outside(), formats_from_outside(), registered
+    packed = pickle.dumps((__version__, (*outside, extensions), base, grid.axes, sweep.cache.snapshot()))
+    content = zlib.compress(packed)
+    return SweepJob(content, hashlib.sha256(content).hexdigest())
+
+
+def _setting(job: SweepJob) -> _Setting:
+    setting: _Setting | None = getattr(_local, "setting", None)
+    if setting is None or setting.digest != job.digest:
+        version, outside, (path, data, root), axes, snapshot = pickle.loads(zlib.decompress(job.content))
+        if version != __version__:
+            raise RuntimeError(
+                f"the worker has simoffload {__version__}, but the sweep was started by {version}"
+            )
+        for family in outside[0]:  # their modules were imported to unpack them
+            families.register(family)
+        for strategy in outside[1]:
+            registry.register(strategy)
+        for name, size in outside[2].items():
+            register_cache_format(name, size)
+        for (kind, _), metric in outside[3].items():
+            kind.register(metric)
+        grid = Grid(Document(path, data, root), axes)
+        setting = _local.setting = _Setting(job.digest, grid, ScenarioCache.restored(snapshot))
+    return setting
+
+
+def run_task(job: SweepJob, task: Task) -> list[JournalRow]:
+    """Simulate points for some time, at least one, and return the rows of those that were reached."""
+    setting = _setting(job)
+    rows: list[JournalRow] = []
+    started = time.monotonic()
+    for number, combination in task.points:
+        rows.append(_row(number, combination, setting))
+        if time.monotonic() - started > _TASK_SECONDS:
+            break
+    return rows
+
+
+def rest_of(task: Task, rows: Sequence[JournalRow]) -> list[Task]:
+    """Return a task of the points that a worker did not reach; none if it reached all."""
+    left = task.points[len(rows) :]
+    return [Task(left)] if left else []
+
+
+def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
+    """Simulate a point; any failure becomes a row with an error."""
+    try:
+        return _row_of(number, _simulated(combination, setting))
+    except InputError as error:
+        return failed_row(number, "; ".join(_problem_text(*one) for one in error.problems))
+    except SimulationError as error:
+        return failed_row(number, str(error))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        return failed_row(number, f"internal error: {what} (please report)")
+
+
+@limited
+def _simulated(combination: int, setting: _Setting) -> SimulationResult:
+    before: LoadedScenario | None = getattr(_local, "scenario", None)
+    scenario = resolve(setting.grid.document(combination), cache=setting.cache, similar=before)
+    _local.scenario = scenario
+    document = replace(scenario.document, warnings=())  # they are not about a point: ``Sweep.warnings``
+    return simulate(replace(scenario, document=document))
+
+
+def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:
+    return f"{key}: {message}" if key else message
+
+
+def failed_row(number: int, error: str) -> JournalRow:
+    """Return the row of a point that has no result."""
+    return JournalRow(point=number, error=printable(" ".join(error.split()))[:2000])
+
+
+def _row_of(number: int, result: SimulationResult) -> JournalRow:
+    intervals = confidence(result).intervals()
+    return JournalRow(
+        point=number,
+        metrics={name: _finite(value) for name, value in result.metrics().items()},
+        intervals={name: ends for name, ends in intervals.items() if all(map(math.isfinite, ends))},
+        decode_bound=_finite(result.particulars().get("decode_bound")),
+        bottleneck=result.bottleneck,
+        limit=result.limit,
+        bound_fraction=_finite(result.bound_fraction),
+        fits=result.fits,
+        extrapolates=bool(result.extrapolations),
+        advice=printable("; ".join(result.advice)) or None,
+        warnings=printable("; ".join(one for one in result.warnings if not one.startswith(BEYOND))) or None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def tasks_of(points: Points, numbers: Sequence[int], *, size: int) -> list[Task]:
+    """Return the points in tasks of ``size``, in order."""
+    return [
+        Task(tuple((number, points.combination[number]) for number in numbers[start : start + size]))
+        for start in range(0, len(numbers), size)
+    ]
+
+
+MOST_DEATHS = 3
+"""Number of workers that may end during one point before it is given up."""
+
+
+class Pool(NamedTuple):
+    """Workers that simulate tasks: anything whose ``submit`` returns futures of ``concurrent.futures``."""
+
+    name: str
+    """Name of the pool in messages, such as "the cluster"."""
+    submit: Callable[..., Future[Any]]
+    """Function that submits a call, as ``concurrent.futures.Executor.submit`` does."""
+    room: Callable[[], int]
+    """Function that returns how many tasks the pool can take now."""
+    how_it_ended: Callable[[Exception], str | None]
+    """Function that describes how a task's worker ended; None for an exception that is no such end."""
+
+
+def _submit_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
+THIS_PROCESS = Pool("this process", _submit_here, lambda: 1, lambda _: None)
+"""Pool that runs tasks in this process."""
+
+
+def run_tasks(pool: Pool, job: SweepJob, tasks: Sequence[Task]) -> Iterator[list[JournalRow]]:
+    """Simulate all tasks in a pool; yield rows as they come.
+
+    Raises SimulationError where the pool cannot go on.
+    """
+    waiting, running = deque(tasks), dict[Future[Any], Task]()
+    while waiting or running:
+        room = pool.room()
+        while waiting and len(running) < room:
+            # What is not sent yet can go to a worker that comes later.
+            task = waiting.popleft()
+            running[pool.submit(run_task, job, task)] = task
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            rows, left = _outcome(pool, running.pop(future), future)
+            waiting.extendleft(reversed(left))
+            if rows:
+                yield rows
+
+
+def _outcome(pool: Pool, task: Task, future: Future[Any]) -> tuple[list[JournalRow], list[Task]]:
+    """Return the rows of a task, and its remaining points."""
+    try:
+        rows: list[JournalRow] = future.result()
+        return rows, rest_of(task, rows)
+    except SimulationError:
+        raise
+    except Exception as error:
+        how = pool.how_it_ended(error)
+        if how is None:
+            raise SimulationError(f"{pool.name} failed: {type(error).__name__}: {error}") from None
+    return _after_worker_end(task, how)
+
+
+def _after_worker_end(task: Task, how: str) -> tuple[list[JournalRow], list[Task]]:
+    """Return what is left of a task whose worker ended: its points one by one, and a row for a point that
+    always ends a worker."""
+    deaths = task.deaths + 1
+    if len(task.points) > 1:
+        return [], [Task((point,)) for point in task.points]
+    if deaths < MOST_DEATHS:
+        return [], [Task(task.points, deaths)]
+    text = f"{deaths} workers ended while they simulated this point ({how}); is memory too small?"
+    return [failed_row(task.points[0][0], text)], []
+
+
+# -- running a sweep -------------------------------------------------------------------------------
+# Simulate what is not done yet, and write the rows as CSV, JSON or Parquet.
+#
+# What is written depends on the rows alone: not on when, where or in which order they were computed.
+
 
 # -- workers ---------------------------------------------------------------------------------------
 
@@ -534,3 +771,62 @@ def _summary(table: SweepTable, resumed: int, outputs: tuple[Path, ...]) -> Summ
 
 def _refusal(path: Path, message: str) -> InputError:
     return InputError.at("", message, path=str(path))
+
+
+# -- the answer of a sweep in memory, as Python asks for it and as reports show it -----------------
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A SweepResult has a row for each point of a sweep."""
+
+    name: str
+    """Name of the scenario that is varied."""
+    axes: tuple[str, ...]
+    """Names of the columns with the values that were varied, such as "workload.batch_size"."""
+    rows: tuple[dict[str, Any], ...]
+    """Values by column: index, axes, metrics [s], [1/s] with P10 and P90, ``fits``, ``error`` and so on."""
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """The scenario that is varied, as in its file."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the result that ``run_sweep`` wrote as JSON. Raises OSError if there is no such file."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = tuple(found["rows"])
+        columns = list(rows[0])
+        axes = tuple(columns[1 : 1 + len(found["axes"])])
+        return cls(str(found["scenario"].get("name", "")), axes, rows, found["scenario"])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each point, with a type for each column and units in the names of metrics."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows))
+
+    def plot(self) -> Figure:
+        """Return a chart: a heat map of two axes, or else the best value of each value of the first axis."""
+        from simoffload.report.from_sweep import overview
+        from simoffload.report.plotting import of_plotly
+
+        return of_plotly(overview(self))
+
+
+def sweep(
+    scenario: LoadedScenario | str | Path,
+    *axes: str,
+    constraints: Sequence[str] = (),
+    workers: int | None = None,
+) -> SweepResult:
+    """Simulate a scenario at all combinations of the values of axes.
+
+    An axis is a text such as "workload.batch_size=1,4,16"; those of the scenario's section ``sweep`` are
+    varied, too. ``constraints`` are conditions for points, and ``workers`` is the number of processes, by
+    default one for each core. Raises InputError for axes or constraints that are invalid.
+    """
+    source = scenario.document if isinstance(scenario, LoadedScenario) else read_document(locate(scenario))
+    defined = define_sweep(source, axes=axes, constraints=constraints)
+    with TemporaryDirectory() as folder:
+        table = Path(folder, "sweep.json")
+        run_sweep(defined, find_points(defined), [table], workers=workers)
+        return SweepResult.read(table)

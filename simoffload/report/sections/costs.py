@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from simoffload.hardware import DeviceKind
-from simoffload.planning.costs import COST_METRICS, Bill, BreakEven, Costed, CostVerdict, Economics, verdicts
-from simoffload.planning.costs.economics import FIRST, SECOND
+from simoffload.planning.costs import Bill
+from simoffload.planning.economics import (
+    COST_METRICS,
+    FIRST,
+    SECOND,
+    BreakEven,
+    Costed,
+    CostVerdict,
+    Economics,
+    verdicts,
+)
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import NameFirst, joined
 from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from simoffload.documents import Frozen, quoted, suggest
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.strategies.tunables import type_parts
+from simoffload.strategies.base import type_parts
 
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 """Sections of ds_config that enable a data type."""

@@ -19,7 +19,7 @@ from simoffload.bisection import first_that_holds
 from simoffload.models import ModelShape, Module
 from simoffload.models.shape import stored_bytes
 from simoffload.recent import Recent
-from simoffload.strategies.held import Home, Homes
+from simoffload.strategies.base import Home, Homes
 from simoffload.strategies.hooks.tensor_overrides import Shares
 
 _HALF = 2

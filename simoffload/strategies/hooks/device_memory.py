@@ -11,7 +11,7 @@ from functools import cached_property
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.held import Held, Homes
+from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
 from simoffload.strategies.hooks.graph_buffers import GraphBuffers
 from simoffload.strategies.hooks.on_cpu import MappedWeights

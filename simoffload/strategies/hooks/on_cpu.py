@@ -20,8 +20,16 @@ from simoffload.models.shape import stored_bytes
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency, Purpose
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.streams import HOST, mapped_read
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    HOST,
+    Call,
+    Hook,
+    Part,
+    PassWriter,
+    StagePass,
+    mapped_read,
+)
 from simoffload.strategies.passes.timing import picoseconds
 
 _SINGLE = 4

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from simoffload.hardware import Path
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind
-from simoffload.strategies.passes.pass_writer import Awaited, Call, Hook, PassWriter, StagePass
-from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.pass_writer import HOST, Awaited, Call, Hook, PassWriter, StagePass
 from simoffload.strategies.passes.timing import Graphs, graphs_of, picoseconds
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
-from simoffload.strategies.held import HBM, Held, Homes
-from simoffload.strategies.passes.pass_writer import STAGING, Call, Hook, Part, PassWriter
-from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.base import HBM, Held, Homes
+from simoffload.strategies.passes.pass_writer import HOST, STAGING, Call, Hook, Part, PassWriter
 
 
 class Prefetched(Hook):

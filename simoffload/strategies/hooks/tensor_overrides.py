@@ -18,10 +18,9 @@ from pydantic import BeforeValidator
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module
-from simoffload.models.gguf_model import tensor_names
-from simoffload.models.name_automaton import Automaton
-from simoffload.models.name_expressions import ANY_TEXT, VALID, conditions_of, read_expression
-from simoffload.models.name_expressions import Sequence as Parts
+from simoffload.models.gguf_file import tensor_names
+from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
+from simoffload.models.module_names import Sequence as Parts
 
 CPU, _GPU = "CPU", "CUDA0"
 _LONGEST, _MOST = 1000, 1000

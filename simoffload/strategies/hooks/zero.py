@@ -12,8 +12,16 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.streams import HOST, StreamWriter
+from simoffload.strategies.passes.pass_writer import (
+    COMPUTE,
+    HOST,
+    Call,
+    Hook,
+    Part,
+    PassWriter,
+    StagePass,
+    StreamWriter,
+)
 from simoffload.strategies.passes.timing import Timing
 from simoffload.strategies.zero.coordinator import RECENT_EVENTS, CoordinatorSink, State, Tensor
 from simoffload.strategies.zero.replay import Decided, SinkCall

@@ -25,32 +25,40 @@ from simoffload.models.quantization import QUANTIZATIONS
 from simoffload.models.shape import grouped, stored_bytes
 from simoffload.results import Change
 from simoffload.schedule import Cause
-from simoffload.strategies.base import Basis, Description, Plan, Strategy
+from simoffload.strategies.base import (
+    Basis,
+    Description,
+    Held,
+    Home,
+    Placement,
+    Placements,
+    Plan,
+    Sizes,
+    StorageTier,
+    Strategy,
+    Tunable,
+    Tunables,
+    held_weights,
+    memory_tunables,
+    target,
+    uses_storage,
+)
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
-from simoffload.strategies.held import Held, Home, held_weights, target
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
+    HOST,
     Call,
     ForwardPass,
     Hook,
     Part,
     PassWriter,
     StagePass,
+    loops_rate,
+    mapped_read,
 )
-from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
 from simoffload.strategies.passes.timing import depends_on_context, of_tokens
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.tunables import (
-    Placement,
-    Placements,
-    Sizes,
-    StorageTier,
-    Tunable,
-    Tunables,
-    memory_tunables,
-    uses_storage,
-)
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 

@@ -34,16 +34,27 @@ from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, Outlook, StateDevice, cause_text, outlook, run_mtbf
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
-from simoffload.strategies.base import Basis, Phase, PhaseKind, Plan, Strategy
+from simoffload.strategies.base import (
+    Basis,
+    Held,
+    Phase,
+    PhaseKind,
+    Placement,
+    Placements,
+    Plan,
+    StorageTier,
+    Strategy,
+    Tunable,
+    Tunables,
+    pinned_rounding,
+)
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.ds_config.keys import section_warnings
 from simoffload.strategies.ds_config.settings import OptimizerKind
-from simoffload.strategies.held import Held, pinned_rounding
 from simoffload.strategies.memory import KEPT_BY_MALLOC, system_memory
-from simoffload.strategies.passes.streams import HOST, StreamWriter
+from simoffload.strategies.passes.pass_writer import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
-from simoffload.strategies.tunables import Placement, Placements, StorageTier, Tunable, Tunables
 from simoffload.units import format_seconds, plural
 from simoffload.workload import Checkpointing, Optimizer, TrainingCheckpoints, Writer
 

@@ -21,31 +21,40 @@ from simoffload.hardware import Accelerator, Machine, Tier
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, HeldKind
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
-from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
-from simoffload.strategies.cache.cpu_attention import ONE_QUERY
-from simoffload.strategies.held import HBM, ROUNDING, Held, Home, pinned_rounding
+from simoffload.strategies.base import (
+    HBM,
+    ROUNDING,
+    Description,
+    Held,
+    Home,
+    Placement,
+    Placements,
+    Plan,
+    ProgramTraits,
+    Sizes,
+    StorageTier,
+    Strategy,
+    Tunable,
+    Tunables,
+    memory_tunables,
+    pinned_rounding,
+)
+from simoffload.strategies.cache.cache_updates import ONE_QUERY
 from simoffload.strategies.memory import system_memory
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
+    HOST,
     Call,
     ForwardPass,
     Hook,
     Part,
     PassWriter,
     StagePass,
+    loops_rate,
+    mapped_read,
 )
-from simoffload.strategies.passes.streams import HOST, loops_rate, mapped_read
 from simoffload.strategies.passes.timing import PassTimings, Timing, arithmetic_beyond, picoseconds
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.tunables import (
-    Placement,
-    Placements,
-    Sizes,
-    StorageTier,
-    Tunable,
-    Tunables,
-    memory_tunables,
-)
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 

@@ -22,11 +22,20 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, parameters_of
 from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
-from simoffload.strategies.base import Basis, Plan, ProgramTraits, Strategy
-from simoffload.strategies.held import Held, pinned_rounding
+from simoffload.strategies.base import (
+    Basis,
+    Held,
+    Placement,
+    Placements,
+    Plan,
+    ProgramTraits,
+    Strategy,
+    Tunable,
+    Tunables,
+    pinned_rounding,
+)
 from simoffload.strategies.memory import activations_of, system_memory
-from simoffload.strategies.passes.pass_writer import COMPUTE, Call, Hook, Part, PassWriter, StagePass
-from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.pass_writer import COMPUTE, HOST, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.zero_strategy import lora_moves
@@ -47,7 +56,6 @@ from simoffload.strategies.training.state import (
     with_paging,
 )
 from simoffload.strategies.training.step import micro_steps, optimizer_part
-from simoffload.strategies.tunables import Placement, Placements, Tunable, Tunables
 from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training
 from simoffload.workload import Training
 

@@ -23,10 +23,23 @@ from simoffload.models import ModelShape, Sequences
 from simoffload.models.quantization import has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
-from simoffload.strategies.base import Basis, Description, Plan, ProgramTraits, Strategy
+from simoffload.strategies.base import (
+    Basis,
+    Description,
+    Held,
+    Homes,
+    Placement,
+    Placements,
+    Plan,
+    ProgramTraits,
+    Sizes,
+    StorageTier,
+    Strategy,
+    Tunable,
+    Tunables,
+)
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
-from simoffload.strategies.held import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement, Split, SplitMode, divided_units, fitted
 from simoffload.strategies.hooks.device_memory import CONTEXT, MARGIN, DeviceMemory, rooms
 from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
@@ -35,7 +48,6 @@ from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import PassTimings
 from simoffload.strategies.programs.vllm_engine import VllmEngine
-from simoffload.strategies.tunables import Placement, Placements, Sizes, StorageTier, Tunable, Tunables
 from simoffload.units import plural
 from simoffload.workload import Inference
 

@@ -9,14 +9,24 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.base import Description, Plan, ProgramTraits
+from simoffload.strategies.base import (
+    RESIDENT,
+    WHOLE_COPIES,
+    Description,
+    Placement,
+    Placements,
+    Plan,
+    ProgramTraits,
+    Tunable,
+    Tunables,
+    optimizer_target,
+    target,
+)
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.held import optimizer_target, target
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
-from simoffload.strategies.tunables import RESIDENT, WHOLE_COPIES, Placement, Placements, Tunable, Tunables
 from simoffload.workload import Inference, Training
 
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)

@@ -30,9 +30,16 @@ from simoffload.strategies.base import (
     SERVED_OTHERS,
     Basis,
     Description,
+    Held,
+    Placements,
     Plan,
     ServingLimits,
+    Sizes,
     Strategy,
+    Tunable,
+    Tunables,
+    memory_stages,
+    memory_tunables,
 )
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
@@ -44,7 +51,6 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.held import Held, memory_stages
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import arithmetic_beyond, experts_kernel
@@ -69,7 +75,6 @@ from simoffload.strategies.programs.vllm_engine import (
 )
 from simoffload.strategies.programs.zero_strategy import inference_moves
 from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks_vllm
-from simoffload.strategies.tunables import Placements, Sizes, Tunable, Tunables, memory_tunables
 from simoffload.workload import Inference
 
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"

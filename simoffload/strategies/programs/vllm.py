@@ -30,10 +30,24 @@ from simoffload.models import ModelShape, Module, Parameter
 from simoffload.models.formats import FORMATS
 from simoffload.models.shape import stored_bytes
 from simoffload.results import Change, Facts, HeldKind
-from simoffload.strategies.base import SERVED_OTHERS, Description, Plan, Strategy
+from simoffload.strategies.base import (
+    ROUNDING,
+    SERVED_OTHERS,
+    AnyTier,
+    Description,
+    Held,
+    Home,
+    Placement,
+    Placements,
+    Plan,
+    Strategy,
+    Tunable,
+    Tunables,
+    memory_tunables,
+    pinned_rounding,
+)
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import DividedModel
-from simoffload.strategies.held import ROUNDING, Held, Home, pinned_rounding
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
@@ -44,7 +58,6 @@ from simoffload.strategies.programs.tensor_parallel import (
     vllm_command,
 )
 from simoffload.strategies.programs.vllm_engine import fuller, unserved_in_place
-from simoffload.strategies.tunables import AnyTier, Placement, Placements, Tunable, Tunables, memory_tunables
 from simoffload.units import plural
 from simoffload.workload import Inference
 

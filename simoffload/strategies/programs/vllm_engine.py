@@ -23,9 +23,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.models.formats import Kernel
-from simoffload.strategies.cache.connector import BLOCK_TERMS, THREADS, BlockMoves
-from simoffload.strategies.cache.kv_cache import VLLM_BLOCK
-from simoffload.strategies.held import Held
+from simoffload.strategies.base import Held
+from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves
 from simoffload.strategies.memory import DISPLAY
 from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference

@@ -19,7 +19,19 @@ from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import Description, Plan, ProgramTraits, Strategy
+from simoffload.strategies.base import (
+    AnyTier,
+    Description,
+    Placement,
+    Placements,
+    Plan,
+    ProgramTraits,
+    Sizes,
+    Strategy,
+    Tunable,
+    optimizer_target,
+    target,
+)
 from simoffload.strategies.ds_config import (
     LATEST,
     PRECISIONS,
@@ -27,16 +39,20 @@ from simoffload.strategies.ds_config import (
     OffloadSettings,
     parse_version,
 )
-from simoffload.strategies.ds_config.export import allowing, faster_settings, larger_buffers, released
 from simoffload.strategies.ds_config.keys import (
     OffloadDevice,
     OffloadOptimizerSection,
     OffloadParamSection,
     Use,
 )
-from simoffload.strategies.ds_config.settings import fetch_settings, use_of
-from simoffload.strategies.held import optimizer_target, target
-from simoffload.strategies.tunables import AnyTier, Placement, Placements, Sizes, Tunable
+from simoffload.strategies.ds_config.settings import (
+    allowing,
+    faster_settings,
+    fetch_settings,
+    larger_buffers,
+    released,
+    use_of,
+)
 
 Written = OffloadParamSection | OffloadOptimizerSection | None
 

@@ -23,14 +23,19 @@ from simoffload.models import ModelShape, Repeated
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import Basis, Description, Plan
+from simoffload.strategies.base import AnyTier, Basis, Description, Held, Plan, Tunable, Tunables
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.export import FILE, exported_config, memory_settings, stages
 from simoffload.strategies.ds_config.keys import Use, ZenFlowSection, batch_problems
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, TrainingSettings, resolve_training
-from simoffload.strategies.held import Held
-from simoffload.strategies.passes.pass_writer import StagePass
-from simoffload.strategies.passes.streams import Routes
+from simoffload.strategies.ds_config.settings import (
+    BITSANDBYTES,
+    FILE,
+    TrainingSettings,
+    exported_config,
+    memory_settings,
+    resolve_training,
+    stages,
+)
+from simoffload.strategies.passes.pass_writer import Routes, StagePass
 from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
@@ -67,7 +72,6 @@ from simoffload.strategies.training.state import (
     with_paging,
 )
 from simoffload.strategies.training.step import StepPlan, SuperOffloadStep, ZenFlowStep
-from simoffload.strategies.tunables import AnyTier, Tunable, Tunables
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.replay import LayerStack, Parameters
 from simoffload.strategies.zero.trace import parts_of_training

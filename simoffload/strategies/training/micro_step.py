@@ -27,6 +27,7 @@ from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.hooks.zero import Fetches, Gather, Partitioning
 from simoffload.strategies.passes.pass_writer import (
     COMPUTE,
+    HOST,
     Call,
     Hook,
     Part,
@@ -35,7 +36,6 @@ from simoffload.strategies.passes.pass_writer import (
     StagePass,
     period_of,
 )
-from simoffload.strategies.passes.streams import HOST
 from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.state import GradientSink, GradientSwapper, TrainingState

@@ -20,8 +20,7 @@ from simoffload.models import SINGLE
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies.ds_config.settings import BITSANDBYTES
-from simoffload.strategies.passes.pass_writer import COMPUTE
-from simoffload.strategies.passes.streams import HOST
+from simoffload.strategies.passes.pass_writer import COMPUTE, HOST
 from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart
 from simoffload.strategies.training.micro_step import (

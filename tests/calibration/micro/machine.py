@@ -13,7 +13,7 @@ from simoffload.hardware import Machine, load_platform
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload_calibrate import host_costs
 from simoffload_calibrate.host_costs import module_events, simulated
-from simoffload_calibrate.micro.fit_deepspeed import scaled, small_plan
+from simoffload_calibrate.micro.fit_programs import scaled, small_plan
 from simoffload_calibrate.reference import reference_costs
 from simoffload_calibrate.small_models import small_cases
 

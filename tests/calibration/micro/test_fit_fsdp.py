@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simoffload.hardware import Machine, load_platform
-from simoffload_calibrate.micro.fit_fsdp import fit_fsdp
+from simoffload_calibrate.micro.fit_programs import fit_fsdp
 from simoffload_calibrate.micro.profiles import profile_from_micro
 
 TINY = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simoffload.units import parse_rate
-from simoffload_calibrate.micro.fit_deepspeed import fit_cpu_optimizer
+from simoffload_calibrate.micro.fit_programs import fit_cpu_optimizer
 
 THREAD, LIMIT = 25e9, 240e9
 NUMBER = 512 << 20

@@ -15,17 +15,20 @@ from simoffload.hardware import load_platform
 from simoffload.models import Attention, Sequences, attention_kernels, load_model
 from simoffload.scenario import resolve
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
-from simoffload_calibrate.micro.fit_eager import fit_eager
-from simoffload_calibrate.micro.fit_gpu import (
+from simoffload_calibrate.micro.fit_parts import (
     Roofline,
     fit_attention,
+    fit_drive,
     fit_float16,
     fit_hbm,
+    fit_interconnect,
     fit_kernel_latency,
     fit_matmul,
+    fit_memory,
+    fit_pcie,
     fit_strided,
 )
-from simoffload_calibrate.micro.fit_parts import fit_drive, fit_interconnect, fit_memory, fit_pcie
+from simoffload_calibrate.micro.fit_programs import fit_eager
 from simoffload_calibrate.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
 from simoffload_calibrate.small_models import eager_cases
 from tests.calibration.micro import machine

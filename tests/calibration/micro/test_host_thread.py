@@ -14,8 +14,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import DEFAULT_SPREADS, TimeInput
 from simoffload.units import parse_seconds
 from simoffload_calibrate.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
-from simoffload_calibrate.micro import fit_deepspeed
-from simoffload_calibrate.micro.fit_deepspeed import ThreadFit, fit_thread
+from simoffload_calibrate.micro import fit_programs
+from simoffload_calibrate.micro.fit_programs import ThreadFit, fit_thread
 from simoffload_calibrate.micro.fitted import Fitted
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 from simoffload_calibrate.small_models import held_back_cases, small_cases
@@ -166,7 +166,7 @@ def deviating(
     """Let one cost be so many times the reference's, and return a reference that allows it to be."""
     wide = reference_costs()
     wide = {**wide, key: wide[key]._replace(spread=2.0)}
-    monkeypatch.setattr(fit_deepspeed, "reference_costs", lambda: wide)
+    monkeypatch.setattr(fit_programs, "reference_costs", lambda: wide)
     costs = machine.COSTS | {key: times * machine.COSTS[key]}
     raw["sections"]["hooks"]["runs"] = [machine.timed(case, costs) for case in small_cases(1)]
     return wide

@@ -14,8 +14,7 @@ import yaml
 import simoffload
 from simoffload.errors import InputError
 from simoffload.hardware import Accelerator, Platform, SeenGpu, detect_machine, load_platform
-from simoffload_calibrate.micro.bases import base_platform
-from simoffload_calibrate.micro.profiles import check_names, profile_from_micro
+from simoffload_calibrate.micro.profiles import base_platform, check_names, profile_from_micro
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, PCIE, record
 from tests.hardware.machines import recorded

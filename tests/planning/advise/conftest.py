@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.cli.advising import recommended
+from simoffload.cli.planning import recommended
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
 from simoffload.planning.advise.purchases import Family

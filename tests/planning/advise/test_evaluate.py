@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from simoffload.cli.advising import SIGNATURE, recommended
+from simoffload.cli.planning import SIGNATURE, recommended
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
 from simoffload.planning.advise.evaluate import Tried, _together
 from simoffload.planning.advise.options import memory
-from simoffload.planning.costs import economics
+from simoffload.planning.economics import economics
 from simoffload.report.sections.advice import GAINS, advice_verdict, advised
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult

@@ -7,8 +7,8 @@ from typing import NoReturn
 
 import pytest
 
-from simoffload.cli.advising import _status
 from simoffload.cli.console import ExitCode
+from simoffload.cli.planning import _status
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.advise import advise
 from simoffload.planning.evaluator import Evaluator

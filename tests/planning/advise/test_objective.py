@@ -10,7 +10,7 @@ import pytest
 import simoffload as so
 from simoffload.errors import InputError
 from simoffload.planning.advise import Advice, Tried, advise, purchases, search_catalogue
-from simoffload.planning.advise.objective import objective_of
+from simoffload.planning.advise.evaluate import objective_of
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import LARGER, advice_verdict, advised, purchase_verdict
 from simoffload.results.inference import InferenceResult

@@ -23,7 +23,8 @@ from simoffload.planning.advise.purchases import (
     limits_of,
 )
 from simoffload.planning.compare import compare
-from simoffload.planning.costs import economics, load_costs
+from simoffload.planning.costs import load_costs
+from simoffload.planning.economics import economics
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import simoffload as so
-from simoffload.planning.costs import (
+from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.economics import (
+    FIRST,
+    SECOND,
     Costed,
-    CostList,
     Economics,
     break_even_points,
     economics,
-    load_costs,
     verdicts,
 )
-from simoffload.planning.costs.economics import FIRST, SECOND
 from simoffload.results.result import SimulationResult
 from tests.planning.costs.conftest import TODAY
 

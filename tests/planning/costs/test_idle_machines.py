@@ -8,7 +8,7 @@ import pytest
 
 from simoffload.planning.advise import advise
 from simoffload.planning.compare import compare, compare_scenarios
-from simoffload.planning.costs import Costed, economics
+from simoffload.planning.economics import Costed, economics
 from simoffload.report.sections.costs import costs, costs_compared
 from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.simulation import fit, simulate

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simoffload.documents import Document
-from simoffload.planning.costs import economics
+from simoffload.planning.economics import economics
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
 

@@ -10,7 +10,8 @@ import pytest
 
 import simoffload as so
 from simoffload.hardware import list_profiles, load_platform
-from simoffload.planning.costs import CostList, Economics, economics, load_costs
+from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.economics import Economics, economics
 from simoffload.report.sections.costs import costs
 from simoffload.results import SimulationResult
 from tests.planning.costs.conftest import TODAY

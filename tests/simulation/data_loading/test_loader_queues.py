@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.results.data_loading import data_loading_sentences
+from simoffload.results.training import data_loading_sentences
 from simoffload.simulation.data_loading import GpuStep, Pace, predict_data_loading
 from tests.examples import some
 from tests.hardware.conftest import FILES, curve

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import ModelShape, load_model
 from simoffload.results.capacity import MemoryStage, tier_uses
+from simoffload.strategies.base import stages_of
 from simoffload.strategies.ds_config import LATEST, DeepSpeedConfig
 from simoffload.strategies.ds_config.settings import TrainingSettings, resolve_training
-from simoffload.strategies.held import stages_of
 from simoffload.strategies.training.memory import TrainingMemory
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from simoffload.strategies.training.state import Places, TrainingState

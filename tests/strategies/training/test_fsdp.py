@@ -21,7 +21,7 @@ from simoffload.models.lora import with_lora
 from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation import simulate
-from simoffload.strategies.held import memory_stages
+from simoffload.strategies.base import memory_stages
 from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink
 from simoffload.workload import Training
 from tests.engine.bounds import lower_bound, serial_time

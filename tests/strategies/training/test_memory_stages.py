@@ -9,7 +9,7 @@ import pytest
 from simoffload.models import ModelShape, Repeated, load_model
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.results.capacity import MemoryStage, tier_uses
-from simoffload.strategies.held import INITIALISATION
+from simoffload.strategies.base import INITIALISATION
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.micro_step import ReplayPeaks
 from tests.strategies.training.memory_cases import account, fits, sizes, workload

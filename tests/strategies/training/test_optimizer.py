@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simoffload.results.passes import PassResult
 from simoffload.results.timeline import Timeline
-from simoffload.strategies.held import traffic
+from simoffload.strategies.base import traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from tests.examples import some
 from tests.strategies.training.mode_cases import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simoffload.errors import InputError
 from simoffload.models import Repeated
 from simoffload.scenario import load_scenario
-from simoffload.strategies.held import memory_stages, optimizer_target, target, traffic
+from simoffload.strategies.base import memory_stages, optimizer_target, target, traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import StorageStage, Transfer
 from tests.examples import some

@@ -16,8 +16,8 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.schedule import Schedule
+from simoffload.strategies.base import memory_stages, traffic
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.held import memory_stages, traffic
 from simoffload.strategies.passes.pass_writer import PassWriter
 from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.state import TrainingState

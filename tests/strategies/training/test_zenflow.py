@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.strategies.held import traffic
+from simoffload.strategies.base import traffic
 from simoffload.strategies.training.step import SelectedColumns, update_s, update_threads
 from tests.examples import some
 from tests.strategies.training.mode_cases import (

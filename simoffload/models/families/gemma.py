@@ -1,16 +1,11 @@
-"""Gemma 2: four norms in a layer, wide heads, scores capped by tanh, a window in every other layer.
-
-Modules and their order: transformers/models/gemma2/modeling_gemma2.py at 5.23.0. Operations are Llama's
-measured ones plus what this code adds: two in a norm, three for the cap of eager attention's scores, one for
-the embedding's factor. Not counted: the cap of the logits (three kernels on those of the last position).
-"""
+"""Gemma 2 and 3: wide heads, four norms in a layer, and sliding windows."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
-from simoffload.models.families.rotary import SlidingConfig
+from simoffload.models.families.rotary import SlidingConfig, after
 from simoffload.models.modules import (
     EAGER,
     Module,
@@ -23,6 +18,14 @@ from simoffload.models.modules import (
     rms_norm,
     rotary,
 )
+
+# -- gemma 2 ---------------------------------------------------------------------------------------
+# Four norms in a layer, wide heads, scores capped by tanh, a window in every other layer.
+#
+# Modules and their order: transformers/models/gemma2/modeling_gemma2.py at 5.23.0. Operations are Llama's
+# measured ones plus what this code adds: two in a norm, three for the cap of eager attention's scores, one
+# for the embedding's factor. Not counted: the cap of the logits (three kernels on those of the last
+# position).
 
 
 class GemmaConfig(SlidingConfig):
@@ -99,3 +102,48 @@ class Gemma2(GemmaConfig):
         """Return the modules of ``Gemma2ForCausalLM`` in call order."""
         attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
         return self._gemma("Gemma2", attend, rotations=1)
+
+
+# -- gemma 3, text ---------------------------------------------------------------------------------
+# Gemma 2 with norms on queries and keys, no caps, and five layers of six with a window.
+#
+# Modules and their order: transformers/models/gemma3/modeling_gemma3.py at 5.23.0, which computes rotations
+# for each kind of layer. Operations are Llama's measured ones plus what this code adds: two in a norm, one
+# for the embedding's factor. The files of the models that process images (``model_type: gemma3``) have this
+# configuration under ``text_config``.
+
+
+class Gemma3Text(GemmaConfig):
+    """The configuration of Gemma 3 text models: Hugging Face's ``Gemma3TextConfig``."""
+
+    family: ClassVar[str] = "gemma3_text"
+    within: ClassVar[str | None] = "gemma3"
+    traits: ClassVar[Traits] = Traits(
+        architecture="Gemma3ForCausalLM",
+        attention="sdpa",
+        operations=Operations(
+            block=5, mlp=2, norm=10, activation=0, attention=25, eager=EAGER, rotary=15, router=0, embedding=3
+        ),
+        saved=SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=12, single_norm=True),
+        leaf_modules=(),
+        lora_targets=("q_proj", "v_proj"),
+        float16=False,
+    )
+    spellings: ClassVar[dict[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}
+
+    num_attention_heads: Count = 8
+    vocab_size: Extent = 262208
+    sliding_window_pattern: Count = 6
+
+    def slides(self, layer: int, /) -> bool:
+        """Return whether it is not the last of ``sliding_window_pattern`` layers."""
+        return (layer + 1) % self.sliding_window_pattern != 0
+
+    def modules(self) -> ModuleLists:
+        """Return the modules of ``Gemma3ForCausalLM`` in call order."""
+        attend = self._self_attention(bias=self.attention_bias, output_bias=self.attention_bias)
+        return self._gemma(
+            "Gemma3",
+            after(attend, "self_attn.v_proj", *self._head_norms(single=True)),
+            rotations=len(set(self.windows())),
+        )

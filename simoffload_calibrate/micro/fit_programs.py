@@ -1,9 +1,10 @@
-"""DeepSpeed on the host: the fields of ``DeepSpeedCosts``, ``TrainingCosts`` and ``CpuOptimizer``."""
+"""What programs cost on the host, from steps of small models: DeepSpeed, transformers' own code and FSDP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from math import exp, hypot, log
 from statistics import median, pstdev
 from typing import Any, NamedTuple
@@ -13,11 +14,16 @@ from numpy.typing import NDArray
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
-from simoffload.models import load_model
+from simoffload.models import ModelShape, Sequences, load_model
+from simoffload.models.modules import SINGLE
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from simoffload.strategies.passes.timing import Timing, TrainingTiming
+from simoffload.strategies.programs.accelerate import Accelerate
+from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.state import DEEPSPEED_ADAM, overflow_check_traffic
+from simoffload.strategies.zero.trace import Event, micro_step
 from simoffload.units import parse_rate
 from simoffload.workload import Inference, Training
 from simoffload_calibrate.host_costs import (
@@ -34,9 +40,13 @@ from simoffload_calibrate.host_costs import (
     training_observations,
 )
 from simoffload_calibrate.micro.fit_parts import copy_seconds, wait_s
-from simoffload_calibrate.micro.fitted import Fitted, non_negative, rate_text, seconds_text
+from simoffload_calibrate.micro.fitted import Fitted, central, non_negative, rate_text, seconds_text
 from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
+
+# -- deepSpeed on the host -------------------------------------------------------------------------
+# The fields of ``DeepSpeedCosts``, ``TrainingCosts`` and ``CpuOptimizer``.
+
 
 # -- fit of a host thread --------------------------------------------------------------------------
 
@@ -559,3 +569,260 @@ def _together(sections: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]
         for row in section["together"]:
             if row["parameters"] >= _LEAST and key in row:
                 yield {**row, "seconds": max(row[key])}
+
+
+# -- fit eager -------------------------------------------------------------------------------------
+# Costs of the host thread in transformers' code without DeepSpeed, from decode steps of small models.
+
+
+Run = Mapping[str, Any]
+_LEAST_FACTOR = 0.1
+"""Smallest factor of launches, where the rest of a pass takes nearly all of a measured step."""
+
+
+def fit_eager(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
+    """Costs by the name of the field, those that were seen; empty where nothing was measured.
+
+    ``machine`` gives the launches under DeepSpeed, and the rates of copies.
+    """
+    alone = _by_model(sections.get("eager", {}).get("runs", ()))
+    known = machine.host.deepspeed.operation.value
+    factors = [_factor(rows["kept"], machine) for rows in alone.values() if "kept" in rows]
+    if not factors:
+        return {}
+    operation = known * median(factors)
+    about = "decode steps of small models without DeepSpeed"
+    found = {"operation": _eager_time([known * one for one in factors], about)}
+    if tensors := [_tensor(rows, machine, operation) for rows in alone.values() if "offloaded" in rows]:
+        about = "decode steps of small models under Accelerate with pinned weights, less those on the GPU"
+        found["hook"] = Fitted(seconds_text(operation), "time of one PyTorch operation", 1, measured=False)
+        found["tensor"] = _eager_time(tensors, about)
+    together = [
+        _all_reduce(rows["divided"], alone[family]["kept"], machine)
+        for part in sections.get("eager_together", {}).values()
+        for family, rows in _by_model(part["runs"]).items()
+        if "divided" in rows and "kept" in alone.get(family, {})
+    ]
+    if together:
+        about = "decode steps of small models under tensor parallelism, less those of one process"
+        found["all_reduce"] = _eager_time(together, about)
+    return found
+
+
+def _by_model(runs: Any) -> dict[str, dict[str, Run]]:
+    """Return the runs of each model by what happens to it: kept, offloaded or divided."""
+    found: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        strategy = run["strategy"]
+        kept = "kept" if strategy.get("device_map") == "cuda" else "offloaded"
+        word = "divided" if strategy["kind"] == "tensor_parallel" else kept
+        found.setdefault(run["model"]["family"], {})[word] = run
+    return found
+
+
+def _launched(model: ModelShape, machine: Machine) -> float:
+    """[s] of all launches of a decode step under DeepSpeed."""
+    timing = Timing(machine=machine, model=model, batch=(Sequences(1, 1, 1),), zero3=False)
+    inside = (module for layer in model.layers for module in layer)
+    every = (*model.modules_before, *inside, *model.modules_after)
+    return sum(timing.launch_s(module) for module in every)
+
+
+def _factor(run: Run, machine: Machine) -> float:
+    """Return the time of launches over that under DeepSpeed."""
+    rest = run["seconds"] - machine.host.deepspeed.pass_overhead.value
+    return max(_LEAST_FACTOR, float(rest / _launched(load_model(run["model"]), machine)))
+
+
+def _tensor(rows: Mapping[str, Run], machine: Machine, operation: float) -> float:
+    """[s] per tensor that Accelerate adds, without hooks, copies, and what waiting for these costs."""
+    run = rows["offloaded"]
+    work = Inference.model_validate(run["workload"])
+    plan = Accelerate.model_validate(run["strategy"]).plan(load_model(run["model"]), work, machine)
+    path = machine.host_to_device(plan.main, pinned=True)
+    sizes = [size for call in plan.copied for size in call]
+    copies = sum(size / path.curve.rate(size) + path.latency for size in sizes)
+    copies *= 1 + machine.host.deepspeed.cold_share.value
+    hooks = operation * sum(1 for call, _ in plan.placed if plan.tree.module(call).parameters)
+    return max(0.0, float(run["seconds"] - rows["kept"]["seconds"]) - copies - hooks) / len(sizes)
+
+
+def _all_reduce(run: Run, alone: Run, machine: Machine) -> float:
+    """[s] per summed or gathered result, with what the other process slows this one down."""
+    model, work = load_model(run["model"]), Inference.model_validate(run["workload"])
+    # The division of the model does not depend on the number of GPUs of the profile that is replaced.
+    plan = TensorParallel.model_validate(run["strategy"]).plan(model, work, machine)
+    names = plan.divided.reduced | plan.divided.gathered
+    (stage,) = plan.divided.stages
+    inside = (module for layer in stage.layers for module in layer)
+    count = sum(module.name in names for module in (*stage.modules_before, *inside, *stage.modules_after))
+    return max(0.0, float(run["seconds"] - alone["seconds"])) / count
+
+
+def _eager_time(values: list[float], about: str) -> Fitted:
+    middle, residual, count = central(values)
+    return Fitted(seconds_text(middle), about, count, residual)
+
+
+# -- fit fsdp --------------------------------------------------------------------------------------
+# What PyTorch's FSDP and AdamW cost on the host, from steps of tiny models and from AdamW by itself.
+#
+# The section ``fsdp`` of a record, which the records of two machines have (docs/measurements/fsdp.md), are
+# the times of FSDP's functions: medians over their calls, each without what it calls. What the thread does
+# apart from FSDP is in the same models' steps without it.
+
+
+_DESCRIPTIONS = {"mul": 2, "lerp": 3, "addcmul": 5, "add": 2, "addcdiv": 4}
+"""Numbers read and written for each parameter by operations that make no new tensor."""
+_NEW = {"sqrt": 2, "div": 2}
+"""The same of those that do: one is read, one is new."""
+_HOOKS = {
+    "forward_hook": ("forward", "_root_pre_forward", "_pre_forward", "_prefetch_handle", "_post_forward"),
+    "gather": ("backward", "handle._all_gather_flat_param"),
+    "reshard": ("backward", "_reshard", "handle.reshard", "handle.post_reshard"),
+    "reduce": ("backward", "_reduce_grad"),
+    "reduce alone": ("backward", "_reduce_grad_no_shard"),
+    "copy_call": ("backward", "_offload_grad"),
+}
+"""FSDP's functions that make up a cost, and the pass in which they are looked at."""
+_BACKWARD = ("_pre_backward_hook", "_post_backward_hook", "_prefetch_handle")
+_FINAL = ("_post_backward_final_callback", "handle.prepare_gradient_for_optim")
+_UNSHARD = (
+    *("_unshard", "handle.pre_unshard", "limiter.dequeue"),
+    *("handle.unshard", "handle._use_unsharded_flat_param", "handle.post_unshard"),
+)
+_MICRO = 1e-6
+
+
+def fit_fsdp(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
+    """Costs by the name of the field, those that were seen; empty where FSDP was not measured.
+
+    ``machine`` gives the launches of forward, which are PyTorch's own with and without FSDP.
+    """
+    section = sections.get("fsdp")
+    if not section:
+        return {}
+    sharded = [run for run in section["runs"] if run["strategy"] is not None]
+    plain = [run for run in section["runs"] if run["strategy"] is None]
+    return {**_hooks(sharded), **_passes(plain, machine), **_adamw(section["operations"])}
+
+
+def _hooks(runs: Sequence[Run]) -> dict[str, Fitted]:
+    """Fit the host time of FSDP's functions."""
+    about = "functions of FSDP in steps of tiny models, medians over calls without what they call"
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        model, settings = load_model(run["model"]), run["strategy"]
+        forward, backward = run["hooks"]["forward"], run["hooks"]["backward"]
+        for field, (where, *names) in _HOOKS.items():
+            # Without offloading the function that copies returns at once.
+            if all(name in run["hooks"][where] for name in names) and (
+                field != "copy_call" or settings.get("cpu_offload")
+            ):
+                cost = field.removesuffix(" alone")
+                found.setdefault(cost, []).append(sum(run["hooks"][where][name] for name in names))
+        units = model.num_hidden_layers + 1
+        last = backward.get(_FINAL[0], 0.0) / units + backward.get(_FINAL[1], 0.0)
+        hooks = sum(backward.get(name, 0.0) for name in _BACKWARD)
+        found.setdefault("backward_hook", []).append(hooks + last)
+        views = forward["handle._use_unsharded_flat_param"] - backward["handle._use_unsharded_flat_param"]
+        tensors = sum(len(module.parameters) for module in model.layers[0])
+        found.setdefault("view", []).append(views / tensors)
+        if not settings.get("cpu_offload") and settings.get("mixed_precision", True):
+            found.setdefault("unshard", []).append(sum(backward.get(name, 0.0) for name in _UNSHARD))
+    steps = [run["seconds"]["optimizer"] / _MICRO for run in runs if not run["strategy"].get("cpu_offload")]
+    found["step_call"] = steps
+    costs = {field: _fsdp_time(values, about) for field, values in found.items() if values}
+    if runs:
+        most = max(run["ranks"] for run in runs)
+        costs["ranks"] = Fitted(most, "most ranks with which FSDP was measured", 1)
+    return costs
+
+
+def _passes(runs: Sequence[Run], machine: Machine) -> dict[str, Fitted]:
+    """What launches, backward and checkpointing take, from each tiny model with and without checkpointing."""
+    pairs = []
+    for _, pair in groupby(sorted(runs, key=_model_key), key=_model_key):
+        kept, again = sorted(pair, key=lambda run: bool(_work(run).gradient_checkpointing))
+        pairs.append(_Pair(kept, again, machine))
+    if not pairs:
+        return {}
+    overhead, known = machine.host.deepspeed.pass_overhead.value, machine.host.deepspeed.operation.value
+    slower = [(one.seconds("forward") - overhead) / one.launched(one.trace.forward) for one in pairs]
+    operation = median(slower)
+    found: dict[str, list[float]] = {
+        "operation": [known * one for one in slower],
+        "backward_call": [one.seconds("backward") / one.backwards for one in pairs],
+        "checkpoint": [one.more("forward") / one.layers for one in pairs],
+        "recompute": [
+            (one.more("backward") - operation * one.launched(one.trace.backward)) / one.layers
+            for one in pairs
+        ],
+    }
+    about = "steps of tiny models without FSDP, with checkpointing and without"
+    return {field: _fsdp_time([value / _MICRO for value in values], about) for field, values in found.items()}
+
+
+class _Pair:
+    """A tiny model's steps without checkpointing and with it."""
+
+    def __init__(self, kept: Run, again: Run, machine: Machine) -> None:
+        self._kept, self._again = kept, again
+        model = load_model({**again["model"], "attention": again["attention"]})
+        self.layers = model.num_hidden_layers
+        self.trace = micro_step(model, checkpointing=True)
+        self._timing = TrainingTiming(machine=machine, model=model, batch=1, length=1, zero3=False)
+        backs = (event.instance.module for event in self.trace.backward if event.kind == "back")
+        self.backwards = sum(self._timing.backward(module) > 0 for module in backs)
+
+    def seconds(self, name: str) -> float:
+        """[s] of a pass without checkpointing."""
+        return float(self._kept["seconds"][name])
+
+    def more(self, name: str) -> float:
+        """[s] that checkpointing adds."""
+        return float(self._again["seconds"][name]) - self.seconds(name)
+
+    def launched(self, events: Sequence[Event]) -> float:
+        """[s] of the launches of forward among ``events``, as the machine's profile has them."""
+        return sum(self._timing.launch_s(event.instance.module) for event in events if event.kind == "launch")
+
+
+def _model_key(run: Run) -> tuple[str, int]:
+    return run["model"]["family"], run["model"]["num_hidden_layers"]
+
+
+def _work(run: Run) -> Training:
+    return Training.model_validate(run["workload"])
+
+
+def _fsdp_time(values: Sequence[float], about: str) -> Fitted:
+    middle, residual, count = central(values)
+    return Fitted(seconds_text(max(0.0, middle) * _MICRO), about, count, residual)
+
+
+def _adamw(rows: Sequence[Mapping[str, Any]]) -> dict[str, Fitted]:
+    """Rates of the operations of AdamW by threads; squared time of a byte = a / threads^2 + b."""
+    threads = np.array([row["threads"] for row in rows], dtype=float)
+    if len(set(threads)) < 2:
+        return {}
+    size = SINGLE * np.array([row["parameters"] for row in rows], dtype=float)
+    loops = _sum(rows, _DESCRIPTIONS) / (sum(_DESCRIPTIONS.values()) * size)
+    # What the same traffic takes in tensors that are there is taken off.
+    pages = (_sum(rows, _NEW) - loops * sum(_NEW.values()) * size) / (len(_NEW) * size)
+    found: dict[str, Fitted] = {}
+    for name, per_byte in (("adam", loops), ("page", pages)):
+        table = np.stack([threads**-2, np.ones(len(rows))], axis=1) / per_byte[:, None] ** 2
+        scale = np.array([per_byte.max(), per_byte.min()]) ** 2
+        fit = non_negative(table * scale, np.ones(len(rows)), negligible=0.02) * scale
+        if not fit.all():
+            continue
+        residual = float(np.max(np.abs(np.sqrt(table @ fit) - 1)))
+        what = "operations of PyTorch's AdamW by threads: squared time of a byte = a / threads^2 + b"
+        found[f"{name}_thread"] = Fitted(rate_text(fit[0] ** -0.5), what, len(rows), residual)
+        found[f"{name}_limit"] = Fitted(rate_text(fit[1] ** -0.5), what, len(rows), residual)
+    return found
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], names: Mapping[str, int]) -> Any:
+    return np.array([sum(row["seconds"][name] for name in names) for row in rows])

@@ -1,18 +1,20 @@
-"""DeepSeek-V2: latent attention (MLA), dense first layers, experts and shared ones.
-
-Modules and their order: transformers/models/deepseek_v2/modeling_deepseek_v2.py at 5.23.0, which caches the
-latent (``kv_lora_rank`` and ``qk_rope_head_dim`` elements for each token and layer) and expands that of all
-positions to keys and values in every pass (``expand_kv``). Serving engines multiply the expansion into
-queries and results instead (``compiled``). Operations are those measured for Mixtral.
-"""
+"""DeepSeek-V2, V3 and R1, and Kimi-K2: latent attention, experts, and shared experts."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Self
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width, invalid
-from simoffload.models.families.experts import Experts, FirstDenseConfig, expert_traits
+from simoffload.models.families.experts import Experts, FirstDenseConfig, Index, expert_traits
 from simoffload.models.modules import Module, Traits, attention, container, linear, rms_norm
+
+# -- deepSeek-V2 -----------------------------------------------------------------------------------
+# Latent attention (MLA), dense first layers, experts and shared ones.
+#
+# Modules and their order: transformers/models/deepseek_v2/modeling_deepseek_v2.py at 5.23.0, which caches
+# the latent (``kv_lora_rank`` and ``qk_rope_head_dim`` elements for each token and layer) and expands that
+# of all positions to keys and values in every pass (``expand_kv``). Serving engines multiply the expansion
+# into queries and results instead (``compiled``). Operations are those measured for Mixtral.
 
 
 class LatentConfig(FirstDenseConfig):
@@ -111,3 +113,44 @@ class DeepseekV2(LatentConfig):
     def modules(self) -> ModuleLists:
         """Return the modules of ``DeepseekV2ForCausalLM`` in call order."""
         return self._deepseek("DeepseekV2")
+
+
+# -- deepSeek-V3 and R1 ----------------------------------------------------------------------------
+# DeepSeek-V2's layers with another router.
+#
+# Modules and their order: transformers/models/deepseek_v3/modeling_deepseek_v3.py at 5.23.0. The layer that
+# predicts a further token is left out, as in transformers.
+
+
+class DeepseekV3(LatentConfig):
+    """The configuration of DeepSeek-V3 models: Hugging Face's ``DeepseekV3Config``."""
+
+    family: ClassVar[str] = "deepseek_v3"
+    traits: ClassVar[Traits] = expert_traits(
+        "DeepseekV3ForCausalLM",
+        lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
+    )
+    spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
+
+    n_routed_experts: Experts = 256
+    num_experts_per_tok: Experts = 8
+    moe_intermediate_size: Extent = 2048
+    first_k_dense_replace: Index | None = 3
+
+    def modules(self) -> ModuleLists:
+        """Return the modules of ``DeepseekV3ForCausalLM`` in call order."""
+        return self._deepseek("DeepseekV3")
+
+
+# -- kimi-K2 ---------------------------------------------------------------------------------------
+# The architecture of DeepSeek-V3, with more experts and fewer heads.
+#
+# Its code (modeling_deepseek.py beside its weights) is DeepSeek-V3's; modules are those of transformers
+# 5.23.0.
+
+
+class KimiK2(DeepseekV3):
+    """The configuration of Kimi-K2 models, which has the keys of ``DeepseekV3Config``."""
+
+    family: ClassVar[str] = "kimi_k2"
+    traits: ClassVar[Traits] = DeepseekV3.traits._replace(tensor_plan=False)

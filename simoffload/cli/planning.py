@@ -1,12 +1,14 @@
-"""``simoffload advise``: changes that help, and what to buy."""
+"""``simoffload fit``, ``advise`` and ``reach``: what is needed, what helps, and which values are enough."""
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import (
@@ -18,7 +20,7 @@ from simoffload.cli.output import (
     digest,
     report_files,
 )
-from simoffload.cli.sources import CommandChanges, load, naming_others
+from simoffload.cli.sources import CommandChanges, load, naming_others, refusal, scenario_set
 from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.hardware import is_path
@@ -27,16 +29,210 @@ from simoffload.models import GGUF
 from simoffload.planning.advise.evaluate import Advice
 from simoffload.planning.advise.purchases import Search
 from simoffload.planning.evaluator import Evaluated
+from simoffload.progress import steps
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.ds_config.export import BATCH, FILE
+from simoffload.strategies.ds_config.settings import BATCH, FILE
 
 if TYPE_CHECKING:
     from simoffload.cli.option_types import Budget
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.reach import Reach
     from simoffload.planning.service_levels import ServiceLevel
+    from simoffload.report.document import ReportDocument
     from simoffload.results import SimulationResult
+
+# -- ``simoffload fit`` ----------------------------------------------------------------------------
+# What each tier must hold, machines needed, the largest work.
+
+
+_SCHEMA = "simoffload/fit/1"
+
+T = TypeVar("T")
+
+
+def fit(arguments: Namespace, console: Console) -> ExitCode:
+    """Say what each tier must hold, how many machines are needed, or how large the work can be."""
+    folder = OutputFolder.of(arguments)
+    targets = None if arguments.machines else arguments.on
+    found = _fitted(arguments, targets, console)
+    files = report_files(found.document, found.data) if folder else {}
+    answer = limited(Answer.of)(found.document, found.data, folder, files, console)
+    answer.show(console)
+    answer.list_files(console)
+    return ExitCode.OK if found.fits else ExitCode.DOES_NOT_FIT
+
+
+class _FitAnswer(NamedTuple):
+    document: ReportDocument
+    data: dict[str, Any]
+    fits: bool
+
+
+def _fitted(arguments: Namespace, targets: tuple[str, ...] | None, console: Console) -> _FitAnswer:
+    if arguments.slo and not arguments.best_batch:
+        raise refusal("fit", "--slo needs --best-batch; reach finds other numbers that keep service levels")
+    found = scenario_set(
+        arguments.scenarios or [arguments.model],
+        targets,
+        CommandChanges.of(arguments, model=arguments.model),
+        command="fit",
+        console=console,
+    )
+    if arguments.machines:
+        return _machines(found, arguments.on, console)
+    if arguments.largest:
+        return _largest(found, console)
+    if arguments.best_batch:
+        return _best_batch(found, arguments.slo, console)
+    if len(found) > 1 or targets:
+        return _several(found, arguments.line, console)
+    ((_, scenario),) = found.items()
+    return _one(scenario, arguments.line, console)
+
+
+def _one(scenario: LoadedScenario, command: str, console: Console) -> _FitAnswer:
+    from simoffload.planning.answers import fit
+
+    with sharing(scenario.scenario.engine.timeout):
+        with Waiting(console, partial=True):
+            result = fit(scenario)
+            missing = _planned(result)
+        if missing:
+            console.note(f"other caches and changes that make it fit are left out: {missing}")
+            result = replace(result, planner=None)
+        return _reported(scenario, result, command)
+
+
+def _planned(result: SimulationResult) -> str:
+    """Work out what is told beside the memory, which is kept for the report; return the limit that was
+    reached."""
+    try:
+        _ = result.caches, result.remedies
+    except WorkLimitError as error:
+        return str(error)
+    return ""
+
+
+@limited
+def _reported(scenario: LoadedScenario, result: SimulationResult, command: str) -> _FitAnswer:
+    from simoffload.report.from_result import result_document
+
+    keep(scenario.scenario.engine.limits)
+    now_doing("reporting")
+    return _FitAnswer(result_document(result, command=command), result.to_dict(), result.fits)
+
+
+def _several(found: dict[str, LoadedScenario], command: str, console: Console) -> _FitAnswer:
+    from simoffload.planning.compare import compare_fit
+    from simoffload.report.from_comparison import comparison_document
+
+    with Waiting(console, partial=True):
+        comparison = compare_fit(found)
+        results = tuple(comparison.results.values())
+        _ = [result.remedies for result in results]  # worked out here, and kept for the report
+    document = limited(comparison_document)(results, command=command)
+    return _FitAnswer(document, comparison.to_dict(), comparison.fits)
+
+
+class _Each(NamedTuple, Generic[T]):
+    """Answers for several scenarios, and why others have none; the limits of each apply to it alone."""
+
+    answers: list[T]
+    stopped: dict[str, str]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons why scenarios have no answer."""
+        return [f"{label}: {why}" for label, why in self.stopped.items()]
+
+    def as_answer(
+        self, name: str, document: ReportDocument, rows: list[dict[str, Any]], *, fits: bool
+    ) -> _FitAnswer:
+        """Return the answers under ``name``, with what was stopped."""
+        return _FitAnswer(document, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
+
+
+def _each(
+    found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], T], console: Console
+) -> _Each[T]:
+    """Ask a question about each scenario. Raises InputError or WorkLimitError if none has an answer."""
+    answers: list[T] = []
+    stopped: dict[str, str] = {}
+    with Waiting(console, partial=True):
+        for label in steps(found, str):
+            try:
+                answers.append(question(found[label]))
+            except (InputError, WorkLimitError) as error:
+                if len(stopped) == len(found) - 1:
+                    raise
+                stopped[label] = (
+                    "; ".join(one.message for one in error.problems)
+                    if isinstance(error, InputError)
+                    else str(error)
+                )
+    return _Each(answers, stopped)
+
+
+def _machines(
+    found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console
+) -> _FitAnswer:
+    """Count the machines that each scenario needs; ``tiers`` are those to offload to."""
+    from simoffload.planning.sizing import MachinesNeeded, machines_needed
+    from simoffload.report.from_fit import machines_document
+
+    def needed(scenario: LoadedScenario) -> MachinesNeeded:
+        keep(scenario.scenario.engine.limits)
+        try:
+            return machines_needed(scenario, tiers=tiers)
+        except InputError as error:
+            named = (one if one.path else one._replace(path="--on", key="") for one in error.problems)
+            raise InputError(named) from None
+
+    each = _each(found, limited(needed), console)
+    document = machines_document(each.answers, stopped=each.reasons)
+    fits = any(count.machines for one in each.answers for count in one.counts)
+    return each.as_answer("machines", document, [one.to_dict() for one in each.answers], fits=fits)
+
+
+def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
+    from simoffload.planning.sizing import Largest, largest
+    from simoffload.report.from_fit import largest_document
+
+    def held(scenario: LoadedScenario) -> Largest:
+        keep(scenario.scenario.engine.limits)
+        return largest(scenario)
+
+    each = _each(found, limited(held), console)
+    document = largest_document(each.answers, stopped=each.reasons)
+    fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
+    return each.as_answer("largest", document, [one.to_dict() for one in each.answers], fits=fits)
+
+
+def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: Console) -> _FitAnswer:
+    from simoffload.planning.reach import BestBatch, best_batch
+    from simoffload.report.from_fit import best_batch_document
+
+    def best(scenario: LoadedScenario) -> BestBatch:
+        # Its parts are limited one by one, so that what they found is kept.
+        with sharing(scenario.scenario.engine.timeout):
+            return best_batch(scenario, slo=slo)
+
+    each = _each(found, best, console)
+    partly = [
+        f"{one.name}, {one.target}: not every batch was tried: {one.stopped}"
+        for one in each.answers
+        if one.stopped
+    ]
+    document = best_batch_document(each.answers, stopped=[*each.reasons, *partly])
+    fits = any(one.best is not None for one in each.answers)
+    return each.as_answer("best_batch", document, [one.to_dict() for one in each.answers], fits=fits)
+
+
+# -- ``simoffload advise`` -------------------------------------------------------------------------
+# Changes that help, and what to buy.
+
 
 # -- recommended scenarios -------------------------------------------------------------------------
 
@@ -174,7 +370,7 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     if missing:
         console.note(f"storage bandwidth is left out: {missing}")
     with Waiting(console):
-        answer = _answer(
+        answer = _advised(
             advice, curve, found, service, budget, folder=folder, arguments=arguments, console=console
         )
     answer.show(console)
@@ -187,7 +383,7 @@ def _budgets(
 ) -> tuple[float | None, float | None]:
     """Return the budgets for a whole machine and for what is bought beyond the present one, of which at most
     one is given. Raises InputError for the second one where a price of the machine is unknown."""
-    from simoffload.planning.costs import economics
+    from simoffload.planning.economics import economics
 
     if given is None or not given.is_beyond:
         return given and given.amount, None
@@ -210,7 +406,7 @@ def _status(advice: Advice, found: Search | None) -> ExitCode:
 
 
 @limited
-def _answer(
+def _advised(
     advice: Advice,
     curve: StorageCurve | None,
     found: Search | None,
@@ -288,3 +484,65 @@ def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
     bought = [point.scenario for point in (*found.front, found.best) if point] if found else []
     own = {name: path.read_bytes() for name, path in user_files((advice.scenario, *bought)).items()}
     return {f"{RECOMMENDED}/{name}": content for name, content in (texts | own).items()}
+
+
+# -- ``simoffload reach`` --------------------------------------------------------------------------
+# Which values of a number keep the service levels.
+
+
+def find_values(arguments: Namespace, console: Console) -> ExitCode:
+    """Find the values of one number with which a scenario keeps service levels."""
+    folder = OutputFolder.of(arguments)
+    _refuse_both(arguments)
+    scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
+    from simoffload.planning.reach import reach
+
+    with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
+        found = reach(scenario, slo=arguments.slo, by=arguments.by, within=arguments.within)
+    answer = _reached(found, folder, arguments, console)
+    answer.show(console)
+    answer.list_files(console)
+    if found.stopped:
+        console.note(f"not every value was tried: {found.stopped}")
+    if found.reached:
+        return ExitCode.OK
+    return ExitCode.FAILED if found.stopped else ExitCode.DOES_NOT_FIT
+
+
+def _refuse_both(arguments: Namespace) -> None:
+    """Raise InputError where ``--set`` sets the number that ``--by`` varies, or something within it."""
+    from simoffload.documents import parse_path, split_assignment
+
+    def keys(path: str) -> str:
+        section, *inner = parse_path(path)
+        if section == "profiles" and inner:  # by kind/id or id, whose dots need no quotes in --by
+            inner[0] = str(inner[0]).rpartition("/")[2]
+        return ".".join(map(str, (section, *inner, "")))
+
+    try:
+        varied = keys(arguments.by)
+    except InputError:
+        return  # which is told with what can be varied
+    for assignment in arguments.overrides:
+        path = split_assignment(assignment)[0]
+        if keys(path).startswith(varied):
+            raise InputError.at(arguments.by, f"is also set by --set {path}; give one of them", path="--by")
+
+
+@limited
+def _reached(found: Reach, folder: OutputFolder | None, arguments: Namespace, console: Console) -> Answer:
+    from simoffload.report.from_reach import reach_document
+
+    keep(found.scenario.scenario.engine.limits)
+    now_doing("reporting")
+    document = reach_document(found, run=_run_line(found, arguments), command=arguments.line)
+    data = found.to_dict()
+    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+
+
+def _run_line(found: Reach, arguments: Namespace) -> str:
+    """Return the command that simulates the scenario with the value that was found."""
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    value = (word for one in (found.value.options if found.value else ()) for word in ("--set", one))
+    scenario = [arguments.scenario] if arguments.scenario else []
+    return shlex.join(["simoffload", "run", *scenario, *changes.options, *value])

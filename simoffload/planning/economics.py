@@ -9,17 +9,19 @@ from typing import Any, Literal, NamedTuple
 
 from simoffload.hardware import Setting
 from simoffload.planning.confidence import margin
-from simoffload.planning.costs.bill import (
+from simoffload.planning.costs import (
     Bill,
+    CostList,
     Energy,
+    Figure,
     Replacement,
     beyond_rent,
     bill,
     energy,
+    load_costs,
     replacements,
     used_parts,
 )
-from simoffload.planning.costs.price_list import CostList, Figure, load_costs
 from simoffload.results import Metric, SimulationResult, by_name, declared_in, metric
 from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
 from simoffload.units import format_number
