@@ -57,6 +57,7 @@ DEFAULT_SPREADS: Mapping[TimeInput, DefaultSpread] = {
     TimeInput.GPU: DefaultSpread(0.0, 0.10),
     TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
     TimeInput.FAULTS: DefaultSpread(0.1, 0.7),
+    TimeInput.EXPERT_FAULTS: DefaultSpread(1.1, 1.3),
 }
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 P90 = 1.2816
@@ -70,10 +71,6 @@ two reached the rate of one on every measured machine."""
 _ESTIMATE = 0.30
 """Least spread of a rate that is an estimate: of copies without a measurement of any machine, and of the
 overflow check where a share of Adam's rate is assumed; our choice."""
-_FOUND = 1.1
-"""Spread of what page faults read of experts, beside that of their rate: eight recorded runs of mixtures of
-experts with half to nine tenths of the file in memory took 0.3 to 9 times as long as reading what their
-tokens chose (docs/measurements/llama-cpp.md)."""
 _RATES = ("read", "write", "read_efficiency", "write_efficiency")
 """Keys of the rates of storage profiles."""
 _SHIPPED = "hardware_profiles/"
@@ -133,7 +130,8 @@ def machine_spreads(
     }
     faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])
     found[TimeInput.FAULTS] = faults
-    found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, _FOUND))
+    found_or_not = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS].measured
+    found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, found_or_not))
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)
