@@ -1,4 +1,5 @@
-"""Every key of every kind of file, with every kind of value that does not belong there."""
+"""Every key of every kind of file, with kinds of values that do not belong there: each key with every third of
+them in turn, and with all under ``HYPOTHESIS_PROFILE=explore``."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from simoffload.planning.sweep.definition import SweepSection
 from simoffload.scenario import Scenario, ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.strategies.ds_config import DeepSpeedConfig
+from tests.examples import EXPLORES
 
 REPOSITORY = Path(__file__).parents[2]
 WRONG: tuple[Any, ...] = (
@@ -30,6 +32,7 @@ WRONG: tuple[Any, ...] = (
     *(0, 7, -1, 2.5, 1e300, 10**29, math.nan, math.inf, -math.inf),
     *([], ["x"], [[1, 2]], {}, {"x": 1}, {"value": None}, {"points": 3}),
 )
+EVERY = 1 if EXPLORES else 3
 DEEPEST = 8
 Location = tuple[str | int, ...]
 INFERENCE = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 3}
@@ -111,8 +114,8 @@ def refused(model: type[BaseModel], tree: Any) -> bool:
 def _checked(model: type[BaseModel], tree: Any) -> tuple[int, list[Any]]:
     """The number of values that were tried, and the trees with those that are accepted."""
     count, accepted = 0, []
-    for place, around in keys(model, tree):
-        for value in WRONG:
+    for number, (place, around) in enumerate(keys(model, tree)):
+        for value in WRONG[number % EVERY :: EVERY]:
             changed = replaced(around, place, value)
             count += 1
             if not refused(model, changed):
@@ -131,7 +134,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_scenario(kind: str) -> None:
     tree = scenario(kind)
     assert not refused(Scenario, tree)
     count, accepted = _checked(Scenario, tree)
-    assert count > 1_500
+    assert count > 500
     assert accepted
     for changed in accepted:
         with suppress(InputError):
@@ -152,7 +155,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_profile(kind: str) -> None:
     tree = profile(kind)
     assert not refused(KINDS[kind], tree)
     count, _ = _checked(KINDS[kind], tree)
-    assert count > 100
+    assert count > 30
 
 
 SWEEP = """
@@ -166,8 +169,8 @@ constraints: [nodes < 4]
 def test_no_value_of_a_wrong_kind_breaks_a_sweep_or_a_ds_config() -> None:
     tree = parse_yaml(SWEEP, name="sweep").data
     assert not refused(SweepSection, tree)
-    assert _checked(SweepSection, tree)[0] > 100
-    assert _checked(DeepSpeedConfig, {})[0] > 1_000
+    assert _checked(SweepSection, tree)[0] > 30
+    assert _checked(DeepSpeedConfig, {})[0] > 300
 
 
 def test_no_value_of_a_wrong_kind_breaks_a_model() -> None:
@@ -175,8 +178,9 @@ def test_no_value_of_a_wrong_kind_breaks_a_model() -> None:
     assert len(families) > 15
     for family, config in families.items():
         tree = {"family": family, **config, "num_hidden_layers": 2}
-        for key in (*tree, "rope_scaling", "quantization_config", "dtype", "attention", "routing"):
-            for value in WRONG:
+        known = (*tree, "rope_scaling", "quantization_config", "dtype", "attention", "routing")
+        for number, key in enumerate(known):
+            for value in WRONG[number % EVERY :: EVERY]:
                 with suppress(InputError):
                     load_model({**tree, key: value})
 

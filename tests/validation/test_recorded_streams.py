@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.serving.streams import Linear
-from validation.recorded_streams import own_streams, predicted, sharegpt
+from validation.recorded_streams import own_streams, predicted, sharegpt, streams_table
 
 _PRO = "RTXPRO6000"
 _FITTED = {
@@ -32,9 +34,14 @@ def test_the_rules_alone_reproduce_a_run(run: str) -> None:
 
 def test_streams_below_the_knee_are_predicted() -> None:
     streams = [one for one in own_streams("llama-8b") if one.case in {"uniform 8/s", "uniform 16/s"}]
-    for recorded, served, *_ in predicted(streams):
+    found = list(predicted(streams))
+    for recorded, served, *_ in found:
         assert served.ttft.mean() == pytest.approx(recorded.ttft.mean(), rel=0.15)
         assert served.tpot.mean() == pytest.approx(recorded.tpot.mean(), rel=0.1)
+    page = (Path(__file__).parents[2] / "docs" / "VALIDATION.md").read_text("utf-8")
+    rows = streams_table(found).splitlines()
+    assert len(rows) == 4
+    assert set(rows) <= set(page.splitlines()), "run python -m validation"
 
 
 def test_a_common_text_is_found_as_often_as_recorded() -> None:
