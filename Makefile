@@ -20,7 +20,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 DEMO_OUTPUT := demo-output
 DEMO := compare scenarios/ddn/bloom-176b.yaml --on gpu,dram,raid,nfs,ai400x2 --output-dir $(DEMO_OUTPUT)
-PYTEST_ARGS ?= -n 2
+# A file is run by one process, which computes what its tests share; files with slow tests come first.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 

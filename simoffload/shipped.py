@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def shipped_folder(name: str) -> Path:
     """Return the path of the folder "hardware_profiles", "scenarios" or "traces"."""
     package = Path(__file__).parent

@@ -1,13 +1,20 @@
-"""How many examples random tests draw: few by default, many where new ones are looked for."""
+"""How many examples tests try: few by default, many where new ones are looked for."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
 FEW = 25
 """Examples of a test that does not say how many."""
 _MORE = 40
+
+
+def one_of_each(names: Sequence[str]) -> list[str]:
+    """The first shipped scenario of each folder, and one that only saves checkpoints; all to explore."""
+    first = {name.partition("/")[0]: name for name in reversed(names)}
+    return [one for one in names if EXPLORES or one in (*first.values(), "checkpoint/mlperf-8b")]
 
 
 def some(count: int) -> int:

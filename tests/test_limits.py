@@ -293,11 +293,10 @@ def test_planning_ends_with_the_timeout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("run", "--memory-limit", "256 MiB"),
         ("run", "--timeout", "2 s"),
         ("fit", "--set", "engine.timeout=1 s"),
     ],
-    ids=["memory", "time", "fit"],
+    ids=["time", "fit"],
 )
 def test_on_the_command_line_a_limit_is_one_line_and_status_1(
     command: tuple[str, ...], tmp_path: Path

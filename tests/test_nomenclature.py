@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from simoffload.planning.compare import Comparison
@@ -41,7 +42,6 @@ def test_columns_of_a_comparison_are_explained() -> None:
 # -- names and docstrings of the package ----------------------------------------------------------
 
 PACKAGES = [Path(__file__).parents[1] / name for name in ("simoffload", "simoffload_calibrate")]
-TREES = {path: ast.parse(path.read_text()) for package in PACKAGES for path in sorted(package.rglob("*.py"))}
 BANNED = frozenset(
     {
         *(
@@ -64,6 +64,14 @@ BANNED = frozenset(
     }
 )
 """Private words; ``docs/nomenclature.md`` and the vocabulary of the field have others for all of them."""
+
+
+@cache
+def trees() -> Mapping[Path, ast.Module]:
+    """All modules of the package."""
+    return {
+        path: ast.parse(path.read_text()) for package in PACKAGES for path in sorted(package.rglob("*.py"))
+    }
 
 
 def same_names(trees: Mapping[Path, ast.Module]) -> list[str]:
@@ -128,19 +136,19 @@ def split_sentences(trees: Mapping[Path, ast.Module]) -> list[str]:
 
 
 def test_no_two_public_classes_have_one_name() -> None:
-    assert same_names(TREES) == []
+    assert same_names(trees()) == []
 
 
 def test_private_words_are_no_names() -> None:
-    assert banned(TREES) == []
+    assert banned(trees()) == []
 
 
 def test_docstrings_say_something() -> None:
-    assert too_short(TREES) == []
+    assert too_short(trees()) == []
 
 
 def test_no_sentence_goes_on_in_the_next_docstring() -> None:
-    assert split_sentences(TREES) == []
+    assert split_sentences(trees()) == []
 
 
 OFFENDER = '''

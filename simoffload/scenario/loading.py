@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -514,7 +514,11 @@ _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} f
 
 def list_scenarios() -> tuple[str, ...]:
     """Return the names of the shipped scenarios, as ``load_scenario`` accepts them."""
-    folder = shipped_folder("scenarios")
+    return _names_in(shipped_folder("scenarios"))
+
+
+@cache
+def _names_in(folder: Path) -> tuple[str, ...]:
     return tuple(
         sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
     )

@@ -1,5 +1,7 @@
-"""Every key of every kind of file, with kinds of values that do not belong there: each key with every third of
-them in turn, and with all under ``HYPOTHESIS_PROFILE=explore``."""
+"""Every key of every kind of file, with kinds of values that do not belong there.
+
+Each key is tried with a third of them, in turn, and with all where tests explore (``tests/examples.py``).
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_progress_names_the_target() -> None:
     assert "2 of 3: raid: simulating prefill" in reported
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, None])
+@pytest.mark.parametrize("width", [60, None])
 def test_no_number_is_cut_for_lack_of_room(program, tmp_path, monkeypatch, width) -> None:
     """Of several scenarios with long names on several targets; without a terminal there are 100 columns."""
     text = (tmp_path / "small.yaml").read_text()

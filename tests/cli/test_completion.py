@@ -26,13 +26,10 @@ def proposed(line: str) -> list[str]:
     [
         ("simoffload a", ["advise"]),
         ("simoffload run ddn/bloom-7", ["ddn/bloom-7b1"]),
-        ("simoffload compare llama-3.3-7", ["llama-3.3-70b"]),
         ("simoffload run x --gpu rtx-40", ["rtx-4080", "rtx-4090"]),
-        ("simoffload run x --drive samsung-98", ["samsung-980-pro-2tb"]),
         ("simoffload run x --set workload.batch", ["workload.batch_size="]),
         ("simoffload reach x --by strategy.ds_config.aio.queue", ["strategy.ds_config.aio.queue_depth"]),
         ("simoffload profiles show titan-rtx-", ["titan-rtx-2gpu"]),
-        ("simoffload schema ds", ["ds_config"]),
     ],
 )
 def test_what_tab_proposes(line: str, words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every shipped scenario, with few layers: with rank symmetry and steady states as in full."""
+"""Shipped scenarios, with few layers: with rank symmetry and steady states as in full."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
 from simoffload.strategies.plan import StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan
+from tests.examples import one_of_each
 
 FOLDER = shipped_folder("scenarios")
 NAMES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
@@ -38,7 +39,7 @@ def schedules(name: str) -> Iterator[Schedule]:
         yield plan.schedule(plan.forward("decode 1", 1, 9))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each(NAMES))
 def test_folded_and_jumped_as_in_full(name: str) -> None:
     for schedule in schedules(name):
         # What thousands of ranks do at their links takes long to run in full, and 16 show it as well.

@@ -18,24 +18,40 @@ from tests.cli.conftest import SCENARIO
 TOO_LARGE = ["strategy.weights=hbm"]
 
 
-def imported(program: str) -> set[str]:
-    """Modules of planning that a program of Python imports, by what follows ``simoffload.planning.``."""
-    program += "; import sys; print(*(name for name in sys.modules if '.planning.' in name))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.split(".")[2] for name in found.stdout.split()}
+ASKED = """
+import sys
+import simoffload as so
+
+def imported(step):
+    print(step, *{name.split(".")[2] for name in sys.modules if ".planning." in name})
+
+result = so.{0}(so.load_scenario("ddn/bloom-7b1"))
+too_large = so.{0}(so.load_scenario("ddn/bloom-176b", overrides=["strategy.weights=hbm"]))
+imported("answered")
+assert result.remedies is None
+imported("fits")
+if "{0}" == "simulate":
+    result.confidence
+    imported("confidence")
+    result.costs
+    imported("costs")
+assert too_large.remedies.changes
+imported("remedies")
+"""
 
 
 @pytest.mark.parametrize("function", ["simulate", "fit"])
 def test_planning_is_imported_when_it_is_asked(function: str) -> None:
-    begin = "import simoffload as so; result = so.{0}(so.load_scenario({1!r}, overrides={2}))"
-    fits = begin.format(function, "ddn/bloom-7b1", [])
-    too_large = begin.format(function, "ddn/bloom-176b", TOO_LARGE)
-    assert imported(fits) == imported(too_large) == {"answers"}
-    assert imported(f"{fits}; assert result.remedies is None") == {"answers"}
-    assert "remedies" in imported(f"{too_large}; assert result.remedies.changes")
+    """Modules of planning that a program of Python has imported after each of its questions."""
+    program = [sys.executable, "-c", ASKED.format(function)]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    found = {step: set(modules) for step, *modules in map(str.split, printed.splitlines())}
+    assert found["answered"] == found["fits"] == {"answers"}
     if function == "simulate":
-        assert imported(f"{fits}; result.confidence") == {"answers", "confidence"}
-        assert "costs" in imported(f"{fits}; result.costs")
+        assert found["confidence"] == {"answers", "confidence"}
+        assert "costs" in found["costs"]
+    assert "remedies" in found["remedies"]
+    assert all("remedies" not in modules for step, modules in found.items() if step != "remedies")
 
 
 def test_what_was_worked_out_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

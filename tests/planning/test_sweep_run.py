@@ -32,7 +32,7 @@ except ModuleNotFoundError:
 
 FORMATS = (".csv", ".json", ".parquet") if pq else (".csv", ".json")
 AXES = ("strategy.ranks=1,2,99,1", "strategy.weights=dram,raid")
-MANY = ("--axis", "workload.batch_size=range(min=1,max=16,step=1)", "--axis", "strategy.weights=dram,raid")
+MANY = ("--axis", "workload.batch_size=range(min=1,max=8,step=1)", "--axis", "strategy.weights=dram,raid")
 
 
 def run(sweep: Sweep, folder: Path, name: str, **options: Any) -> list[bytes]:
@@ -118,7 +118,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "1")
     dice, seen = random.Random(7), [0]
     journal = tmp_path / "killed.csv.journal"
-    for _ in range(some(5)):
+    for _ in range(some(3)):
         process = start(*description, "-o", "killed.csv", "--resume")
         enough = seen[-1] + dice.randint(0, 3)  # rows, and a little later, so that anything is going on
         while len(simulated(journal)) < enough and process.poll() is None:
@@ -128,10 +128,10 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
         process.communicate()
         seen.append(len(simulated(journal)))
     assert seen == sorted(seen), "something was lost"
-    assert any(0 < count < 32 for count in seen), "no kill came in the middle"
+    assert any(0 < count < 16 for count in seen), "no kill came in the middle"
     finished(start(*description, "-o", "killed.csv", "--resume"))
     assert (tmp_path / "killed.csv").read_bytes() == written_here(*MANY)
-    assert sorted(simulated(journal)) == list(range(32))
+    assert sorted(simulated(journal)) == list(range(16))
 
 
 def wait_for_rows(process: subprocess.Popen[str], journal: Path, count: int) -> None:
@@ -149,9 +149,9 @@ def children(pid: int) -> list[int]:
 def test_a_worker_that_is_killed_costs_only_its_chunk(
     start: Process, tmp_path: Path, scenario_file: Path, written_here: Callable[..., bytes]
 ) -> None:
-    description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "4")
+    description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "2")
     process = start(*description, "-o", "hurt.csv")
-    wait_for_rows(process, tmp_path / "hurt.csv.journal", 4)
+    wait_for_rows(process, tmp_path / "hurt.csv.journal", 2)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     finished(process)
     assert (tmp_path / "hurt.csv").read_bytes() == written_here(*MANY)
@@ -172,7 +172,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (status, "")
     kept, command, last = err.splitlines()
-    assert kept.endswith("of 32 simulations are kept; to continue:")
+    assert kept.endswith("of 16 simulations are kept; to continue:")
     assert command.strip().startswith("simoffload sweep small.yaml --axis 'workload.batch_size=range(")
     assert command.endswith("--resume")
     assert last == reported

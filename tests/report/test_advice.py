@@ -31,7 +31,7 @@ from simoffload.report.plotting import CHANGES
 from simoffload.report.sections.advice import advice_verdict, advised, by_answers, purchase_verdict, searched
 from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
-from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
+from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, known, loaded
 from tests.report.conftest import EVIL, checked
 from tests.report.test_page import Page
 
@@ -41,7 +41,7 @@ def advice() -> Advice:
     """Advice as if predictions were exact, so that every gain counts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "margin", lambda *_, **__: 0.0)
-        return advise(loaded(STORAGE_BOUND))
+        return advise(known(STORAGE_BOUND))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def curve() -> StorageCurve:
 def search() -> Search:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(purchases, "families", lambda *_: SPACE)
-        return search_catalogue(loaded(STORAGE_BOUND), budget=250_000)
+        return search_catalogue(known(STORAGE_BOUND), budget=250_000)
 
 
 def document(advice: Advice, curve: StorageCurve | None, search: Search) -> ReportDocument:

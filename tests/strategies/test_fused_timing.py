@@ -18,7 +18,7 @@ from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.passes.timing import FusedTiming, graphs_of
-from validation.serving import ServedStep, serving_steps
+from validation.serving import serving_steps
 
 _SCENARIO = """\
 name: served
@@ -167,14 +167,10 @@ def test_fewer_bits_cost_a_latency_of_their_own_kernels() -> None:
     assert 1.4 < plain / four < 1.9
 
 
-@pytest.mark.parametrize(
-    "step",
-    [one for one in serving_steps() if one.part == "fit"],
-    ids=lambda one: f"{one.model}-{one.work}-{one.batch}-{one.context}",
-)
-def test_steps_in_view_are_predicted_within_a_tenth(step: ServedStep) -> None:
-    assert abs(step.error) < 0.1
-    assert step.inside
+def test_steps_in_view_are_predicted_within_a_tenth() -> None:
+    steps = [one for one in serving_steps() if one.part == "fit"]
+    assert len(steps) > 10
+    assert [one for one in steps if abs(one.error) >= 0.1 or not one.inside] == []
 
 
 # -- intervals ------------------------------------------------------------------------------------

@@ -64,15 +64,11 @@ def test_it_is_read_and_exported_with_the_default_of_the_version(
 
 
 def test_a_value_of_another_type_is_refused_where_it_is_written(tmp_path: Path) -> None:
-    for value, message in (
-        ("many", 'must be a whole number, got "many"'),
-        ("0", "must be at least 1, got 0"),
-        ("65", "must be at most 64, got 65"),
-    ):
-        written(tmp_path, f"gather_threads: {value}")
-        found = program("check", "s.yaml", folder=tmp_path)
-        assert found.returncode == 2
-        assert f"s.yaml:11:23: strategy.ds_config.zero_optimization.gather_threads: {message}" in found.stderr
+    written(tmp_path, "gather_threads: 65")
+    found = program("check", "s.yaml", folder=tmp_path)
+    assert found.returncode == 2
+    message = "must be at most 64, got 65"
+    assert f"s.yaml:11:23: strategy.ds_config.zero_optimization.gather_threads: {message}" in found.stderr
     written(tmp_path, "gather_thread: 2")
     assert 'did you mean "gather_threads"?' in program("check", "s.yaml", folder=tmp_path).stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,14 @@ strategy:
 """
 
 
+@cache
+def files(raw: str, base: str) -> dict[str, str]:
+    """The profiles of a record in JSON, most of which are the same one."""
+    return profile_from_micro(json.loads(raw), base)
+
+
 def written(folder: Path, raw: dict[str, Any], base: str = "dgx-h200") -> Platform:
-    for name, text in profile_from_micro(raw, base).items():
+    for name, text in files(json.dumps(raw), base).items():
         (folder / name).write_text(text)
     return load_platform(folder / "platform.yaml")
 

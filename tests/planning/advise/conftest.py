@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from simoffload.cli.planning import recommended
 from simoffload.documents import Edit, parse_yaml
 from simoffload.planning.advise import Advice, advise
 from simoffload.planning.advise.purchases import Family
+from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario, load_scenario, resolve
@@ -73,6 +75,12 @@ def loaded(text: str, *overrides: str) -> LoadedScenario:
     return resolve(parse_yaml(text, name="s.yaml"), overrides=overrides)
 
 
+@cache
+def known(text: str, *overrides: str) -> Evaluator:
+    """A scenario with its simulated changes, which all tests of this process share."""
+    return Evaluator(loaded(text, *overrides))
+
+
 def run(advice: Advice, folder: Path) -> list[SimulationResult]:
     """The results of all recommended scenarios, read from files as a user would, in their order."""
     for name, text in recommended(advice).items():
@@ -89,10 +97,10 @@ def small(tmp_path: Path) -> LoadedScenario:
 @pytest.fixture(scope="session")
 def stored() -> Advice:
     """Advice on work that the storage decides."""
-    return advise(loaded(STORAGE_BOUND))
+    return advise(known(STORAGE_BOUND))
 
 
 @pytest.fixture(scope="session")
 def hosted() -> Advice:
     """Advice on work that the host thread decides."""
-    return advise(loaded(HOST_BOUND))
+    return advise(known(HOST_BOUND))

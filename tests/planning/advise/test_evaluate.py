@@ -23,7 +23,7 @@ from simoffload.scenario import LoadedScenario, load_scenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import simulate
 from tests.broken.training import FSDP
-from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, loaded, run
+from tests.planning.advise.conftest import HOST_BOUND, STORAGE_BOUND, known, loaded, run
 
 MORE_DRIVES = ("raid-5-drives", "raid-8-drives")
 
@@ -143,7 +143,7 @@ def test_all_settings_at_once_are_a_recommendation_of_their_own(hosted: Advice) 
     aio = together.scenario.document.data["strategy"]["ds_config"]["aio"]
     assert (aio["use_gds"], aio["block_size"]) == (True, 4194304)
     # One setting alone is told once.
-    assert "settings" not in gains(advise(loaded(STORAGE_BOUND)))
+    assert "settings" not in gains(advise(known(STORAGE_BOUND)))
 
 
 def test_every_option_is_tried_once_and_changes_something(stored: Advice, hosted: Advice) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -11,11 +12,12 @@ import simoffload as so
 from simoffload.errors import InputError
 from simoffload.planning.advise import Advice, Tried, advise, purchases, search_catalogue
 from simoffload.planning.advise.evaluate import objective_of
+from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import LARGER, advice_verdict, advised, purchase_verdict
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import load_scenario
-from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, loaded
+from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, known, loaded
 
 ONE = "workload.batch_size=1"
 
@@ -23,7 +25,7 @@ ONE = "workload.batch_size=1"
 @pytest.fixture(scope="module")
 def single() -> Advice:
     """Advice on work with one sequence at a time on each GPU."""
-    return advise(loaded(STORAGE_BOUND, ONE))
+    return advise(known(STORAGE_BOUND, ONE))
 
 
 def test_a_batch_of_one_asks_for_latency() -> None:
@@ -64,7 +66,7 @@ def test_latency_ranks_by_the_time_of_a_token(single: Advice) -> None:
     ids=["prefill alone", "a batch"],
 )
 def test_latency_may_be_asked_for(overrides: list[str], metric: str) -> None:
-    found = so.advise(loaded(STORAGE_BOUND, *overrides), objective="latency")
+    found = so.advise(known(STORAGE_BOUND, *overrides), objective="latency")
     times = [(one.change.rank, one.result.metrics()[metric]) for one in found.helping]
     assert times == sorted(times)
     assert found.objective.name == "latency"
@@ -81,7 +83,7 @@ def test_latency_of_training_is_the_time_of_a_step() -> None:
 
 
 def test_throughput_may_be_asked_for_and_a_batch_of_one_still_grows_last() -> None:
-    found = advise(loaded(STORAGE_BOUND, ONE), objective="throughput")
+    found = advise(known(STORAGE_BOUND, ONE), objective="throughput")
     keys = [one.change.key for one in found.helping if one.change.same_work]
     batches = [at for at, key in enumerate(keys) if key.startswith("batch-")]
     assert len(batches) == 3
@@ -111,7 +113,7 @@ def test_an_unknown_objective_is_one_clear_error(ask: object) -> None:
 )
 def test_a_metric_may_be_asked_for(name: str, values: Callable[[Tried], float]) -> None:
     """Changes are in the order of the metric, and their gain is how many times better it is."""
-    found = so.advise(loaded(STORAGE_BOUND), objective=name)
+    found = so.advise(known(STORAGE_BOUND), objective=name)
     order = [(one.change.rank, values(one)) for one in found.tried]
     assert order == sorted(order)
     now = abs(values(found))  # type: ignore[arg-type]  # it has a result and costs, too
@@ -142,9 +144,9 @@ def test_purchases_by_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_metric_that_nothing_improves_is_refused() -> None:
     with pytest.raises(InputError, match="--objective: kv_load: has no value in this scenario"):
-        advise(loaded(STORAGE_BOUND), objective="kv_load")
+        advise(known(STORAGE_BOUND), objective="kv_load")
     with pytest.raises(InputError, match="step: is not one of throughput"):
-        advise(loaded(STORAGE_BOUND), objective="step")
+        advise(known(STORAGE_BOUND), objective="step")
 
 
 def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,19 +164,24 @@ def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     by_rate = search_catalogue(scenario, budget=1e6, service=[level])
     assert by_rate.best is not None
     assert by_rate.best.description[-1] == "batch 16"
-    assert search_catalogue(loaded(STORAGE_BOUND, ONE)).objective.name == "latency"
+    assert search_catalogue(known(STORAGE_BOUND, ONE)).objective.name == "latency"
+
+
+@cache
+def served() -> Evaluator:
+    return Evaluator(load_scenario("serving/gpt-oss-120b"))
 
 
 def test_a_program_is_listed_once() -> None:
     """vLLM on one GPU that holds all weights is one program, however its offload is left out."""
-    found = advise(load_scenario("serving/gpt-oss-120b"))
+    found = advise(served())
     assert not [one for one in found.tried if "without offload" in one.change.description]
     typed = [one.result.provenance.exports for one in found.tried if one.change.kind == "placement"]
     assert found.result.provenance.exports not in typed
 
 
 def test_one_gain_has_its_interval() -> None:
-    found = advise(load_scenario("serving/gpt-oss-120b"), objective="throughput")
+    found = advise(served(), objective="throughput")
     assert len(found.uncertain) == 1
     (text,) = next(
         one for one in advised(found, None) if one.title == "Gains within the prediction error"
@@ -196,5 +203,5 @@ def test_what_to_type_is_shown_where_a_change_makes_it_fit() -> None:
 
 @pytest.mark.parametrize("name", ["energy_per_token_j", "return_per_purchase"])
 def test_what_follows_from_times_is_as_uncertain_as_they_are(name: str) -> None:
-    found = advise(loaded(STORAGE_BOUND), objective=name)
+    found = advise(known(STORAGE_BOUND), objective=name)
     assert {one.margin > 0 for one in found.tried if one.gain and one.change.kind == "placement"} == {True}

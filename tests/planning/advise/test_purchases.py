@@ -385,7 +385,6 @@ SHORT = ["workload.output_length=2"]
 @pytest.mark.parametrize(
     "changed",
     [
-        load_scenario("ddn/bloom-mod-2", overrides=SHORT),
         load_scenario("serving/llama-3.1-70b", overrides=SHORT),
         loaded(STORAGE_BOUND),
         loaded(TUNED),
