@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from simoffload.cli import main
+from simoffload.planning import evaluator
 
 SCENARIO = """\
 name: small
@@ -45,3 +47,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         return Answer(status, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _records() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch, _records: dict[str, Any]) -> None:
+    """Let the command share what it simulates with those of other tests, by the content of scenarios."""
+    monkeypatch.setattr(evaluator, "_SharedWork", partial(evaluator._SharedWork, records=_records))

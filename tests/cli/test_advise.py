@@ -15,6 +15,7 @@ from simoffload.simulation import simulate
 FAST = ("--set", "workload.output_length=1")
 
 
+@pytest.mark.usefixtures("known")
 def test_an_answer_in_words(program) -> None:
     answer = program("advise", "small.yaml", *FAST)
     assert (answer.status, answer.err) == (0, "")
@@ -31,6 +32,7 @@ def test_an_answer_in_words(program) -> None:
     assert "…" not in answer.out, "nothing is cut off"
 
 
+@pytest.mark.usefixtures("known")
 def test_an_answer_for_programs_is_that_of_the_file(program, tmp_path: Path) -> None:
     answer = program("advise", "small.yaml", "--json", "--output-dir", "out", *FAST)
     rendered = json.loads(answer.out)
@@ -57,7 +59,7 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"simoffload.planning.advise.purchases.{name}", sizes)
 
 
-@pytest.mark.usefixtures("_narrow")
+@pytest.mark.usefixtures("_narrow", "known")
 def test_a_search_and_its_files(program, tmp_path: Path) -> None:
     argv = ("--budget", "201,000", "--slo", "ttft=1s", "--output-dir", "out", "--json")
     answer = program("advise", "small.yaml", *argv, *FAST)
@@ -73,7 +75,7 @@ def test_a_search_and_its_files(program, tmp_path: Path) -> None:
     assert len(front) == len(found["front"]) > 0
 
 
-@pytest.mark.usefixtures("_narrow")
+@pytest.mark.usefixtures("_narrow", "known")
 def test_nothing_within_the_budget_is_an_answer(program) -> None:
     answer = program("advise", "small.yaml", "--budget", "5", *FAST)
     assert answer.status == 3
@@ -81,7 +83,7 @@ def test_nothing_within_the_budget_is_an_answer(program) -> None:
     assert "the present machine alone costs" in " ".join(answer.out.split())
 
 
-@pytest.mark.usefixtures("_narrow")
+@pytest.mark.usefixtures("_narrow", "known")
 def test_a_budget_beyond_the_machine_is_added_to_its_price(program) -> None:
     kept = json.loads(program("advise", "small.yaml", "--budget", "+5", "--json", *FAST).out)
     price = kept["search"]["front"][0]["purchase"]

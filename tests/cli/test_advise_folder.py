@@ -15,6 +15,7 @@ from simoffload.simulation import simulate
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM
 from tests.cli.conftest import SCENARIO
 
+pytestmark = pytest.mark.usefixtures("known")
 WHERE = ("--output-dir", "out", "--set", "workload.output_length=1")
 RUN = ("run", "small.yaml", *WHERE)
 AGAIN = ("advise", "small.yaml", "--set", "strategy.weights=dram", *WHERE)

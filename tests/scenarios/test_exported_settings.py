@@ -106,7 +106,7 @@ def test_pasted_settings_of_shipped_scenarios_give_the_same_answer(name: str) ->
     assert planned(pasted(scenario)) == planned(scenario)
 
 
-@pytest.mark.parametrize("name", [*STUDIES][::2] + ["xinnor/llama-16b-optimizer"])
+@pytest.mark.parametrize("name", [*[*STUDIES][::2], "xinnor/llama-16b-optimizer"])
 def test_pasted_settings_say_where_everything_lies(name: str) -> None:
     for scenario in elsewhere(small(name)):
         assert planned(pasted(scenario, *NAMED)) == planned(scenario), "ds_config alone says it"

@@ -17,13 +17,14 @@ import simoffload as so
 from simoffload.documents import Edit
 from simoffload.engine import execute
 from simoffload.models import Sequences
+from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.strategies.passes.pass_writer import PassWriter
 from tests.strategies.staging import excess, parts_apart
 
 COMBINATIONS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "combinations.py"))
 WEIGHTS, CACHES, CELL = (COMBINATIONS[name] for name in ("WEIGHTS", "CACHES", "Cell"))
-LAYERS, WIDTH, VOCABULARY = 32, 4096, 50272
+LAYERS, WIDTH, VOCABULARY = 24, 4096, 50272
 TOKEN = LAYERS * 2 * WIDTH * 2
 """[B] of keys and values of a token."""
 BATCH, EARLIER = 2, 97
@@ -95,8 +96,14 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def load(weights: str, cache: str) -> LoadedScenario:
+    """The scenario of a combination with three quarters of the layers."""
+    few = {"name": "opt-6.7b", "num_hidden_layers": LAYERS}
+    return CELL(weights, cache).load().edited(Edit.at("model", few))
+
+
 def found(weights: str, cache: str) -> Found:
-    scenario = CELL(weights, cache).load()
+    scenario = load(weights, cache)
     plan: Any = scenario.plan()
     schedule = plan.phases[-1] if plan.phases[-1].kind == "decode" else plan.phases[-2]
     return Found(
@@ -130,7 +137,7 @@ def test_bytes_are_conserved_whatever_the_cache_is(weights: str) -> None:
         warned = any("what if: " in text for text in one.result.warnings)
         assert warned == answer.startswith("what-if: "), cache
         with parts_apart():
-            assert excess(CELL(weights, cache).load().plan()) == {}, cache
+            assert excess(load(weights, cache).plan()) == {}, cache
         if weights != COMBINATIONS["FLEXGEN"]:
             check_cache(one, cache)
 
@@ -170,10 +177,9 @@ def test_a_cache_moves_its_bytes_whatever_brings_the_weights() -> None:
 def test_attention_does_not_overtake_its_cache(weights: str, cache: str) -> None:
     """Nor do the copies overtake attention: there is room for the layers in use and the next one. Long
     contexts, for which everything waits for copies."""
-    cell = CELL(weights, cache)
-    if cell.answer().startswith("no: "):
+    if CELL(weights, cache).answer().startswith("no: "):
         return
-    plan: Any = cell.load().plan()
+    plan: Any = load(weights, cache).plan()
     schedule = plan.step([Sequences(BATCH, 1, 3000)]).schedule({})
     causes, spans = [one.cause for one in schedule.routes], defaultdict[tuple[int, str], list[Any]](list)
     for one in execute(schedule):
@@ -203,4 +209,4 @@ def test_shortcuts_change_nothing(number: int, weights: str) -> None:
     caches = [one for one in CACHES if one not in ("in HBM", "static", "4 bits", "fp8")]
     cells = [CELL(weights, one) for one in caches * 2][number % len(caches) :]
     cell = next(one for one in cells if not one.answer().startswith("no: "))
-    so.simulate(cell.load().edited(*edits, Edit.at("workload.output_length", 20)))
+    so.simulate(load(*cell).edited(*edits, Edit.at("workload.output_length", 20)))
