@@ -21,7 +21,7 @@ def rows(timeline: Timeline) -> list[tuple[int, ...]]:
     return sorted(zip(*timeline.all_operations, strict=True))
 
 
-@settings(max_examples=some(100))
+@settings(max_examples=some(60))
 @given(schedules())
 def test_agrees_with_the_slow_engine_to_the_picosecond(schedule: Schedule) -> None:
     timeline = execute(schedule)
@@ -30,7 +30,7 @@ def test_agrees_with_the_slow_engine_to_the_picosecond(schedule: Schedule) -> No
     assert list(timeline.link_busy) == expected.busy
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(25))
 @given(program_schedules(most=4))
 def test_agrees_with_it_on_two_programs(schedule: Schedule) -> None:
     timeline = execute(schedule)

@@ -51,25 +51,25 @@ def agree(schedule: Schedule) -> list[Timeline]:
     return found
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(20))
 @given(long_schedules())
 def test_on_topologies_and_schedules_with_identical_ranks(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(20))
 @given(schedules())
 def test_on_topologies_and_schedules_of_any_kind(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(20))
 @given(program_schedules())
 def test_on_two_programs_that_wait_for_each_other(schedule: Schedule) -> None:
     agree(schedule)
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(20))
 @given(nested_schedules())
 def test_where_blocks_come_again(schedule: Schedule) -> None:
     agree(schedule)

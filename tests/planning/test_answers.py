@@ -23,7 +23,7 @@ import sys
 import simoffload as so
 
 def imported(step):
-    print(step, *{name.split(".")[2] for name in sys.modules if ".planning." in name})
+    print(step, *{{name.split(".")[2] for name in sys.modules if ".planning." in name}})
 
 result = so.{0}(so.load_scenario("ddn/bloom-7b1"))
 too_large = so.{0}(so.load_scenario("ddn/bloom-176b", overrides=["strategy.weights=hbm"]))

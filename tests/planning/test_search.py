@@ -38,8 +38,14 @@ def desktop() -> LoadedScenario:
 
 
 @cache
+def known() -> Evaluator:
+    """What is simulated of it, once for all searches."""
+    return Evaluator(desktop())
+
+
+@cache
 def advice() -> Advice:
-    return advise(desktop())
+    return advise(known())
 
 
 def test_what_keeps_answers_is_beaten_by_its_like_only() -> None:
@@ -98,7 +104,7 @@ def test_memory_is_advised_with_what_it_makes_possible() -> None:
 
 
 def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
-    found = search_catalogue(desktop(), budget=6000)
+    found = search_catalogue(known(), budget=6000)
     assert found.best is not None
     assert found.other is not None
     assert found.best.purchase - found.other.purchase == 768
@@ -112,7 +118,7 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
 @pytest.mark.parametrize(("extra", "bought"), [(768, "128 GiB of host memory"), (767, "batch 1 per GPU")])
 def test_what_is_spent_beyond_the_machine_is_what_is_bought(extra: float, bought: str) -> None:
     """A drive that is there and no longer used is money that has been spent."""
-    found = search_catalogue(desktop(), extra=extra)
+    found = search_catalogue(known(), extra=extra)
     assert found.best is not None
     assert found.best.description[0] == bought
     (section,) = searched(found, budget=None, service=())
@@ -131,8 +137,8 @@ def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() ->
 
 def test_a_service_level_that_nothing_keeps_names_what_is_nearest() -> None:
     """It is found without a simulation of all that miss it by more."""
-    found = search_catalogue(desktop(), service=[parse_service("tpot=1ms", InferenceResult)])
-    fastest = search_catalogue(desktop(), objective="latency")
+    found = search_catalogue(known(), service=[parse_service("tpot=1ms", InferenceResult)])
+    fastest = search_catalogue(known(), objective="latency")
     assert (found.best, found.front) == (None, ())
     assert found.nearest is not None
     assert fastest.other is not None

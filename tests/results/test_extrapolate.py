@@ -48,19 +48,19 @@ def check(schedule: Schedule, data: st.DataObject) -> None:
     assert makespan_for_longer_context(timeline, part) == execute(part).makespan
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(25))
 @given(long_schedules(), st.data())
 def test_what_is_known_is_what_a_run_takes(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(25))
 @given(schedules(), st.data())
 def test_on_schedules_of_any_kind(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(25))
 @given(program_schedules(), st.data())
 def test_on_two_programs(schedule: Schedule, data: st.DataObject) -> None:
     check(schedule, data)

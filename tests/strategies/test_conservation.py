@@ -221,7 +221,7 @@ HOLDERS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=some(30))
+@settings(max_examples=some(15))
 @given(
     shape=shapes("llama", "bloom", "opt"),
     work=works,
@@ -277,7 +277,7 @@ def connectors(draw: st.DrawFn) -> dict[str, Any]:
 LARGE = {"tier": "dram", "prefix": 256, "block_tokens": 256, "layerwise": False, "direct": False}
 
 
-@settings(max_examples=some(40))
+@settings(max_examples=some(20))
 @example(  # blocks of 5 MiB in both directions at once
     shape=Shape("llama", 5, 16, 16),
     work=Work(24, 600, 1),
@@ -340,7 +340,7 @@ def test_a_connector(
 # -- a streamed cache ----------------------------------------------------------------------------
 
 
-@settings(max_examples=some(15))
+@settings(max_examples=some(10))
 @example(shape=Shape("llama", 1, 8, 4), work=Work(8, 1, 4), tier="raid", gpus=2, stages=4)
 @given(
     shape=shapes("llama", "bloom"),
@@ -383,7 +383,7 @@ def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages
 # -- attention on the CPU ------------------------------------------------------------------------
 
 
-@settings(max_examples=some(20))
+@settings(max_examples=some(10))
 @given(
     shape=shapes("llama", "bloom", "opt"),
     work=works,
@@ -432,7 +432,7 @@ def policies(draw: st.DrawFn) -> dict[str, Any]:
     return {**percents, **flags, **disk, "gpu_batches": draw(st.integers(1, 3))}
 
 
-@settings(max_examples=some(30))
+@settings(max_examples=some(15))
 @given(shape=shapes("opt", widths=(32, 64, 80, 128)), work=works, policy=policies())
 def test_flexgen(shape: Shape, work: Work, policy: dict[str, Any]) -> None:
     """Weights come once; caches of whole sequences that are not on the GPU come whole and their new tokens
