@@ -24,7 +24,7 @@ from tests.strategies.staging import excess, parts_apart
 
 COMBINATIONS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "combinations.py"))
 WEIGHTS, CACHES, CELL = (COMBINATIONS[name] for name in ("WEIGHTS", "CACHES", "Cell"))
-LAYERS, WIDTH, VOCABULARY = 24, 4096, 50272
+LAYERS, WIDTH, VOCABULARY = 12, 4096, 50272
 TOKEN = LAYERS * 2 * WIDTH * 2
 """[B] of keys and values of a token."""
 BATCH, EARLIER = 2, 97
@@ -97,9 +97,11 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def load(weights: str, cache: str) -> LoadedScenario:
-    """The scenario of a combination with three quarters of the layers."""
-    few = {"name": "opt-6.7b", "num_hidden_layers": LAYERS}
-    return CELL(weights, cache).load().edited(Edit.at("model", few))
+    """The scenario of a combination with fewer layers, of which as large a part is on the first GPU."""
+    edits = [Edit.at("model", {"name": "opt-6.7b", "num_hidden_layers": LAYERS})]
+    if isinstance(first := WEIGHTS[weights].get("device_map"), int):
+        edits.append(Edit.at("strategy.device_map", first * LAYERS // 32))
+    return CELL(weights, cache).load().edited(*edits)
 
 
 def found(weights: str, cache: str) -> Found:
