@@ -122,7 +122,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
         process = start(*description, "-o", "killed.csv", "--resume")
         enough = seen[-1] + dice.randint(0, 3)  # rows, and a little later, so that anything is going on
         while len(simulated(journal)) < enough and process.poll() is None:
-            time.sleep(0.002)
+            time.sleep(0.01)
         time.sleep(dice.uniform(0, 0.05))
         process.kill()
         process.communicate()
@@ -138,7 +138,7 @@ def wait_for_rows(process: subprocess.Popen[str], journal: Path, count: int) -> 
     """Wait until a sweep has so many rows, but not all of them."""
     while len(simulated(journal)) < count:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 def children(pid: int) -> list[int]:
