@@ -21,6 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 DEMO_OUTPUT := demo-output
 DEMO := compare scenarios/ddn/bloom-176b.yaml --on gpu,dram,raid,nfs,ai400x2 --output-dir $(DEMO_OUTPUT)
 # A file is run by one process, which computes what its tests share; files with slow tests come first.
+MAKING ?=
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
@@ -50,8 +51,10 @@ test-fast: $(VENV)/.dev
 
 # Where it cannot run it says so in one line; with REQUIRE_DEEPSPEED=1, as in CI, that is an error.
 # A compilation that was interrupted leaves a lock behind, and every later one would wait for it.
+# MAKING is the number of a process that makes the environment already.
 test-deepspeed: SKIP = echo "make test-deepspeed: skipped, $$why" >&2; test -z "$(REQUIRE_DEEPSPEED)"
 test-deepspeed:
+	@while kill -0 $(MAKING) 2>/dev/null; do sleep 1; done
 	@rm -f $(CALIBRATE_VENV)/extensions/*/lock
 	@why=$$($(PYTHON) tests/calibration/needs.py); \
 	if [ -n "$$why" ]; then \
