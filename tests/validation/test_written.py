@@ -27,8 +27,7 @@ MISSED = {
     "zi22-t4-opt-30b-cpu-4g",
     # +18 %: 5 GB/s is approximate, and so is the time that a copy of the machine takes to begin
     "vkv-33398-32k",
-    # 4 bits of 72B on one GPU, which the table itself has 2.8 times as slow as on two; experts in vLLM 0.4.2
-    "srv-a100-q72-int4-tp1",
+    # experts in vLLM 0.4.2
     "srv-a100-q57moe-tp2",
     *(f"xin-zen-raid0-ratio-{size}" for size in ("1b", "3b")),
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
