@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 
-import simoffload as so
 from validation.llama_cpp import (
     _ABSOLUTE,
     _PUBLISHED,
     _line,
+    faulting_rates,
     placements,
     published_rates,
     recorded_rates,
@@ -94,27 +92,19 @@ def test_the_page_has_what_is_predicted() -> None:
         assert SINGLE[one.name] == (float(f"{one.measured:g}"), float(f"{one.predicted:.1f}")), one.name
 
 
-@pytest.mark.parametrize(
-    ("model", "limit", "measured"), [("llama-3.1-8b", 4, 2.494), ("qwen3-30b-a3b", 16, 1.003)]
-)
-def test_page_faults_take_as_long_as_recorded(
-    model: str, limit: int, measured: float, tmp_path: Path
-) -> None:
-    """In view when the rule was written; the rate of faults is a microbenchmark of the machine."""
-    machine = "{kind: platform, id: vm, name: a VM, base: h100-1gpu-vm, drives: [samsung-980-pro-2tb]}"
-    (tmp_path / "vm.yaml").write_text(machine)
-    (tmp_path / "run.yaml").write_text(
-        f"name: run\nmodel: {{name: {model}, quantization: q4_k_m}}\nplatform: vm.yaml\n"
-        "workload: {batch_size: 1, prompt_length: 4, output_length: 4}\n"
-        "strategy: {kind: llama_cpp, gpu_layers: 0, op_offload: false, threads: 16}\n"
-    )
-    kept = so.load_scenario(tmp_path / "run.yaml").plan().machine.host.reserved_bytes
-    room = f'profiles."host/h100-1gpu-vm-host".memory_capacity={kept + (limit << 30)} B'
-    result: Any = so.simulate(so.load_scenario(tmp_path / "run.yaml", overrides=[room]))
-    assert result.tpot_s == pytest.approx(measured, rel=0.25)
-    records = json.loads((ROOT / "docs/measurements/h100-2026-11-28/llama-cpp-faults.json").read_text())
-    (run,) = [
-        one for one in records if one.get("name", "").startswith(model) and f"limit {limit} " in one["part"]
+def test_page_faults_take_as_long_as_recorded() -> None:
+    """Dense models read all anew; of experts only the order of magnitude is right."""
+    rates = {one.name: one for part in ("fit", "holdout") for one in faulting_rates(part)}
+    short = {name: one for name, one in rates.items() if one.measured < 10}
+    dense = [one for name, one in short.items() if name.startswith("llama")]
+    assert len(rates) == 13
+    assert sorted(one.name for one in dense) == [
+        "llama-3.1-8b-q4_k_m -ngl 0 4",
+        "llama-3.1-8b-q4_k_m -ngl 16 2",
     ]
-    times = [one / 4e9 for one in run["tests"][0]["samples_ns"]]
-    assert sum(times) / len(times) == pytest.approx(measured, rel=0.01)
+    assert all(abs(one.error) < 0.25 for one in dense)
+    experts = [one for one in short.values() if one not in dense]
+    assert [one.name for one in experts if not one.inside] == [
+        "gpt-oss-20b-mxfp4 -ngl 99 -ncmoe 99 10",
+        "qwen3-30b-a3b-q4_k_m -ngl 99 -ncmoe 99 8",
+    ], "docs/llama-cpp.md says so"
