@@ -19,8 +19,7 @@ from simoffload.exchange.files import replacing
 from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
-from simoffload_calibrate.machine_facts import machine_facts
-from simoffload_calibrate.runs import CalibrationRun, RunRequest, offload_words
+from simoffload_calibrate.runs import CalibrationRun, RunRequest, machine_facts, offload_words
 
 SCHEMA = "simoffload/deepspeed-runs/1"
 _NEEDED = ("torch", "transformers", "deepspeed")

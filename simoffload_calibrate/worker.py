@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from simoffload_calibrate.child import Job, select_device, synchronize
 from simoffload_calibrate.jobs import json_line
-from simoffload_calibrate.micro.plan import SkippedError
+from simoffload_calibrate.micro.benchmarks import SkippedError
 
 _PERIOD = 0.02
 """[s] Time between two looks for the next task."""

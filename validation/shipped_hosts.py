@@ -17,7 +17,7 @@ from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCo
 from simoffload.hardware.spreads import DEFAULT_SPREADS
 from simoffload.units import parse_rate
 from simoffload_calibrate.host_costs import COSTS, SCALED, of_real_models
-from simoffload_calibrate.micro.fitted import bytes_text, rate_text, seconds_text
+from simoffload_calibrate.micro.fit_parts import bytes_text, rate_text, seconds_text
 from simoffload_calibrate.reference import reference_costs
 from validation.host_records import (
     GPUS,

@@ -33,7 +33,7 @@ from simoffload.hardware import (
 from simoffload.models import GGUF, Layer, ModelShape, Module, list_models, load_model
 from simoffload.models.shape import parameters_of
 from simoffload.strategies.hooks.on_cpu import kernel_of, meetings
-from simoffload.strategies.passes.ggml_timing import decoding_s, kernels_of
+from simoffload.strategies.passes.timing import decoding_s, kernels_of
 
 _NEEDED = ("model_type", "model_size", "model_n_params", "n_prompt", "n_gen", "n_gpu_layers")
 _INTEGERS = (

@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
 from simoffload.errors import InputError, printable
-from simoffload.exchange.benchmark_files import CopyMeasurement, StorageMeasurement
-from simoffload.exchange.ds_io import read_ds_io
-from simoffload.exchange.elbencho import read_elbencho
-from simoffload.exchange.fio_json import read_fio_json
+from simoffload.exchange.benchmark_files import (
+    BUFFER,
+    CopyMeasurement,
+    StorageMeasurement,
+    read_ds_io,
+    read_elbencho,
+    read_fio_json,
+    read_nvbandwidth,
+)
 from simoffload.exchange.llama_bench import bench_numbers, read_llama_bench
-from simoffload.exchange.nvbandwidth import BUFFER, read_nvbandwidth
 from simoffload.hardware import KINDS, Drive, Entry, Library, Profile, RateCurve, id_fault, inherited, is_path
 from simoffload.units import format_rate
 

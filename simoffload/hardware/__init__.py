@@ -2,9 +2,8 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
-from simoffload.hardware.cpu_products import ProductKernel
 from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
-from simoffload.hardware.ggml_kernels import GgmlKernels
+from simoffload.hardware.ggml import GgmlKernels, ProductKernel
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import (
     KINDS,

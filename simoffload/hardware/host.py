@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
-from simoffload.hardware.cpu_products import CpuProducts
+from simoffload.hardware.ggml import CpuProducts
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.program_costs import (
     CompiledCosts,

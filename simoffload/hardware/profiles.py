@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
-from simoffload.hardware.ggml_kernels import GgmlKernels
+from simoffload.hardware.ggml import GgmlKernels
 from simoffload.hardware.program_costs import CompiledKernels, GpuAllocation, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,

@@ -7,8 +7,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
-from simoffload.hardware.cpu_products import CpuClasses
-from simoffload.hardware.ggml_kernels import GgmlKernels
+from simoffload.hardware.ggml import CpuClasses, GgmlKernels
 from simoffload.hardware.profiles import HostReads, Profile
 from simoffload.hardware.program_costs import (
     CompiledKernels,

@@ -26,8 +26,7 @@ from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
-from simoffload.models.routing import EVEN, Routing
-from simoffload.models.shape import ModelShape
+from simoffload.models.shape import EVEN, ModelShape, Routing
 from simoffload.models.sizes import find_size
 
 if TYPE_CHECKING:

@@ -362,8 +362,7 @@ class Comparison:
 
         With ``log`` the axis is logarithmic. If only memory was computed: the fullest tier of each.
         """
-        from simoffload.report.comparison import groups
-        from simoffload.report.comparison_charts import capacity_compared, times_compared
+        from simoffload.report.comparison import capacity_compared, groups, times_compared
         from simoffload.report.plotting import of_plotly
 
         found = groups(tuple(self.results.values()))

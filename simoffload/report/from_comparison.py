@@ -11,7 +11,7 @@ from functools import partial
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.planning.economics import Costed
-from simoffload.report import comparison_charts
+from simoffload.report import comparison
 from simoffload.report.comparison import (
     ComparisonRow,
     Group,
@@ -132,7 +132,7 @@ def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
     label = f"{uncapitalized(mine[0].measure.title)} of each"
     if all(len(group.rows) == 1 for group in mine):  # models, the fastest first
         mine = sorted(mine, key=lambda group: group.rows[0].result.unit_s or math.inf)
-    yield Chart(label, partial(comparison_charts.times_compared, mine), "; ".join(notes))
+    yield Chart(label, partial(comparison.times_compared, mine), "; ".join(notes))
 
 
 def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
@@ -325,11 +325,9 @@ def _charts(found: Sequence[Group]) -> Iterator[ReportSection]:
             continue
         about = f": {kind}" if len(kinds) > 1 else ""
         if isinstance(mine[0].rows[0].result, TrainingResult):
-            phases = Chart(
-                "phases of a step of each target", partial(comparison_charts.phases_compared, mine)
-            )
+            phases = Chart("phases of a step of each target", partial(comparison.phases_compared, mine))
             yield ReportSection(f"{PHASES}{about}", charts=(phases,), page_only=True)
-        causes = Chart("causes of time of each target", partial(comparison_charts.causes_compared, mine))
+        causes = Chart("causes of time of each target", partial(comparison.causes_compared, mine))
         yield ReportSection(f"{CAUSES}{about}", charts=(causes,), page_only=True)
 
 
@@ -367,7 +365,7 @@ def _memory(found: Sequence[Group]) -> tuple[Chart, ...]:
     if not any(row.result.capacity for group in found for row in group.rows):
         return ()
     label = "what the fullest tier of each must hold"
-    drawn = partial(comparison_charts.capacity_compared, found)
+    drawn = partial(comparison.capacity_compared, found)
     return (Chart(label, drawn, "The fullest tier of each"),)
 
 

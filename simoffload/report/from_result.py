@@ -13,8 +13,16 @@ from simoffload.report.presentation import headline
 from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import caches_section, capacity, remedies_section
 from simoffload.report.sections.costs import costs
-from simoffload.report.sections.performance import bounds, causes, how_sure, links, phases, speed
-from simoffload.report.sections.training_overheads import storage, training_overheads
+from simoffload.report.sections.performance import (
+    bounds,
+    causes,
+    how_sure,
+    links,
+    phases,
+    speed,
+    storage,
+    training_overheads,
+)
 from simoffload.report.summary import facts, result_summary
 from simoffload.results import SimulationResult, TrainingResult
 

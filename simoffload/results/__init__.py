@@ -40,9 +40,12 @@ from simoffload.results.metrics import (
     Metric,
     MetricAttribute,
     WithMetrics,
+    by_name,
     declared_in,
+    interval_columns,
     metric,
     registered,
+    with_intervals,
 )
 from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
 from simoffload.results.result import (
@@ -67,7 +70,6 @@ from simoffload.results.training import (
     TrainingResult,
     data_loading_sentences,
 )
-from simoffload.results.values import by_name, interval_columns, with_intervals
 
 __all__ = [
     "ADAPTERS",

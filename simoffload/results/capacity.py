@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.documents import Edit
 from simoffload.hardware import Tier, TierKind
-from simoffload.results.values import by_name
+from simoffload.results.metrics import by_name
 from simoffload.units import formatted_apart
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import Passes, all_passes, metric
+from simoffload.results.metrics import Passes, all_passes, by_name, metric
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
-from simoffload.results.values import by_name
 
 
 class Outlook(NamedTuple):

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from simoffload.results.capacity import CacheBlocks
 from simoffload.results.endurance import TierLifetime
-from simoffload.results.metrics import Passes, all_passes, metric
+from simoffload.results.metrics import Passes, all_passes, by_name, metric
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic
-from simoffload.results.values import by_name
 
 
 def _prefill(result: InferenceResult) -> Passes:

@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from simoffload.results.attribution import Attribution, Group, attribute, cause_text, end_of
+from simoffload.results.metrics import by_name
 from simoffload.results.timeline import Timeline
-from simoffload.results.values import by_name
 from simoffload.schedule import Cause, LinkUnit, link_time, stream_times
 
 Time = int | Fraction

@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.metrics import Metric, Passes, WithMetrics
+from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.timeline import PassWork, Timeline
-from simoffload.results.values import by_name
 
 if TYPE_CHECKING:
     import pandas as pd

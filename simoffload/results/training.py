@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from simoffload.results.capacity import Estimate, TierUse
 from simoffload.results.checkpoint import Checkpoints
 from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import Passes, all_passes, metric
+from simoffload.results.metrics import Passes, all_passes, by_name, metric
 from simoffload.results.passes import PassResult, Time, aggregate, seconds
 from simoffload.results.result import SimulationResult
-from simoffload.results.values import by_name
 from simoffload.units import format_bytes, format_rate, format_seconds, per_second
 from simoffload.workload import Dataset
 

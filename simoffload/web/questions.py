@@ -24,8 +24,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Sensitivity, sensitivity
 from simoffload.planning.streams import StreamResult, stream
 from simoffload.progress import stage
-from simoffload.report.comparison import Group, groups
-from simoffload.report.comparison_charts import CurvePoint, causes_compared, curve_of
+from simoffload.report.comparison import CurvePoint, Group, causes_compared, curve_of, groups
 from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable
 from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side

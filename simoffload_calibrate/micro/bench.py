@@ -16,20 +16,18 @@ from simoffload.errors import InputError, shortened
 from simoffload.hardware import SeenGpu, detect_machine
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
-from simoffload_calibrate.machine_facts import machine_facts
 from simoffload_calibrate.micro.benchmarks import (
     BenchmarkSetting,
-    Microbenchmark,
-    microbenchmarks,
-    need_storage,
-)
-from simoffload_calibrate.micro.plan import (
     Context,
     MeasurementRequest,
     MeasurementSection,
+    Microbenchmark,
     SkippedError,
+    microbenchmarks,
+    need_storage,
     refusal,
 )
+from simoffload_calibrate.runs import machine_facts
 
 _FILE = 128 << 20
 """[B] Size of one storage file, which holds one tensor."""

@@ -6,9 +6,11 @@ imports PyTorch: what runs is named, and child processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from simoffload.errors import InputError
 from simoffload_calibrate.micro.noise import pooled, pooled_steps
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ class MemoryReads(Microbenchmark):
     """Reads of host memory, by threads."""
 
     name = "memory_reads"
-    runs = f"{_MICRO}.cpu_reads:measure_reads"
+    runs = f"{_MICRO}.cpu:measure_reads"
     seconds, building, quick, rounds = 1.5, 0.2, 0.5, (1, 2, 3)
     needs_gpu = False
     gives = ("host.cpu_products",)
@@ -201,7 +203,7 @@ class GgmlProducts(Microbenchmark):
     """Products of ggml on the CPU, by format, tokens and threads, where llama-cpp-python is installed."""
 
     name = "ggml"
-    runs = f"{_MICRO}.ggml:measure_products"
+    runs = f"{_MICRO}.cpu:measure_products"
     seconds, building = 10.0, 2.0
     needs_gpu = False
     gives = ("host.cpu_products",)
@@ -483,7 +485,7 @@ class PageFaults(Microbenchmark):
     """Page faults of a mapped file that memory does not hold, by threads."""
 
     name = "page_faults"
-    runs = f"{_MICRO}.cpu_reads:measure_page_faults"
+    runs = f"{_MICRO}.cpu:measure_page_faults"
     seconds, quick, rounds = 4.0, 4.0, (1, 2)
     needs_gpu, storage = False, True
     gives = ("host.cpu_products.page_faults",)
@@ -593,3 +595,66 @@ def _in_files(keys: Sequence[str]) -> str:
         for profile, names in files.items()
     ]
     return " and ".join(lists)
+
+
+# -- the request for a measurement, and the sections of it on one machine --------------------------
+
+
+class MeasurementRequest(NamedTuple):
+    """A request for a measurement, as the user stated it."""
+
+    sections: tuple[str, ...]
+    """The names of the sections to measure: the ``section`` of microbenchmarks."""
+    gpus: int | None
+    """The number of GPUs to use; None for all."""
+    storage: Path | None
+    """The folder in which storage is measured."""
+    storage_size: int | None
+    """[B] Size of the files that are written; None for 2 GiB or a quarter of the free space."""
+    quick: bool
+    """Whether to measure one round with fewer points."""
+    record: Path | None = None
+    """The file that is rewritten after every section, so that a run that ends early loses nothing."""
+    seconds: float | None = None
+    """[s] Time limit of the measurement; None for the usual time."""
+    resumed: Mapping[str, Any] | None = None
+    """The record of an earlier run that this one continues."""
+
+
+def refusal(option: str, message: str) -> InputError:
+    """Return an InputError about an option of the command line."""
+    return InputError.at("", message, path=option)
+
+
+class SkippedError(Exception):
+    """A section cannot be measured on this machine, or failed; the text of the exception is the reason."""
+
+
+class Context(NamedTuple):
+    """The circumstances of one measurement of a section."""
+
+    round: int
+    """The number of the round, counted from 1."""
+    again: int
+    """The number of earlier measurements of the section in this round."""
+    seconds: float
+    """[s] Time limit, after which the section returns the results that it has."""
+
+
+class MeasurementSection(NamedTuple):
+    """A section of the measurement on this machine, which is measured in several rounds."""
+
+    name: str
+    """The key of the section in the record."""
+    run: Callable[[Context], Mapping[str, Any]]
+    """The function that measures and returns the results. It raises SkippedError."""
+    seconds: float
+    """[s] Expected time of a round."""
+    building: float = 0.0
+    """[s] Additional time of the first round."""
+    rounds: tuple[int, ...] = (1, 2, 3)
+    """The rounds in which the section is measured."""
+    host: bool = True
+    """Whether a slow host thread changes the results; times that depend on the GPU alone do not change."""
+    once: bool = False
+    """Whether later rounds only measure what time did not allow in an earlier one."""

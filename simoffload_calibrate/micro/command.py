@@ -178,7 +178,7 @@ def _profiles(arguments: Namespace, raw: dict[str, Any], console: Console) -> di
 
 
 def _measure(arguments: Namespace, console: Console) -> dict[str, Any]:
-    from simoffload_calibrate.micro.plan import MeasurementRequest
+    from simoffload_calibrate.micro.benchmarks import MeasurementRequest
     from simoffload_calibrate.micro.record import read_record
     from simoffload_calibrate.micro.session import describe, measure
 

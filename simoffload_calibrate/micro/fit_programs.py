@@ -39,8 +39,15 @@ from simoffload_calibrate.host_costs import (
     trace_observations,
     training_observations,
 )
-from simoffload_calibrate.micro.fit_parts import copy_seconds, wait_s
-from simoffload_calibrate.micro.fitted import Fitted, central, non_negative, rate_text, seconds_text
+from simoffload_calibrate.micro.fit_parts import (
+    Fitted,
+    central,
+    copy_seconds,
+    non_negative,
+    rate_text,
+    seconds_text,
+    wait_s,
+)
 from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 

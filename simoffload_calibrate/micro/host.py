@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from simoffload_calibrate.child import Job, synchronize
-from simoffload_calibrate.micro.plan import SkippedError
+from simoffload_calibrate.micro.benchmarks import SkippedError
 from simoffload_calibrate.micro.timing import seconds_by_rank
 
 _GIB = 1 << 30

@@ -12,12 +12,10 @@ from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import CPU, Changes, Library, Platform, id_fault, inherited, load_platform
 from simoffload.units import plural
-from simoffload_calibrate.micro.benchmarks import Fits, microbenchmarks
-from simoffload_calibrate.micro.fit_parts import is_switched
+from simoffload_calibrate.micro.benchmarks import Fits, microbenchmarks, refusal
+from simoffload_calibrate.micro.fit_parts import Fitted, bytes_text, is_switched, rate_text
 from simoffload_calibrate.micro.fit_programs import ThreadFit
-from simoffload_calibrate.micro.fitted import Fitted, bytes_text, rate_text
-from simoffload_calibrate.micro.gpu_groups import measured_groups
-from simoffload_calibrate.micro.plan import refusal
+from simoffload_calibrate.micro.gpu import measured_groups
 
 # -- shipped platforms that give the numbers which a measurement of the same GPU cannot give -------
 

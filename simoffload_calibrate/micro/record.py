@@ -9,9 +9,9 @@ from typing import Any
 
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.exchange.files import replacing
-from simoffload_calibrate.json_records import read_json
 from simoffload_calibrate.micro.benchmarks import Microbenchmark, microbenchmark, microbenchmarks
 from simoffload_calibrate.micro.noise import machine_noise
+from simoffload_calibrate.records import read_json
 
 SCHEMA = "simoffload/micro/2"
 _ONE_ROUND = "simoffload/micro/1"

@@ -12,15 +12,15 @@ import simoffload
 from simoffload.errors import shortened
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.micro.bench import Bench, open_bench, probe_seconds, storage_bytes
-from simoffload_calibrate.micro.benchmarks import need_storage
-from simoffload_calibrate.micro.noise import is_noisy, probe_level
-from simoffload_calibrate.micro.plan import (
+from simoffload_calibrate.micro.benchmarks import (
     Context,
     MeasurementRequest,
     MeasurementSection,
     SkippedError,
+    need_storage,
     refusal,
 )
+from simoffload_calibrate.micro.noise import is_noisy, probe_level
 from simoffload_calibrate.micro.record import SCHEMA, Record
 
 _SPARE = 3.0

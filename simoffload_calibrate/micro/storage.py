@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simoffload_calibrate.child import Job
-from simoffload_calibrate.micro.plan import SkippedError
+from simoffload_calibrate.micro.benchmarks import SkippedError
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _TENSOR = 128 * _MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.hardware.detect import System
-from simoffload_calibrate.machine_facts import machine_facts
+from simoffload_calibrate.runs import machine_facts
 
 CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nflags\t\t: fpu{flag} sse\n"
 

@@ -13,7 +13,7 @@ import pytest
 
 from simoffload.hardware import load_platform
 from simoffload_calibrate.micro import profiles, session
-from simoffload_calibrate.micro.plan import MeasurementRequest
+from simoffload_calibrate.micro.benchmarks import MeasurementRequest
 from tests.calibration.micro.machine import record
 
 if TYPE_CHECKING:

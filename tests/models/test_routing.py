@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, load_model, module_cost
-from simoffload.models.routing import DEFAULT, EVEN, Routing, _inclusion, touched_share
+from simoffload.models.shape import DEFAULT, EVEN, Routing, _inclusion, touched_share
 
 ROUTINGS = [EVEN, DEFAULT, Routing(zipf=2.0), Routing(frequencies=tuple(range(16)))]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from simoffload.report.comparison import Published, groups, warnings
-from simoffload.report.comparison_charts import causes_compared
+from simoffload.report.comparison import Published, causes_compared, groups, warnings
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import checked, compare_text
 

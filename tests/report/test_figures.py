@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from simoffload.report.charts import bounds, capacity, causes, schedule, windows
-from simoffload.report.comparison import Published, groups
-from simoffload.report.comparison_charts import causes_compared, times_compared
+from simoffload.report.comparison import Published, causes_compared, groups, times_compared
 from simoffload.report.plotting import plain
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult

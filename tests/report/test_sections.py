@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from simoffload.report.comparison import groups
 from simoffload.report.html import write_comparison, write_report
-from simoffload.report.sections.training_overheads import training_overheads
+from simoffload.report.sections.performance import training_overheads
 from simoffload.report.summary import group_summary
 from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.checkpoint import (

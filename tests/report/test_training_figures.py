@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload.report.charts import memory, phases
-from simoffload.report.comparison import groups
-from simoffload.report.comparison_charts import causes_compared, phases_compared
+from simoffload.report.comparison import causes_compared, groups, phases_compared
 from simoffload.report.plotting import BLUE, cause_colour
 from simoffload.results.training import TrainingResult
 from simoffload.schedule import Cause

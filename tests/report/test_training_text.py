@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.report.formatting import causes_by_phase, stage_needs
 from simoffload.report.presentation import presentation
-from simoffload.report.sections.training_overheads import storage
+from simoffload.report.sections.performance import storage
 from simoffload.results.training import StorageTraffic, TimedPhase, TrainingResult
 from simoffload.schedule import Cause
 from tests.report.conftest import ANSI, result_text

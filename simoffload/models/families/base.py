@@ -14,8 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from simoffload.documents import Frozen
 from simoffload.errors import shortened
 from simoffload.models.modules import Attention, Dtype, Module, Traits
-from simoffload.models.routing import DEFAULT, Routing
-from simoffload.models.shape import Layer, ModelShape, grouped
+from simoffload.models.shape import DEFAULT, Layer, ModelShape, Routing, grouped
 
 # Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]

@@ -36,7 +36,7 @@ from simoffload.models.modules import (
     layer_norm,
     linear,
 )
-from simoffload.models.routing import EVEN, Routing
+from simoffload.models.shape import EVEN, Routing
 
 # -- mixtral ---------------------------------------------------------------------------------------
 # Llama's attention and, instead of its feed-forward network, experts chosen by a router.

@@ -40,13 +40,20 @@ from simoffload.strategies.base import (
 )
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
-from simoffload.strategies.hooks.cpu_placement import CpuPlacement, Split, SplitMode, divided_units, fitted
+from simoffload.strategies.hooks.cpu_placement import (
+    CpuPlacement,
+    Overrides,
+    Split,
+    SplitMode,
+    divided_units,
+    fitted,
+    overridden,
+    read_overrides,
+)
 from simoffload.strategies.hooks.device_memory import CONTEXT, MARGIN, DeviceMemory, rooms
 from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
-from simoffload.strategies.hooks.tensor_overrides import Overrides, overridden, read_overrides
-from simoffload.strategies.passes.ggml_timing import GgmlTimings
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
-from simoffload.strategies.passes.timing import PassTimings
+from simoffload.strategies.passes.timing import GgmlTimings, PassTimings
 from simoffload.strategies.programs.vllm_engine import VllmEngine
 from simoffload.units import plural
 from simoffload.workload import Inference

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from simoffload_calibrate.micro.bench import Bench
-from simoffload_calibrate.micro.plan import Context, MeasurementRequest, MeasurementSection
+from simoffload_calibrate.micro.benchmarks import Context, MeasurementRequest, MeasurementSection
 
 QUIET = 4e-6
 """[s] Time of a call on a quiet host."""

@@ -19,8 +19,7 @@ import yaml
 from simoffload.errors import InputError
 from simoffload.hardware import load_platform
 from simoffload_calibrate.micro import bench, session
-from simoffload_calibrate.micro.benchmarks import sections
-from simoffload_calibrate.micro.plan import MeasurementRequest
+from simoffload_calibrate.micro.benchmarks import MeasurementRequest, sections
 from simoffload_calibrate.micro.record import Record, read_record
 from simoffload_calibrate.micro.session import describe, measure
 from tests.calibration.micro.conftest import H200, play

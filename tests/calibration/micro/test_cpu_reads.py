@@ -145,7 +145,7 @@ def test_kernels_without_tiles_are_as_fast_with_few_tokens(tmp_path: Path) -> No
 def test_this_machine(tmp_path: Path) -> None:
     """Reads and page faults of this machine, whose numbers are positive and make a platform."""
     pytest.importorskip("torch", reason="calibration runs PyTorch")
-    from simoffload_calibrate.micro.plan import MeasurementRequest
+    from simoffload_calibrate.micro.benchmarks import MeasurementRequest
     from simoffload_calibrate.micro.session import measure
 
     asked = MeasurementRequest(("memory_reads", "page_faults"), None, tmp_path, 128 * MIB, quick=True)
@@ -170,33 +170,33 @@ def test_without_ggml_a_line_says_what_gives_its_numbers(
 ) -> None:
     pytest.importorskip("torch", reason="calibration runs PyTorch")
     from simoffload_calibrate.child import Job
-    from simoffload_calibrate.micro import ggml
-    from simoffload_calibrate.micro.plan import SkippedError
+    from simoffload_calibrate.micro import cpu
+    from simoffload_calibrate.micro.benchmarks import SkippedError
 
     other = "profiles import llama-bench gives the same numbers"
     job = Job(0, 1, "cpu", {}, {}, 1e9)
-    monkeypatch.setattr(ggml, "find_spec", lambda _: None)
+    monkeypatch.setattr(cpu, "find_spec", lambda _: None)
     with pytest.raises(
         SkippedError, match=rf"ggml is not installed \(pip install llama-cpp-python\); {other}"
     ):
-        ggml.measure_products(job)
+        cpu.measure_products(job)
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(ggml, "find_spec", lambda _: spec)
+    monkeypatch.setattr(cpu, "find_spec", lambda _: spec)
     with pytest.raises(SkippedError, match=rf"lib has no libggml-cpu.so of its own for this CPU; {other}"):
-        ggml.measure_products(job)
+        cpu.measure_products(job)
     (tmp_path / "lib").mkdir()
     for name in ("base", "cpu"):
         (tmp_path / "lib" / f"libggml-{name}.so").write_text("no library")
     with pytest.raises(SkippedError, match=r"ggml cannot be loaded: .*libggml-base\.so"):
-        ggml.measure_products(job)
+        cpu.measure_products(job)
 
 
 @pytest.mark.deepspeed
 def test_a_file_that_stays_in_memory_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="calibration runs PyTorch")
     from simoffload_calibrate.child import Job
-    from simoffload_calibrate.micro.cpu_reads import measure_page_faults
-    from simoffload_calibrate.micro.plan import SkippedError
+    from simoffload_calibrate.micro.benchmarks import SkippedError
+    from simoffload_calibrate.micro.cpu import measure_page_faults
 
     shared = Path("/dev/shm")
     if not shared.is_dir():

@@ -17,6 +17,8 @@ from simoffload.scenario import resolve
 from simoffload.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 from simoffload_calibrate.micro.fit_parts import (
     Roofline,
+    bytes_text,
+    central,
     fit_attention,
     fit_drive,
     fit_float16,
@@ -27,9 +29,11 @@ from simoffload_calibrate.micro.fit_parts import (
     fit_memory,
     fit_pcie,
     fit_strided,
+    flops_text,
+    rate_text,
+    seconds_text,
 )
 from simoffload_calibrate.micro.fit_programs import fit_eager
-from simoffload_calibrate.micro.fitted import bytes_text, central, flops_text, rate_text, seconds_text
 from simoffload_calibrate.small_models import eager_cases
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, HBM, HBM_SHARE, KERNEL, PEAK, record

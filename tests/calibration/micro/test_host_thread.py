@@ -15,8 +15,8 @@ from simoffload.hardware import DEFAULT_SPREADS, TimeInput
 from simoffload.units import parse_seconds
 from simoffload_calibrate.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
 from simoffload_calibrate.micro import fit_programs
+from simoffload_calibrate.micro.fit_parts import Fitted
 from simoffload_calibrate.micro.fit_programs import ThreadFit, fit_thread
-from simoffload_calibrate.micro.fitted import Fitted
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 from simoffload_calibrate.small_models import held_back_cases, small_cases
 from tests.calibration.micro import machine

@@ -15,7 +15,7 @@ from simoffload.cli import main
 from simoffload.hardware import load_platform
 from simoffload_calibrate.micro import benchmarks
 from simoffload_calibrate.micro.benchmarks import Fits, Microbenchmark, register
-from simoffload_calibrate.micro.fitted import Fitted, rate_text
+from simoffload_calibrate.micro.fit_parts import Fitted, rate_text
 from simoffload_calibrate.micro.profiles import Base, Measured
 
 SIZE = 1 << 20

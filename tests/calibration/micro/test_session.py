@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload_calibrate.micro import session
-from simoffload_calibrate.micro.plan import (
+from simoffload_calibrate.micro.benchmarks import (
     Context,
     MeasurementRequest,
     MeasurementSection,

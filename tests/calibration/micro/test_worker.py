@@ -13,10 +13,9 @@ import pytest
 from simoffload.hardware import load_platform
 from simoffload_calibrate import small_models
 from simoffload_calibrate.micro import bench
-from simoffload_calibrate.micro.benchmarks import microbenchmarks
+from simoffload_calibrate.micro.benchmarks import MeasurementRequest, microbenchmarks
 from simoffload_calibrate.micro.fit_parts import fit_memory
 from simoffload_calibrate.micro.fit_programs import FACTORS, fit_thread
-from simoffload_calibrate.micro.plan import MeasurementRequest
 from simoffload_calibrate.micro.session import measure
 from simoffload_calibrate.small_models import small_training_cases
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from simoffload.documents import Frozen
-from simoffload.hardware.quantities import Count, PositiveSeconds, Provenance, Share, Sourced, saturating
-from simoffload.units import BytesPerSecond, FlopsPerSecond
+from simoffload.hardware.quantities import (
+    Count,
+    PositiveSeconds,
+    Provenance,
+    RowsCurve,
+    Share,
+    Sourced,
+    saturating,
+)
+from simoffload.units import BytesPerSecond, FlopsPerSecond, Seconds
+
+# -- products that the CPU computes from weights in host memory, as llama.cpp does (ggml-cpu) ------
+
 
 ProductKernel = Literal["dot", "blocked", "tiled"]
 """Kind of kernel that multiplies several tokens: one dot product after the other (``vec_dot``), blocks of
@@ -104,3 +115,31 @@ class CpuClasses(CpuKernels):
 
 _DESKTOP, _WORKSTATION = 140_000_000_000, 400_000_000_000
 """Most bandwidth [B/s] of two channels of DDR5-8800, and of eight of DDR5-6250."""
+
+
+# -- kernels of ggml's CUDA backend, with which llama.cpp multiplies weights of the types of GGUF --
+
+
+class GgmlKernels(Frozen):
+    """Speed of the kernels of ggml on a GPU.
+
+    A product of one token takes the time of its bytes at the rate of 16-bit weights and that of decoding
+    them, one after the other. A product of many tokens rounds its input to 8 bits (``mul_mat_q``); its rate
+    depends on its tokens, that of experts on the tokens of each.
+    """
+
+    kernel_latency: Sourced[Seconds]
+    """Time that each kernel of a CUDA graph costs in addition to its work."""
+    decode: Sourced[BytesPerSecond]
+    """Rate of decoding weights of fewer than 8 bits of one matrix."""
+    decode_experts: Sourced[BytesPerSecond]
+    """The same for the chosen experts of a layer, whatever their type: their matrices are small."""
+    products: RowsCurve
+    """Share of the peak rate in 16 bits that products of so many tokens reach."""
+    grouped: RowsCurve
+    """The same for experts, by the tokens of each."""
+
+    @property
+    def deciding(self) -> tuple[Provenance, ...]:
+        """The numbers that decide the time of generating text."""
+        return self.kernel_latency, self.decode, self.decode_experts
