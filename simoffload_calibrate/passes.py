@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from simoffload.models.families import FAMILIES
+from simoffload.models import FAMILIES
 from simoffload_calibrate.child import combined, synchronize
 
 

@@ -165,9 +165,7 @@ def _check_profile(document: Document) -> Warnings:
 
 def _check_ds_config(document: Document) -> Warnings:
     from simoffload.documents import validate
-    from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings
-    from simoffload.strategies.ds_config.keys import trains
-    from simoffload.strategies.ds_config.settings import resolve_training
+    from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, resolve_training, trains
 
     config = validate(document, DeepSpeedConfig)
     try:

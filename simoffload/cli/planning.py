@@ -31,7 +31,7 @@ from simoffload.planning.advise.purchases import Search
 from simoffload.planning.evaluator import Evaluated
 from simoffload.progress import steps
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.ds_config.settings import BATCH, FILE
+from simoffload.strategies.ds_config import BATCH, FILE
 
 if TYPE_CHECKING:
     from simoffload.cli.option_types import Budget

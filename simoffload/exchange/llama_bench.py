@@ -30,8 +30,7 @@ from simoffload.hardware import (
     Profile,
     shipped_unmeasured,
 )
-from simoffload.models import GGUF, Layer, ModelShape, Module, list_models, load_model
-from simoffload.models.shape import parameters_of
+from simoffload.models import GGUF, Layer, ModelShape, Module, list_models, load_model, parameters_of
 from simoffload.strategies.hooks.on_cpu import kernel_of, meetings
 from simoffload.strategies.passes.timing import decoding_s, kernels_of
 

@@ -26,6 +26,10 @@ from simoffload.models.cost import (
     weight_cost,
 )
 from simoffload.models.families import FAMILIES
+from simoffload.models.formats import FORMATS, Kernel, Method
+from simoffload.models.gguf_file import tensor_names
+from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
 from simoffload.models.modules import (
     GROWING,
     SINGLE,
@@ -35,32 +39,54 @@ from simoffload.models.modules import (
     Dtype,
     Module,
     ModuleKind,
+    Operations,
+    Parallel,
     Parameter,
     Repeated,
+    Traits,
 )
-from simoffload.models.shape import Layer, LayerGroup, ModelShape, parameters_of, window_of
+from simoffload.models.quantization import QUANTIZATIONS, deepspeed_quantization, has_gguf, in_gguf, quantized
+from simoffload.models.shape import (
+    Layer,
+    LayerGroup,
+    ModelShape,
+    grouped,
+    parameters_of,
+    stored_bytes,
+    window_of,
+)
 from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
 from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
 
 __all__ = [
+    "ANY_TEXT",
     "FAMILIES",
+    "FORMATS",
     "GGUF",
     "GROWING",
+    "QUANTIZATIONS",
     "SINGLE",
+    "VALID",
     "Attention",
+    "Automaton",
     "CacheForm",
     "CpuAttentionCode",
     "Dtype",
+    "Kernel",
     "Layer",
     "LayerGroup",
+    "Method",
     "ModelShape",
     "ModelSpec",
     "Module",
     "ModuleCost",
     "ModuleKind",
+    "Operations",
+    "Parallel",
     "Parameter",
     "Repeated",
     "Sequences",
+    "Traits",
     "WeightCost",
     "absorbed_kernels",
     "attention_kernels",
@@ -68,19 +94,30 @@ __all__ = [
     "backward_products",
     "batch_cost",
     "canonical_model",
+    "conditions_of",
+    "deepspeed_quantization",
     "forward_cost",
+    "grouped",
+    "has_gguf",
+    "in_gguf",
     "is_model",
     "is_model_file",
     "list_models",
     "load_model",
     "loss_module",
     "module_cost",
+    "nf4_bits",
     "parameters_of",
+    "quantized",
+    "read_expression",
     "resembled_model",
+    "stored_bytes",
+    "tensor_names",
     "tokens_of",
     "training_backward_flops",
     "training_cost",
     "training_forward_flops",
     "weight_cost",
     "window_of",
+    "with_lora",
 ]

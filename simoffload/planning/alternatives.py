@@ -15,8 +15,7 @@ from simoffload.bisection import first_with_room
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.quantization import QUANTIZATIONS, quantized
+from simoffload.models import QUANTIZATIONS, ModelShape, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import (
     ADDED,

@@ -8,10 +8,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from simoffload import units
-from simoffload.results.passes import PassResult
+
+if TYPE_CHECKING:
+    from simoffload.results.passes import PassResult
 
 # -- conversion of results to plain values for JSON and tables -------------------------------------
 
@@ -71,7 +73,7 @@ def with_intervals(
 V = TypeVar("V")
 Better = Literal["lower", "higher", ""]
 """Direction in which a number is the better one; "" for neither."""
-Passes = tuple[tuple[PassResult, float], ...]
+Passes: TypeAlias = "tuple[tuple[PassResult, float], ...]"
 """Passes with the time [s] of each."""
 
 

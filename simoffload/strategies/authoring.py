@@ -17,8 +17,7 @@ from typing import Any, ClassVar, get_args
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
-from simoffload.models.quantization import QUANTIZATIONS
+from simoffload.models import QUANTIZATIONS, ModelShape, Module
 from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
 from simoffload.strategies.base import (

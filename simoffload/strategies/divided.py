@@ -16,9 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import Layer, ModelShape, Module, Parameter
-from simoffload.models.modules import Operations, Parallel
-from simoffload.models.shape import grouped
+from simoffload.models import Layer, ModelShape, Module, Operations, Parallel, Parameter, grouped
 
 # --------------------------------------------------------------------------------------------------
 # The numbers of parts and replicas among which the GPUs of a strategy are divided.

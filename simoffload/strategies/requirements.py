@@ -14,9 +14,7 @@ from typing import NamedTuple, get_args
 from simoffload.documents import either
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape
-from simoffload.models.formats import Method
-from simoffload.models.modules import Dtype
+from simoffload.models import Dtype, Method, ModelShape
 
 VLLM = "vLLM"
 TRANSFORMERS = "transformers"

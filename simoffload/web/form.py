@@ -15,8 +15,7 @@ from simoffload.documents import Edit, read_option
 from simoffload.documents.json_schema import json_schema
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import STORAGE_KINDS, Library
-from simoffload.models import ModelSpec
-from simoffload.models.quantization import QUANTIZATIONS
+from simoffload.models import QUANTIZATIONS, ModelSpec
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario

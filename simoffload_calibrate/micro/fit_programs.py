@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
-from simoffload.models import ModelShape, Sequences, load_model
-from simoffload.models.modules import SINGLE
+from simoffload.models import SINGLE, ModelShape, Sequences, load_model
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.passes.timing import Timing, TrainingTiming
 from simoffload.strategies.programs.accelerate import Accelerate

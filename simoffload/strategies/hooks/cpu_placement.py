@@ -18,11 +18,18 @@ from pydantic import BeforeValidator, Field
 from simoffload.bisection import first_that_holds
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, Module
-from simoffload.models.gguf_file import tensor_names
-from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
+from simoffload.models import (
+    ANY_TEXT,
+    VALID,
+    Automaton,
+    ModelShape,
+    Module,
+    conditions_of,
+    read_expression,
+    stored_bytes,
+    tensor_names,
+)
 from simoffload.models.module_names import Sequence as Parts
-from simoffload.models.shape import stored_bytes
 from simoffload.recent import Recent
 from simoffload.strategies.base import Home, Homes
 

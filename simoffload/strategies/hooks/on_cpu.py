@@ -15,8 +15,7 @@ from math import hypot
 from typing import NamedTuple
 
 from simoffload.hardware import ProductKernel
-from simoffload.models import ModelShape, Module
-from simoffload.models.shape import stored_bytes
+from simoffload.models import ModelShape, Module, stored_bytes
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, Dependency, Purpose
 from simoffload.strategies.cache.cache_updates import CACHE_LABEL

@@ -31,7 +31,7 @@ from simoffload.units import format_flops
 from simoffload.workload import Inference
 
 if TYPE_CHECKING:
-    from simoffload.models.formats import Kernel
+    from simoffload.models import Kernel
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""

@@ -18,11 +18,17 @@ from pydantic import BeforeValidator, Field
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
 from simoffload.hardware import Curve, Machine, Path, Tier
-from simoffload.models import Layer, ModelShape, Module, Sequences
-from simoffload.models.cost import tokens_of
-from simoffload.models.formats import FORMATS
-from simoffload.models.quantization import QUANTIZATIONS
-from simoffload.models.shape import grouped, stored_bytes
+from simoffload.models import (
+    FORMATS,
+    QUANTIZATIONS,
+    Layer,
+    ModelShape,
+    Module,
+    Sequences,
+    grouped,
+    stored_bytes,
+    tokens_of,
+)
 from simoffload.results import Change
 from simoffload.schedule import Cause
 from simoffload.strategies.base import (

@@ -48,9 +48,7 @@ from simoffload.strategies.base import (
     Tunables,
     pinned_rounding,
 )
-from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.keys import section_warnings
-from simoffload.strategies.ds_config.settings import OptimizerKind
+from simoffload.strategies.ds_config import DeepSpeedConfig, OptimizerKind, section_warnings
 from simoffload.strategies.memory import KEPT_BY_MALLOC, system_memory
 from simoffload.strategies.passes.pass_writer import HOST, StreamWriter
 from simoffload.strategies.passes.timing import copy_cause, picoseconds

@@ -19,8 +19,7 @@ from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Sequences
-from simoffload.models.quantization import has_gguf, in_gguf
+from simoffload.models import ModelShape, Sequences, has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import (

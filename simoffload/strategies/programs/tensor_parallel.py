@@ -22,8 +22,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Sequences
-from simoffload.models.quantization import QUANTIZATIONS
+from simoffload.models import QUANTIZATIONS, ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
     SERVED,

@@ -26,9 +26,7 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Parameter
-from simoffload.models.formats import FORMATS
-from simoffload.models.shape import stored_bytes
+from simoffload.models import FORMATS, ModelShape, Module, Parameter, stored_bytes
 from simoffload.results import Change, Facts, HeldKind
 from simoffload.strategies.base import (
     ROUNDING,

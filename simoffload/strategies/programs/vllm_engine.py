@@ -21,8 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, Sequences
-from simoffload.models.formats import Kernel
+from simoffload.models import Kernel, ModelShape, Module, Sequences
 from simoffload.strategies.base import Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves
 from simoffload.strategies.memory import DISPLAY

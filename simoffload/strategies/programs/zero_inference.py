@@ -40,9 +40,16 @@ from simoffload.strategies.cache.kv_cache import (
     KvCache,
 )
 from simoffload.strategies.divided import Degrees
-from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadSettings, resolve_settings
-from simoffload.strategies.ds_config.keys import Use
-from simoffload.strategies.ds_config.settings import FILE, exported_config, larger_buffers, memory_settings
+from simoffload.strategies.ds_config import (
+    FILE,
+    DeepSpeedConfig,
+    OffloadSettings,
+    Use,
+    exported_config,
+    larger_buffers,
+    memory_settings,
+    resolve_settings,
+)
 from simoffload.strategies.hooks.zero import Partitioning, Zero
 from simoffload.strategies.passes.pass_writer import (
     Call,
@@ -629,7 +636,7 @@ def _with_quantized_weights(
 @lru_cache(maxsize=16)
 def _quantized(model: ModelShape, bits: int, group: int, *, by_columns: bool) -> ModelShape:
     """Return the quantized model, the same object for the same arguments."""
-    from simoffload.models.quantization import deepspeed_quantization, quantized
+    from simoffload.models import deepspeed_quantization, quantized
 
     kernel = model.dtype == "float16" and by_columns and group % _KERNEL_GROUPS == 0
     return quantized(model, deepspeed_quantization(bits, group, dtype_bytes=model.dtype_bytes, kernel=kernel))

@@ -36,20 +36,16 @@ from simoffload.strategies.ds_config import (
     LATEST,
     PRECISIONS,
     DeepSpeedConfig,
-    OffloadSettings,
-    parse_version,
-)
-from simoffload.strategies.ds_config.keys import (
     OffloadDevice,
     OffloadOptimizerSection,
     OffloadParamSection,
+    OffloadSettings,
     Use,
-)
-from simoffload.strategies.ds_config.settings import (
     allowing,
     faster_settings,
     fetch_settings,
     larger_buffers,
+    parse_version,
     released,
     use_of,
 )

@@ -19,17 +19,18 @@ from pydantic import Field
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Repeated
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models import ModelShape, Repeated, nf4_bits, with_lora
 from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import AnyTier, Basis, Description, Held, Plan, Tunable, Tunables
-from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.ds_config.keys import Use, ZenFlowSection, batch_problems
-from simoffload.strategies.ds_config.settings import (
+from simoffload.strategies.ds_config import (
     BITSANDBYTES,
     FILE,
+    DeepSpeedConfig,
     TrainingSettings,
+    Use,
+    ZenFlowSection,
+    batch_problems,
     exported_config,
     memory_settings,
     resolve_training,

@@ -30,7 +30,7 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate, HeldKind
 from simoffload.strategies.base import INITIALISATION, ROUNDING, Held, pinned_block
-from simoffload.strategies.ds_config.settings import BITSANDBYTES, OptimizerKind
+from simoffload.strategies.ds_config import BITSANDBYTES, OptimizerKind
 from simoffload.strategies.memory import activations_of, system_memory
 from simoffload.strategies.training.state import (
     PAGED,

@@ -22,8 +22,7 @@ from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Module, Parameter, Repeated
 from simoffload.results import STATES_8BIT, Change
 from simoffload.strategies.base import INITIALISATION, Held
-from simoffload.strategies.ds_config import OffloadSettings
-from simoffload.strategies.ds_config.settings import TrainingSettings
+from simoffload.strategies.ds_config import OffloadSettings, TrainingSettings
 from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cut_tensors
 from simoffload.units import plural
 

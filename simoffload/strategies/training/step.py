@@ -19,7 +19,7 @@ from simoffload.errors import InputError
 from simoffload.models import SINGLE
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind
-from simoffload.strategies.ds_config.settings import BITSANDBYTES
+from simoffload.strategies.ds_config import BITSANDBYTES
 from simoffload.strategies.passes.pass_writer import COMPUTE, HOST
 from simoffload.strategies.passes.timing import picoseconds
 from simoffload.strategies.plan import StepPart

@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from simoffload.errors import InputError, shortened
-from simoffload.models import FAMILIES, Layer, LayerGroup, ModelShape, Module, Sequences, loss_module
-from simoffload.models.modules import Traits
+from simoffload.models import FAMILIES, Layer, LayerGroup, ModelShape, Module, Sequences, Traits, loss_module
 from simoffload.strategies.ds_config import OffloadSettings
 from simoffload.strategies.passes.pass_writer import Call, Part
 
