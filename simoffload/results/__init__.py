@@ -35,7 +35,6 @@ from simoffload.results.endurance import (
 )
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
-from simoffload.results.kinds import KINDS, declared_metrics
 from simoffload.results.metrics import (
     Metric,
     MetricAttribute,
@@ -145,3 +144,11 @@ __all__ = [
     "tier_uses",
     "with_intervals",
 ]
+
+KINDS = (InferenceResult, TrainingResult, CheckpointResult)
+"""All kinds of results."""
+
+
+def declared_metrics() -> dict[str, Metric]:
+    """Return the metrics of all kinds of results by name; of those of one name the first."""
+    return {name: one for kind in reversed(KINDS) for name, one in kind.declared.items()}

@@ -518,7 +518,7 @@ NOW = (
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name in ("Placement", "TierChoice", "refused"):
+    if name == "refused":
         raise ImportError(f"{name}: this program is written for an older version of simoffload; {NOW}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -17,7 +17,7 @@ from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import saturating
 from simoffload.models import Attention, ModuleCost, Sequences, attention_kernels, load_model
 from simoffload.units import parse_rate, plural
-from simoffload_calibrate.micro.gpu import GpuGroup, measured_groups
+from simoffload_calibrate.micro.gpu_groups import GpuGroup, measured_groups
 
 if TYPE_CHECKING:
     from simoffload_calibrate.micro.profiles import Measured

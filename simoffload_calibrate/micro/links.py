@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from simoffload_calibrate.child import Job, synchronize
-from simoffload_calibrate.micro.gpu import copying_subsets, found_groups, has_all_subsets, subsets
+from simoffload_calibrate.micro.gpu_groups import copying_subsets, found_groups, has_all_subsets, subsets
 from simoffload_calibrate.micro.noise import pooled
 from simoffload_calibrate.micro.timing import (
     blocking_seconds,

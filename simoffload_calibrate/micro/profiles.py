@@ -15,7 +15,7 @@ from simoffload.units import plural
 from simoffload_calibrate.micro.benchmarks import Fits, microbenchmarks, refusal
 from simoffload_calibrate.micro.fit_parts import Fitted, bytes_text, is_switched, rate_text
 from simoffload_calibrate.micro.fit_programs import ThreadFit
-from simoffload_calibrate.micro.gpu import measured_groups
+from simoffload_calibrate.micro.gpu_groups import measured_groups
 
 # -- shipped platforms that give the numbers which a measurement of the same GPU cannot give -------
 

@@ -278,23 +278,23 @@ def test_one_reading_more_is_in_the_interval_where_kernels_may_have_smaller_tile
     found = simulated(model="llama-3.1-8b", platform="h100-1gpu-vm", cpu_offload_gb=8, prompt=tokens)
     low, high = found.intervals()["ttft_s"]
     if not times:
-        assert high / found.ttft_s < 1.25
+        assert high / found.ttft_s < 1.3
         return
     assert low < measured < high
     assert high / found.ttft_s > (times + 1) / times - 0.01
 
 
 @pytest.mark.parametrize(
-    ("strategy", "unlike"),
+    ("strategy", "unlike", "group"),
     [
-        ({"cpu_offload_gb": 8}, ""),
-        ({}, ""),
-        ({"offload_group_size": 4}, "served prefetched layers"),
-        ({"cpu_offload_gb": 8, "compiled": False}, "launched fused kernels one by one"),
+        ({"cpu_offload_gb": 8}, "", "vllm (others)"),
+        ({}, "", "vllm"),
+        ({"offload_group_size": 4}, "served prefetched layers", "vllm (others)"),
+        ({"cpu_offload_gb": 8, "compiled": False}, "launched fused kernels one by one", "vllm (others)"),
     ],
 )
 def test_weights_in_place_were_compared_and_prefetched_ones_were_not(
-    strategy: dict[str, Any], unlike: str
+    strategy: dict[str, Any], unlike: str, group: str
 ) -> None:
     found = confidence(so.fit(scenario(model="llama-3.1-8b", platform="h200-1gpu-vm", **strategy)))
-    assert (found.unlike, found.row.group) == (unlike, "vllm")
+    assert (found.unlike, found.row.group) == (unlike, group)

@@ -30,8 +30,10 @@ from simoffload.models import FORMATS, ModelShape, Module, Parameter, stored_byt
 from simoffload.results import Change, Facts, HeldKind
 from simoffload.strategies.base import (
     ROUNDING,
+    SERVED,
     SERVED_OTHERS,
     AnyTier,
+    Basis,
     Description,
     Held,
     Home,
@@ -203,7 +205,7 @@ class OffloadOptions(NamedTuple):
 class VllmCpuOffload(DividedStrategy):
     """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
 
-    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED_OTHERS)
+    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED)
     cache_engine: ClassVar = VLLM
 
     kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
@@ -369,6 +371,12 @@ class VllmOffloadPlan(TensorParallelPlan):
     def fused(self) -> bool:
         """Whether kernels are fused: always, as vLLM has its own."""
         return True
+
+    @property
+    def basis(self) -> Basis:
+        """The same, compared with runs that had weights in host memory if it has any."""
+        found = super().basis
+        return found._replace(evidence=SERVED_OTHERS) if any(map(size_of, self.offloaded)) else found
 
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here

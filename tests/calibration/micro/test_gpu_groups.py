@@ -14,7 +14,7 @@ import pytest
 
 from simoffload.hardware import Demand, Machine, fair_rates, load_platform
 from simoffload_calibrate.micro.fit_parts import fit_memory
-from simoffload_calibrate.micro.gpu import (
+from simoffload_calibrate.micro.gpu_groups import (
     copying_subsets,
     found_groups,
     measured_groups,

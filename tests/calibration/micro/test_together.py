@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload_calibrate.jobs import JobProcesses
-from simoffload_calibrate.micro.gpu import found_groups
+from simoffload_calibrate.micro.gpu_groups import found_groups
 from simoffload_calibrate.micro.noise import pooled
 
 pytest.importorskip("torch", reason="calibration runs PyTorch")
