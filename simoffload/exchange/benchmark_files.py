@@ -1,6 +1,4 @@
-"""Output files of benchmark tools: bounded text, JSON with finite numbers, and the measurements in SI
-units.
-"""
+"""Output files of ds_io, elbencho, fio and nvbandwidth, read with bounds, as measurements in SI units."""
 
 from __future__ import annotations
 
@@ -190,7 +188,7 @@ class CopyMeasurement(NamedTuple):
 # with the settings in the name of the log; GB is 1024^3.
 
 
-_GB_OF_DS_IO = 1024**3
+_GIB = 1024**3
 _E2E = re.compile(r"E2E (Read|Write) Speed = (\S+) GB/sec\s*")
 _BEST = re.compile(r"Best performance \(GB/sec\): read =\s*(\S+), write =\s*(\S+)\s*")
 _TAG = re.compile(r"(ftd|t|p|d|bs)([0-9]{1,9})([KM]?)")
@@ -215,11 +213,11 @@ def read_ds_io(path: str | Path) -> tuple[StorageMeasurement, ...]:
     for number, line in enumerate(file.text.splitlines(), start=1):
         if match := _E2E.fullmatch(line):
             operation: Literal["read", "write"] = "read" if match[1] == "Read" else "write"
-            measurements.append(_ds_io_measured(file, operation, match[2], _by_name(file), line=number))
+            measurements.append(_of_ds_io(file, operation, match[2], _by_name(file), line=number))
         elif match := _BEST.fullmatch(line):
             best = _tuned(file, number)
-            measurements.append(_ds_io_measured(file, "read", match[1], best, line=number))
-            measurements.append(_ds_io_measured(file, "write", match[2], best, line=number))
+            measurements.append(_of_ds_io(file, "read", match[1], best, line=number))
+            measurements.append(_of_ds_io(file, "write", match[2], best, line=number))
     if not measurements:
         file.refuse(
             'contains no line "E2E Read Speed = … GB/sec" (or Write) and no "Best performance (GB/sec): …"; '
@@ -228,7 +226,7 @@ def read_ds_io(path: str | Path) -> tuple[StorageMeasurement, ...]:
     return tuple(measurements)
 
 
-def _ds_io_measured(
+def _of_ds_io(
     file: BenchmarkFile, operation: Literal["read", "write"], text: str, settings: _Settings, *, line: int
 ) -> StorageMeasurement:
     speed = finite(text)
@@ -239,7 +237,7 @@ def _ds_io_measured(
         block=settings.block,
         queue_depth=settings.queue_depth,
         jobs=settings.jobs,
-        rate=round(speed * _GB_OF_DS_IO),
+        rate=round(speed * _GIB),
         latency=None,
         direct=None,
         random=False,
@@ -388,7 +386,7 @@ def _phase(row: _Row) -> list[StorageMeasurement]:
     latency = row.number("IO lat us [avg]")
     measured = StorageMeasurement(
         operation=operation,
-        block=_elbencho_block(row),
+        block=_block_of(row),
         queue_depth=row.positive_integer("IO depth"),
         jobs=row.positive_integer("threads") * row.positive_integer("hosts"),
         rate=round(rate * _MIB),
@@ -398,12 +396,12 @@ def _phase(row: _Row) -> list[StorageMeasurement]:
         tool="elbencho",
         version=row.cells.get("version", "").strip(),
         file=row.file.name,
-        date=_elbencho_date(row),
+        date=_date_of(row),
     )
     return [measured]
 
 
-def _elbencho_block(row: _Row) -> int:
+def _block_of(row: _Row) -> int:
     block = row.positive_integer("block size", default=0)
     if not block:
         row.file.refuse(
@@ -412,7 +410,7 @@ def _elbencho_block(row: _Row) -> int:
     return block
 
 
-def _elbencho_date(row: _Row) -> datetime.date:
+def _date_of(row: _Row) -> datetime.date:
     text = row.cells.get("ISO date", "").strip()
     if not text:
         return row.file.date

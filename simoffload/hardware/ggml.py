@@ -1,4 +1,4 @@
-"""Products that the CPU computes from weights in host memory, as llama.cpp does (ggml-cpu)."""
+"""Speed of ggml's kernels on the CPU and on GPUs, with which llama.cpp computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CPU reads: weights in memory, and pages of a mapped file (child process only)."""
+"""What the CPU reads and multiplies: weights in memory, pages of a file, ggml (child process only)."""
 
 from __future__ import annotations
 
