@@ -166,7 +166,7 @@ class _HostStatements:
         return found | self._fsdp(found) if self._kind.one_gpu else found
 
     def all(self) -> Statements:
-        """Return them with the costs that are otherwise multiples in ``hardware.thread_costs``."""
+        """Return them with the costs that are otherwise multiples in ``hardware.program_costs``."""
         found = self.shipped()
         return self._fsdp(found) | self._scaled("eager") | found
 

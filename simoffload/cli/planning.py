@@ -233,9 +233,6 @@ def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: C
 # -- ``simoffload advise`` -------------------------------------------------------------------------
 # Changes that help, and what to buy.
 
-
-# -- recommended scenarios -------------------------------------------------------------------------
-
 SIGNATURE = "# Written by simoffload advise."
 """First line of every scenario that is written."""
 _SHIPPED = "hardware_profiles/"

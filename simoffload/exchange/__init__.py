@@ -1,1 +1,1 @@
-"""Foreign file formats: each has a module with ``read_<format>`` or ``write_<format>``."""
+"""Foreign file formats: each has a function ``read_<format>`` or ``write_<format>``."""

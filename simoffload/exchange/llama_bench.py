@@ -339,7 +339,7 @@ def _unknown(printed: str, why: str) -> InputError:
     return InputError.at("", f"the model {printed[:60]!r} is not known: {text}", path="llama-bench")
 
 
-# -- llama bench profiles --------------------------------------------------------------------------
+# -- profiles from its tests --------------------------------------------------------------------------
 # Numbers of a GPU, a host or a slot that tests of llama-bench give, each by one equation of its own.
 #
 # Nothing is fitted: each equation is that with which ``llama_cpp`` is simulated, solved for one number, or

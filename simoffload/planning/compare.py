@@ -102,9 +102,6 @@ def _same_work(one: LoadedScenario, other: LoadedScenario) -> bool:
     return bool(mine == theirs)
 
 
-# -- comparison of the same work on several targets ------------------------------------------------
-
-
 # -- other settings with nearly the same answer ----------------------------------------------------
 
 

@@ -511,8 +511,8 @@ PhaseKind = Literal[_Inference, _Others]
 
 
 NOW = (
-    "write tunables(machine, plan), which yields Placements and, with a plan, each Tunable "
-    "(strategies/base.py), and of its plan held, which lists what tiers hold (strategies/base.py)"
+    "write tunables(machine, plan), which yields Placements and, with a plan, each Tunable, "
+    "and of its plan held, which lists what tiers hold (strategies/base.py)"
 )
 """What a program that answered these questions by members of its own has to write."""
 
@@ -621,7 +621,7 @@ class Plan(ABC):
     @property
     @abstractmethod
     def held(self) -> Sequence[Held]:
-        """What each tier holds for the run (``strategies.held`` derives memory, targets and traffic)."""
+        """What each tier holds for the run (functions of this module derive memory, targets and traffic)."""
 
     @property
     @abstractmethod

@@ -21,7 +21,7 @@ from simoffload_calibrate.micro.benchmarks import SkippedError
 from simoffload_calibrate.micro.host import thread_counts
 
 # -- what the CPU reads ----------------------------------------------------------------------------
-# Weights in memory, and pages of a mapped file (child process only).
+# Weights in memory, and pages of a mapped file.
 
 
 _READ, _READ_QUICK = 2 << 30, 256 << 20
@@ -120,7 +120,7 @@ def _in_memory(pages: np.ndarray[Any, np.dtype[np.uint8]]) -> float:
     return float((found & 1).mean())
 
 
-# -- products of ggml's CPU backend, called in the library of llama-cpp-python (child process only) --
+# -- products of ggml's CPU backend, called in the library of llama-cpp-python ---------------------
 
 
 FORMATS = {"q4_k": 12, "q6_k": 14, "q8_0": 8, "mxfp4": 39}

@@ -99,11 +99,7 @@ def non_negative(
     return result
 
 
-# -- numbers of profiles from measured times -------------------------------------------------------
-# GPU, CPU, links, host memory and drives.
-
-
-# -- memory, multiplications and attention of the GPU: numbers of profiles from measured times -----
+# -- memory, multiplications and attention of the GPU ----------------------------------------------
 
 
 _LARGE = 256 << 20
@@ -313,11 +309,11 @@ def _attention(row: dict[str, Any], attention: Attention) -> ModuleCost:
     return attention_kernels(shape, Sequences(row["batch"], row["new"], row["context"]))
 
 
-# -- fit cpu ---------------------------------------------------------------------------------------
-# Products on the CPU: numbers of ``cpu_products`` of a host from what its CPU reads and computes.
+# -- the CPU ---------------------------------------------------------------------------------------
+# Numbers of ``cpu_products`` of a host from what its CPU reads and computes.
 #
 # Each is an equation of ``strategies.hooks.on_cpu`` solved for one number, as in
-# ``exchange.llama_bench_profiles``.
+# ``exchange.llama_bench``.
 
 
 def fit_reads(measured: Measured) -> dict[str, Fitted]:

@@ -50,10 +50,6 @@ from simoffload_calibrate.micro.fit_parts import (
 from simoffload_calibrate.micro.noise import probe_level
 from simoffload_calibrate.reference import REFERENCE_PROBE, ReferenceCost, reference_costs
 
-# -- deepSpeed on the host -------------------------------------------------------------------------
-# The fields of ``DeepSpeedCosts``, ``TrainingCosts`` and ``CpuOptimizer``.
-
-
 # -- fit of a host thread --------------------------------------------------------------------------
 
 FACTORS = (0.3, 6.0)

@@ -8,7 +8,7 @@ from simoffload.models.families.base import Count, Derived, Extent, Flag, Module
 from simoffload.models.families.experts import Experts, FirstDenseConfig, Index, expert_traits
 from simoffload.models.modules import Module, Traits, attention, container, linear, rms_norm
 
-# -- deepSeek-V2 -----------------------------------------------------------------------------------
+# -- DeepSeek-V2 -----------------------------------------------------------------------------------
 # Latent attention (MLA), dense first layers, experts and shared ones.
 #
 # Modules and their order: transformers/models/deepseek_v2/modeling_deepseek_v2.py at 5.23.0, which caches
@@ -115,7 +115,7 @@ class DeepseekV2(LatentConfig):
         return self._deepseek("DeepseekV2")
 
 
-# -- deepSeek-V3 and R1 ----------------------------------------------------------------------------
+# -- DeepSeek-V3 and R1 ----------------------------------------------------------------------------
 # DeepSeek-V2's layers with another router.
 #
 # Modules and their order: transformers/models/deepseek_v3/modeling_deepseek_v3.py at 5.23.0. The layer that
@@ -142,7 +142,7 @@ class DeepseekV3(LatentConfig):
         return self._deepseek("DeepseekV3")
 
 
-# -- kimi-K2 ---------------------------------------------------------------------------------------
+# -- Kimi-K2 ---------------------------------------------------------------------------------------
 # The architecture of DeepSeek-V3, with more experts and fewer heads.
 #
 # Its code (modeling_deepseek.py beside its weights) is DeepSeek-V3's; modules are those of transformers

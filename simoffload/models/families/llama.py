@@ -110,7 +110,7 @@ class Olmo2(RotaryConfig):
         return self._around("Olmo2", layer)
 
 
-# -- phi-3 and Phi-4 -------------------------------------------------------------------------------
+# -- Phi-3 and Phi-4 -------------------------------------------------------------------------------
 # Llama with fused projections (queries, keys and values; gate and up) and dropouts.
 #
 # Modules and their order: transformers/models/phi3/modeling_phi3.py at 5.23.0. Operations are Llama's

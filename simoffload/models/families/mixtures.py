@@ -144,7 +144,7 @@ class PhiMoe(ExpertsConfig, SlidingConfig):
         return lists._replace(after=(layer_norm("model.norm", hidden), logits))
 
 
-# -- miniMax-M2 ------------------------------------------------------------------------------------
+# -- MiniMax-M2 ------------------------------------------------------------------------------------
 # Experts in every layer, partly rotated heads, norms over all queries and all keys together.
 #
 # Modules and their order: transformers/models/minimax_m2/modeling_minimax_m2.py at 5.23.0. Operations are

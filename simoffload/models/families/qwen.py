@@ -212,7 +212,7 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
         return self._mixed("Qwen3Moe", attend, self._routed(), self._dense)
 
 
-# -- qwen3-Next ------------------------------------------------------------------------------------
+# -- Qwen3-Next ------------------------------------------------------------------------------------
 # Gated DeltaNet in three layers of four, gated attention in the fourth; experts.
 #
 # Modules and their order: transformers/models/qwen3_next/modeling_qwen3_next.py at 5.23.0. Operations are

@@ -276,9 +276,6 @@ def _after_worker_end(task: Task, how: str) -> tuple[list[JournalRow], list[Task
 #
 # What is written depends on the rows alone: not on when, where or in which order they were computed.
 
-
-# -- workers ---------------------------------------------------------------------------------------
-
 _READY = b"ready\n"
 
 

@@ -508,9 +508,6 @@ class PagedBlocks(Hook):
         return out.add(kind, stream, fixed=fixed, size=size, route=route, label="blocks", after=after)
 
 
-# -- the key-value cache of strategies that generate text ------------------------------------------
-
-
 # -- what is refused ------------------------------------------------------------------------------
 # What programs cannot do with the key-value cache, as errors of the section ``strategy.kv_cache``.
 

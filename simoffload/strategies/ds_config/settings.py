@@ -37,7 +37,7 @@ from simoffload.strategies.ds_config.keys import (
 from simoffload.units import plural
 
 # -- settings of a run -----------------------------------------------------------------------------
-# Ds_config with the version's defaults and Hugging Face's values for "auto".
+# ds_config with the version's defaults and Hugging Face's values for "auto".
 
 
 LATEST = "0.19.8"

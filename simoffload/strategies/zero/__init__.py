@@ -1,1 +1,1 @@
-"""DeepSpeed's ZeRO-3, replayed: its coordinator, the order of its hooks, and templates of passes."""
+"""DeepSpeed's ZeRO-3, replayed: its coordinator, the order of its hooks, and their replay."""
