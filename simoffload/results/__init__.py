@@ -146,7 +146,7 @@ __all__ = [
 ]
 
 KINDS = (InferenceResult, TrainingResult, CheckpointResult)
-"""All kinds of results."""
+"""Classes of results, of which each has one kind of workload."""
 
 
 def declared_metrics() -> dict[str, Metric]:
