@@ -130,8 +130,8 @@ def machine_spreads(
     }
     faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])
     found[TimeInput.FAULTS] = faults
-    found_or_not = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS].measured
-    found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, found_or_not))
+    beside = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS].measured
+    found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, beside))
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:
         found[TimeInput.OVERFLOW_CHECK] = cpu._replace(value=_ESTIMATE, measured=False)

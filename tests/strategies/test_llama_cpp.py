@@ -163,6 +163,25 @@ def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded(
     assert 5 * mapped.decode_tokens_per_s < kept.decode_tokens_per_s  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("model", "memory", "told"),
+    [
+        ("qwen3-30b-a3b", "25 GiB", "keeps what the CPU computes in memory"),
+        ("qwen3-30b-a3b", "18 GiB", "of the mapped file: a token took up to 9 times as long"),
+        ("qwen3-30b-a3b", "64 GiB", ""),
+        ("llama-3.1-8b", "10 GiB", ""),
+    ],
+)
+def test_what_missing_pages_mean_is_told(model: str, memory: str, told: str) -> None:
+    """Dense weights that do not fit are read anew, as measured; experts may be read several times."""
+    quantization = "model.quantization=q4_k_m"
+    host = f"profiles.host/desktop-ddr5-128gb.memory_capacity={memory}"
+    chosen = "strategy.cpu_moe=all" if "a3b" in model else "strategy.gpu_layers=0"
+    plan = plan_of(scenario(model, quantization, host, chosen))
+    found = [one for one in plan.warnings if "mapped file" in one]
+    assert [told in one for one in found] == [True] * bool(told)
+
+
 def test_a_cache_in_host_memory_is_attended_to_there() -> None:
     plan = plan_of(scenario("llama-3.1-8b", "strategy.gpu_layers=all", "strategy.kv_offload=false"))
     assert all(len(one) == 1 for one in names(plan)[:-1])

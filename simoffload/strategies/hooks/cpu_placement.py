@@ -240,6 +240,24 @@ class CpuPlacement(NamedTuple):
         """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPUs."""
         return self._replace(before=min(layers, max(layers + 1 - on_gpu, 0)), head=not on_gpu)
 
+    def named(
+        self,
+        model: ModelShape,
+        gpu_layers: int | str,
+        cpu_moe: int | str | None,
+        patterns: Sequence[str],
+        weights: Sequence[float],
+    ) -> CpuPlacement:
+        """Return the same with what settings of ``LlamaCpp`` name: ``gpu_layers`` as a text is all, and
+        ``weights`` divide the layers among GPUs. Raises InputError for patterns."""
+        layers = model.num_hidden_layers
+        found = self.behind(layers, layers + 1 if isinstance(gpu_layers, str) else gpu_layers)
+        units = divided_units(layers + (not found.head) - found.before, weights)
+        experts = range(min(cpu_moe or 0, layers) if not isinstance(cpu_moe, str) else layers)
+        found = found._replace(units=units, experts=experts)
+        read = read_overrides(patterns, "strategy.override_tensor")
+        return found._replace(overridden=overridden(model, read, found.holds)) if read else found
+
     def homes(self, model: ModelShape) -> Homes:
         """Return the homes of all tensors."""
         return Homes(model, self.home)

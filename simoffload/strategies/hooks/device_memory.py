@@ -183,9 +183,16 @@ class DeviceMemory:
         return bool(self.file) and self.left < self.model.weight_bytes
 
     @property
-    def loads_better(self) -> bool:
-        """Whether pages are missing, and weights that are loaded instead of mapped fit the memory."""
-        return self.lacks_pages and self.weights_on_cpu <= self.left
+    def page_warnings(self) -> Iterator[str]:
+        """Yield what to do where pages of the file are missing, and how far off such times were."""
+        if not self.lacks_pages:
+            return
+        if self.weights_on_cpu <= self.left:
+            text = "pages of the mapped file are read again in every pass; strategy.load_mode=none (-lm none)"
+            yield f"{text} keeps what the CPU computes in memory"
+        elif self.model.num_experts and self.weights_on_cpu:
+            text = f"memory has room for {self.left / self.model.weight_bytes:.0%} of the mapped file"
+            yield f"{text}: a token took up to 9 times as long as this in runs with half of it, so add memory"
 
     @property
     def spare(self) -> tuple[int, ...]:

@@ -39,16 +39,7 @@ from simoffload.strategies.base import (
 )
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
-from simoffload.strategies.hooks.cpu_placement import (
-    CpuPlacement,
-    Overrides,
-    Split,
-    SplitMode,
-    divided_units,
-    fitted,
-    overridden,
-    read_overrides,
-)
+from simoffload.strategies.hooks.cpu_placement import CpuPlacement, Overrides, Split, SplitMode, fitted
 from simoffload.strategies.hooks.device_memory import CONTEXT, MARGIN, DeviceMemory, rooms
 from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
@@ -66,8 +57,6 @@ _CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0} 
 """Values of the keys with which ``--fit`` chooses the placement."""
 _TIGHT = 256 << 20
 """Memory of a GPU [B] that is left free where less than what ``--fit`` leaves is tried: our choice."""
-
-
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 
 
@@ -195,22 +184,15 @@ class LlamaCpp(HookedStrategy):
             key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
             named = fitted(named, model, lambda one: placed(one).memory.spare, key)
         plan = placed(named)
-        if plan.memory.loads_better:
-            text = "pages of the mapped file are read again in every pass; strategy.load_mode=none (-lm none)"
-            return replace(plan, warnings=(*plan.warnings, f"{text} keeps what the CPU computes in memory"))
-        return plan
+        told = tuple(plan.memory.page_warnings)
+        return replace(plan, warnings=(*plan.warnings, *told)) if told else plan
 
     def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
-        layers, given, moe = model.num_hidden_layers, self.gpu_layers, self.cpu_moe
-        found = CpuPlacement().behind(layers, layers + 1 if isinstance(given, str) else given)
         free = [one - CONTEXT for one in rooms(machine, self.num_gpus)]
-        units = divided_units(layers + (not found.head) - found.before, self.tensor_split or free)
-        found = found._replace(units=units)
-        experts = range(layers if moe == "all" else min(moe or 0, layers))
-        found = found._replace(experts=experts, networks=self.cpu_ffn, attends=not self.kv_offload)
-        patterns = read_overrides(self.override_tensor, "strategy.override_tensor")
-        return found._replace(overridden=overridden(model, patterns, found.holds)) if patterns else found
+        begin = CpuPlacement(networks=self.cpu_ffn, attends=not self.kv_offload)
+        moe, split = self.cpu_moe, self.tensor_split or free
+        return begin.named(model, self.gpu_layers, moe, self.override_tensor, split)
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
