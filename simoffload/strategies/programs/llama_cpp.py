@@ -184,8 +184,8 @@ class LlamaCpp(HookedStrategy):
             key = (self, workload, machine.tiers["hbm"].capacity, machine.accelerator.has_display)
             named = fitted(named, model, lambda one: placed(one).memory.spare, key)
         plan = placed(named)
-        told = tuple(plan.memory.page_warnings)
-        return replace(plan, warnings=(*plan.warnings, *told)) if told else plan
+        pages = tuple(plan.memory.page_warnings)
+        return replace(plan, warnings=(*plan.warnings, *pages)) if pages else plan
 
     def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
