@@ -200,7 +200,8 @@ class MemoryReads(Microbenchmark):
 
 
 class GgmlProducts(Microbenchmark):
-    """Products of ggml on the CPU, by format, tokens and threads, where llama-cpp-python is installed."""
+    """Products of ggml on the CPU, by format, tokens and threads, and its changes to the GPU and back, where
+    llama-cpp-python is installed."""
 
     name = "ggml"
     runs = f"{_MICRO}.cpu:measure_products"
@@ -209,7 +210,7 @@ class GgmlProducts(Microbenchmark):
     gives = ("host.cpu_products",)
 
     def fit(self, measured: Measured) -> Fits:
-        """Return the rates of one thread and of kernels, and the time in which all threads meet."""
+        """Return the rates of a thread and of kernels, and the times of meetings and changes of device."""
         from simoffload_calibrate.micro.fit_parts import fit_products
 
         return _below("host.cpu_products", fit_products(measured))

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,8 @@ _FLOATS, _INTEGERS = 0, 26
 """Numbers of types of 32 bits (``ggml_type``)."""
 _MEETINGS, _SMALLEST = 512, 32
 """Products of as many rows and columns, which take as long as the meetings of the threads."""
+_CHANGES, _CHAINS = 64, 40
+"""Operations of a chain that changes between GPU and CPU after each, and how often it is computed."""
 _THREADS = (1, 2, 4, 8, 16)
 _NODES = 4096
 _INT, _LONG, _SIZE, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
@@ -173,12 +175,25 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 """The functions of ggml that are called: what they return, and their arguments (ggml.h, ggml-alloc.h,
 ggml-backend.h and ggml-cpu.h)."""
+_SCHEDULED: dict[str, tuple[Any, ...]] = {
+    "ggml_backend_cuda_init": (_POINTER, _INT),
+    "ggml_scale": (_POINTER, _POINTER, _POINTER, ctypes.c_float),
+    "ggml_set_input": (None, _POINTER),
+    "ggml_set_output": (None, _POINTER),
+    "ggml_backend_sched_new": (_POINTER, _POINTER, _POINTER, _INT, _SIZE, ctypes.c_bool, ctypes.c_bool),
+    "ggml_backend_sched_set_tensor_backend": (None, _POINTER, _POINTER, _POINTER),
+    "ggml_backend_sched_alloc_graph": (ctypes.c_bool, _POINTER, _POINTER),
+    "ggml_backend_sched_graph_compute": (_INT, _POINTER, _POINTER),
+    "ggml_backend_sched_free": (None, _POINTER),
+}
+"""The functions of ggml that are called where its library for CUDA is installed (ggml-cuda.h as well)."""
 
 
 def measure_products(job: Job) -> dict[str, Any]:
     """Measure products of one token by 1 and more threads, of 8, 32 and 512 tokens by all, of one token with
-    experts that are chosen anew each time, and meetings of all threads, for which products are tiny. Matrices
-    are in the CPU's plain buffer, which is not repacked.
+    experts that are chosen anew each time, meetings of all threads, for which products are tiny, and, where
+    ggml has CUDA, changes between the first GPU and the CPU. Matrices are in the CPU's plain buffer, which
+    is not repacked.
     """
     with _Ggml(_library()) as ggml:
         rows: list[dict[str, Any]] = []
@@ -187,56 +202,69 @@ def measure_products(job: Job) -> dict[str, Any]:
                 break
             rows += _products(ggml, name, number)
         experts = [_experts(ggml, *one) for one in FORMATS.items() if job.in_time()]
-        return {"products": rows, "experts": experts, "meetings": _meetings(ggml)}
+        meetings, changes = _meetings(ggml), _changes(ggml)
+        return {"products": rows, "experts": experts, "meetings": meetings, "changes": changes}
 
 
 def _library() -> list[Path]:
-    """Return the files of ggml in llama-cpp-python, in the order in which they are loaded."""
+    """Return the files of ggml in llama-cpp-python, in the order in which they are loaded; the last is that
+    of CUDA, if there is one."""
     spec = find_spec("llama_cpp")
     where = Path(spec.origin).parent / "lib" if spec and spec.origin else None
     if where is None:
         text = "ggml is not installed (pip install llama-cpp-python)"
         raise SkippedError(f"{text}; profiles import llama-bench gives the same numbers")
-    found = [next(iter(sorted(where.glob(f"libggml-{name}.so*"))), None) for name in ("base", "cpu")]
+    names = ("base", "cpu", "cuda")
+    found = [next(iter(sorted(where.glob(f"libggml-{name}.so*"))), None) for name in names]
     files = [one for one in found if one is not None]
-    if len(files) < len(found):
+    if not (found[0] and found[1]):
         text = f"{where} has no libggml-cpu.so of its own for this CPU"
         raise SkippedError(f"{text}; profiles import llama-bench gives the same numbers")
     return files
 
 
 class _Ggml:
-    """The CPU backend of ggml."""
+    """The CPU backend of ggml, and that of its first GPU, if it has one."""
 
     def __init__(self, files: Sequence[Path]) -> None:
+        libraries: list[ctypes.CDLL] = []
         try:
-            libraries = [ctypes.CDLL(str(one), mode=ctypes.RTLD_GLOBAL) for one in files]
-            self._calls = {name: _function(libraries, name) for name in _FUNCTIONS}
+            libraries += [ctypes.CDLL(str(one), mode=ctypes.RTLD_GLOBAL) for one in files[:2]]
+            self._calls = {name: _function(libraries, name, of) for name, of in _FUNCTIONS.items()}
         except (OSError, AttributeError) as error:
             raise SkippedError(f"ggml cannot be loaded: {error}") from None
-        self._cpu = self.call("backend_cpu_init")
+        self.cpu, self.gpu = self.call("backend_cpu_init"), None
+        with suppress(OSError, AttributeError):  # without CUDA's own libraries it has the CPU alone
+            libraries += [ctypes.CDLL(str(one), mode=ctypes.RTLD_GLOBAL) for one in files[2:]]
+            self._calls |= {name: _function(libraries, name, of) for name, of in _SCHEDULED.items()}
+            self.gpu = self.call("backend_cuda_init", 0)
 
     def __enter__(self) -> _Ggml:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.call("backend_free", self._cpu)
+        for one in filter(None, (self.gpu, self.cpu)):
+            self.call("backend_free", one)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of ggml by its name without "ggml_"."""
         return self._calls[f"ggml_{name}"](*arguments)
 
+    def _room(self, nodes: int) -> int:
+        """Return the memory [B] of a graph of so many nodes and of its tensors."""
+        overhead = self.call("graph_overhead_custom", _NODES, False)
+        return int(3 * nodes * self.call("tensor_overhead") + overhead)
+
     @contextmanager
     def graph(self, build: Callable[[Any], tuple[list[Any], Any]]) -> Iterator[tuple[Any, list[Any]]]:
         """Yield a graph of what ``build`` returns for a context, its results and its weights, in memory that
         is cleared."""
-        size = 3 * _NODES * self.call("tensor_overhead") + self.call("graph_overhead_custom", _NODES, False)
-        context = self.call("init", _Parameters(size, None, True))
+        context = self.call("init", _Parameters(self._room(_NODES), None, True))
         graph = self.call("new_graph_custom", context, _NODES, False)
         weights, results = build(context)
         for one in results:
             self.call("build_forward_expand", graph, one)
-        buffer = self.call("backend_alloc_ctx_tensors", context, self._cpu)
+        buffer = self.call("backend_alloc_ctx_tensors", context, self.cpu)
         if not buffer:
             self.call("free", context)
             raise SkippedError("ggml has no memory for its weights")
@@ -252,22 +280,50 @@ class _Ggml:
     ) -> list[float]:
         """Return the time of each of ``count`` nodes of a graph [s], by repetition; ``before`` is called
         before each."""
-        self.call("backend_cpu_set_n_threads", self._cpu, threads)
+        self.call("backend_cpu_set_n_threads", self.cpu, threads)
         times = []
         for _ in range(_REPETITIONS + 1):
             before()
             begin = time.perf_counter()
-            if self.call("backend_graph_compute", self._cpu, graph):
+            if self.call("backend_graph_compute", self.cpu, graph):
                 raise SkippedError("ggml cannot compute products")
             times.append((time.perf_counter() - begin) / count)
         return times[1:]
 
+    def chain(self, backends: Sequence[Any]) -> list[float]:
+        """Return the time [s], by repetition, of a small operation on each of ``backends``, one after the
+        other, in which ggml's scheduler copies the result of one to the next."""
+        context = self.call("init", _Parameters(self._room(len(backends)), None, True))
+        graph = self.call("new_graph_custom", context, _NODES, False)
+        both = (_POINTER * 2)(self.gpu, self.cpu)
+        schedule = self.call("backend_sched_new", both, None, 2, _NODES, False, True)
+        last = self.call("new_tensor_2d", context, _FLOATS, _COLUMNS, 1)
+        self.call("set_input", last)
+        self.call("backend_sched_set_tensor_backend", schedule, last, self.cpu)
+        for one in backends:
+            last = self.call("scale", context, last, 1.0001)
+            self.call("backend_sched_set_tensor_backend", schedule, last, one)
+        self.call("set_output", last)
+        self.call("build_forward_expand", graph, last)
+        times = []
+        try:
+            if not self.call("backend_sched_alloc_graph", schedule, graph):
+                raise SkippedError("ggml has no memory for a chain of operations")
+            for _ in range(_CHAINS):
+                begin = time.perf_counter()
+                self.call("backend_sched_graph_compute", schedule, graph)
+                times.append(time.perf_counter() - begin)
+        finally:
+            self.call("backend_sched_free", schedule)
+            self.call("free", context)
+        return times[_CHAINS // 4 :]
 
-def _function(libraries: Sequence[ctypes.CDLL], name: str) -> Any:
+
+def _function(libraries: Sequence[ctypes.CDLL], name: str, types: tuple[Any, ...]) -> Any:
     """Return a function of the first library that has it. Raises AttributeError if none has it."""
     has = next((one for one in libraries if hasattr(one, name)), libraries[-1])
     function = getattr(has, name)
-    function.restype, *function.argtypes = _FUNCTIONS[name]
+    function.restype, *function.argtypes = types
     return function
 
 
@@ -345,3 +401,16 @@ def _meetings(ggml: _Ggml) -> list[dict[str, Any]]:
             {"threads": threads, "seconds": ggml.seconds(graph, threads, 2 * _MEETINGS)}
             for threads in thread_counts(*_THREADS)
         ]
+
+
+def _changes(ggml: _Ggml) -> list[dict[str, Any]]:
+    """Return the times of chains of small operations on the GPU, on the CPU, and on both in turn; none
+    without a GPU."""
+    if ggml.gpu is None:
+        return []
+    ggml.call("backend_cpu_set_n_threads", ggml.cpu, thread_counts()[-1])
+    pairs = {"gpu": (ggml.gpu, ggml.gpu), "cpu": (ggml.cpu, ggml.cpu), "both": (ggml.gpu, ggml.cpu)}
+    return [
+        {"where": where, "operations": _CHANGES, "seconds": ggml.chain([*pair] * (_CHANGES // 2))}
+        for where, pair in pairs.items()
+    ]

@@ -350,6 +350,7 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
     One token on one thread gives 1 / rate² = 1 / thread² + 1 / (weights · peak)²; more tokens on T threads
     t² = (bytes / rate)² + (FLOP / (T · speed))², and tiles speed = tiled · tokens / (tokens + tiled_rows).
     Experts give 1 / rate² = 1 / (T · thread)² + 1 / (experts · peak)², beside two meetings of the threads.
+    A chain of operations that change the device is longer by its changes than one on either device.
     Spreads are those among formats and of repetitions.
     """
     rows, base = measured.sections.get("ggml", {}).get("products", []), measured.base.host.products
@@ -380,7 +381,8 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
             value, residual, count = central(values)
             what = f"products of ggml, {', '.join(f'{name} with {tokens} tokens' for name, tokens in points)}"
             found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
-    return found | _tiles(speeds, noise) | _meetings(measured) | _experts(measured, threads)
+    found |= _tiles(speeds, noise) | _meetings(measured) | _experts(measured, threads)
+    return found | _changes(measured)
 
 
 def _experts(measured: Measured, threads: Mapping[str, float]) -> dict[str, Fitted]:
@@ -441,6 +443,17 @@ def _meetings(measured: Measured) -> dict[str, Fitted]:
     most = rows[-1]
     what = f"half of a product of 32 x 32 weights by {plural(most['threads'], 'thread')} of ggml"
     return {"operation": Fitted(seconds_text(most["seconds"]), what, 1, spread=_spread(most))}
+
+
+def _changes(measured: Measured) -> dict[str, Fitted]:
+    rows = {row["where"]: row for row in measured.sections.get("ggml", {}).get("changes", [])}
+    if not rows:
+        return {}
+    both = rows["both"]
+    alone = (rows["gpu"]["seconds"] + rows["cpu"]["seconds"]) / 2
+    value = max(both["seconds"] - alone, both["seconds"] / 2) / both["operations"]
+    what = f"chain of {both['operations']} small operations of ggml on the GPU and the CPU in turn"
+    return {"switch": Fitted(seconds_text(value), what, 1, spread=_spread(both))}
 
 
 def fit_page_faults(measured: Measured) -> dict[str, Fitted]:

@@ -127,6 +127,14 @@ def test_experts_are_read_at_what_their_products_take_beside_meetings(tmp_path: 
     assert "products of ggml with chosen experts, q4_k, mxfp4; 2 points" in found["experts"]["source"]
 
 
+def test_a_change_of_device_is_what_a_chain_of_changes_takes_more(tmp_path: Path) -> None:
+    times = {"gpu": 80e-6, "cpu": 20e-6, "both": 64 * 17e-6 + 50e-6}
+    rows = [{"where": where, "operations": 64, "seconds": one} for where, one in times.items()]
+    found = profiles(tmp_path, {"ggml": {"products": [], "changes": rows}})["cpu_products"]["switch"]
+    assert (found["value"], found["origin"]) == ("17 us", "measured")
+    assert "chain of 64 small operations of ggml on the GPU and the CPU in turn" in found["source"]
+
+
 def test_what_memory_hides_is_not_measured(tmp_path: Path) -> None:
     """A thread that is as fast as the memory, and more tokens that are no slower than their reading."""
     rows = [{**row, "seconds": row["bytes"] / 44e9} for row in products(cores=1)]
