@@ -2,11 +2,13 @@
 
 ``python faults.py BIN MODELS OUT SECONDS BUILD [FIRST]`` needs llama-bench and host_reads of
 ``../h100-2026-11-27/build.sh``, a control group and root. BUILD is ``cuda``, or ``cpu`` for programs that
-were built with ``-DGGML_CUDA=OFF``. Sets as in ``measure.py``, of the name with its limit.
+were built with ``-DGGML_CUDA=OFF``; ``ahead`` is of ``cuda``, with other read-aheads of the
+drive. Sets as in ``measure.py``, of the name with its limit.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,8 +55,24 @@ CASES = {
         (EXPERTS, ON_CPU, 18, 4, 8),
         (DENSE, "-ngl 0", 5, 4, 4),
     ],
+    "ahead": [
+        (EXPERTS, ON_CPU, 12, 4, 2),
+        (OSS, ON_CPU, 6, 4, 2),
+        (EXPERTS, ON_CPU, 12, 4, 2, 128),
+        (OSS, ON_CPU, 6, 4, 2, 128),
+        (EXPERTS, ON_CPU, 8, 2, 2),
+        (OSS, ON_CPU, 8, 4, 3),
+        (EXPERTS, ON_CPU, 8, 4, 2, 128),
+        (DENSE, "-ngl 0", 4, 4, 2),
+        (EXPERTS, ON_CPU, 10, 4, 2),
+        (EXPERTS, ON_CPU, 12, 4, 2, 1024),
+        (OSS, ON_CPU, 8, 4, 3, 128),
+        (OSS, ON_CPU, 7, 4, 2),
+        (DENSE, "-ngl 0", 4, 4, 2, 128),
+    ],
 }
-"""Models, placements, GiB of the control group (files are 4.6, 17.3 and 11.3 GiB), tokens and repetitions."""
+"""Models, placements, GiB of the control group (files are 4.6, 17.3 and 11.3 GiB), tokens and repetitions,
+and what ``read_ahead_kb`` of the drive is set to, if it is not left alone."""
 
 
 def main() -> None:
@@ -76,7 +94,7 @@ def main() -> None:
     root.mkdir(exist_ok=True)
     if not (root / "cgroup.procs").exists():
         subprocess.run(["mount", "-t", "cgroup2", "none", str(root)], check=False)
-    group = root / "few"
+    group, device = root / "few", measured.models.stat().st_dev
     try:
         (root / "cgroup.subtree_control").write_text("+memory")
         group.mkdir(exist_ok=True)
@@ -87,9 +105,13 @@ def main() -> None:
     subprocess.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"], check=False)
     measured.lines("faults", "host_reads", "faults", str(measured.models / f"{DENSE}.gguf"), limit=40)
     shell = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
-    for model, placement, gib, tokens, repetitions in CASES[build][int((first or [0])[0]) :]:
+    ahead = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    usual = ahead.read_text().strip()
+    for model, placement, gib, tokens, repetitions, *kib in CASES[build][int((first or [0])[0]) :]:
         if measured.left < 25:
             return
+        if CASES[build] is CASES["ahead"]:
+            ahead.write_text(str(kib[0]) if kib else usual)
         subprocess.run(["sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches"], check=False)
         (group / "memory.max").write_text(str(gib << 30))
         count = [_counters()]
@@ -98,7 +120,15 @@ def main() -> None:
             measured.bench(f"faults, limit {gib} GiB", model, placement, tests, shell)
         count.append(_counters())
         name = f"{model} {placement} {gib}"
-        measured.add(part="faults", name=name, set=measure.set_of(name), counters=count, memory=most)
+        measured.add(
+            part="faults",
+            name=name,
+            set=measure.set_of(name),
+            counters=count,
+            memory=most,
+            read_ahead_kb=int(ahead.read_text()),
+        )
+    ahead.write_text(usual)
 
 
 @contextmanager
