@@ -4,7 +4,7 @@
 mode, the buffers that the program reports, and what ``--fit`` places. Numbers of the machine come from
 microbenchmarks; the set ``fit`` was in view while mechanisms were added, ``holdout`` was read
 once, at the end. A second machine of the kind ran most of them later, and others whose weights are pages of a
-file in memory that is too small.
+file in memory that is too small; a machine with two H200 ran models that both GPUs divide.
 ``llama_cpp/published.csv`` has a row per published rate; of shapes and trends only ratios are compared, as
 their machines are known in part.
 """
@@ -40,10 +40,11 @@ __all__ = [
 
 _RECORDS = Path(__file__).parents[1] / "docs/measurements"
 _FIRST, _SECOND = "h100-2026-11-27/llama-cpp-*.json", "h100-2026-11-28/second/llama-cpp.json"
-_FAULTS = "h100-2026-11-28/llama-cpp-faults-cuda.json"
+_TWO = "h200-2026-11-28/two-gpus.json"
 _WITH_DRIVE, _OWN = _RECORDS / "h100-2026-11-28/drive.yaml", _RECORDS / "h100-2026-11-28/second/platform.yaml"
+_OF_TWO = _RECORDS / "h200-2026-11-28"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
-_MACHINE, _GPU = "h100-1gpu-vm", "h100-sxm"
+_MACHINE = "h100-1gpu-vm"
 _PAGEABLE = (
     f"profiles.host/{_MACHINE}-host.pageable_rate={{value: 7.57 GB/s, origin: measured, "
     f"source: calibrate micro, date: 2026-11-23, spread: 0.2}}"
@@ -107,6 +108,49 @@ class Placed(NamedTuple):
     found: tuple[Buffers, Buffers]
 
 
+class _Runs(NamedTuple):
+    """Runs of a machine, and the platform that predicts them."""
+
+    files: str
+    platform: str = _MACHINE
+    given: Sequence[str] = (_PAGEABLE,)
+    """Settings of the platform."""
+    sets: tuple[str, ...] = ("fit", "holdout")
+    host: str = f"{_MACHINE}-host"
+    accelerator: str = "h100-sxm"
+    free: int = 81079
+    """Memory of a GPU that the driver leaves free [MiB]."""
+    gpus: int = 1
+
+
+_OWN_OF_TWO = _Runs(
+    _TWO,
+    str(_OF_TWO / "platform.yaml"),
+    (),
+    host="h200-z-ggml-host",
+    accelerator="h200-z-ggml-accelerator",
+    free=143156,
+    gpus=2,
+)
+_RUNS: dict[str, _Runs] = {
+    "fit": _Runs(_FIRST, sets=("fit",)),
+    "holdout": _Runs(_FIRST, sets=("holdout",)),
+    "second machine": _Runs(_SECOND),
+    "second machine, own profile": _Runs(_SECOND, str(_OWN), ()),
+    "two H200, own profile, fit": _OWN_OF_TWO._replace(sets=("fit",)),
+    "two H200, own profile, holdout": _OWN_OF_TWO._replace(sets=("holdout",)),
+}
+"""Recorded runs that are predicted, by part."""
+_FAULTING = {
+    "fit": _Runs(_FAULTS, str(_WITH_DRIVE), sets=("fit",)),
+    "holdout": _Runs(_FAULTS, str(_WITH_DRIVE), sets=("holdout",)),
+    "two H200, own profile": _OWN_OF_TWO._replace(
+        files="h200-2026-11-28/faults.json", platform=str(_OF_TWO / "drive.yaml")
+    ),
+}
+"""The same with little memory."""
+
+
 # -- scenarios ------------------------------------------------------------------------------------
 
 
@@ -155,9 +199,9 @@ def _model(name: str) -> tuple[str, tuple[str, ...]]:
     return base, (f"model.quantization={_FORMATS.get(form, form)}", *settings)
 
 
-def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
+def _settings(words: Sequence[str], runs: _Runs) -> tuple[str, ...] | None:
     """Return the settings of a recorded command; None for options that are not simulated."""
-    found: list[str] = []
+    found = [f"strategy.num_gpus={1 if '-dev' in words else runs.gpus}"]
     for option, value in zip(words[::2], words[1::2], strict=True):
         if option == "-ngl":
             found.append(f"strategy.gpu_layers={'all' if value == _ALL else value}")
@@ -165,35 +209,34 @@ def _settings(words: Sequence[str]) -> tuple[str, ...] | None:
             found.append(f"strategy.{_OPTIONS[option]}={'all' if value == _ALL else value}")
         elif option in _SWITCHES:
             found.append(_SWITCHES[option])
-        elif option == "-fitt":  # of what the driver leaves free
-            room = 81079 - int(value)
-            found.append(f"profiles.accelerator/{_GPU}.hbm_capacity={room + 1024} MiB")
-        else:
+        elif option == "-ts":
+            found.append(f"strategy.tensor_split=[{value.replace('/', ', ')}]")
+        elif option == "-fitt":
+            room = runs.free - int(value)
+            found.append(f"profiles.accelerator/{runs.accelerator}.hbm_capacity={room + 1024} MiB")
+        elif option != "-dev":
             return None
     return tuple(found)
 
 
 @cache
 def recorded_rates(part: str) -> tuple[Rate, ...]:
-    """Predict the rates of a set of recorded runs, or of all of the second machine."""
-    if part in _MACHINES:
-        own = _MACHINES[part]
-        return tuple(chain.from_iterable(_rates(part, one, *own) for one in _records("", _SECOND)))
-    return tuple(chain.from_iterable(_rates(part, one) for one in _records(part)))
+    """Predict the rates of a part of the recorded runs."""
+    runs = _RUNS[part]
+    chosen = (one for one in _records("", runs.files) if one.get("set") in runs.sets)
+    return tuple(chain.from_iterable(_rates(part, one, runs) for one in chosen))
 
 
-def _rates(
-    part: str, one: dict[str, Any], platform: str = _MACHINE, given: Sequence[str] = (_PAGEABLE,)
-) -> Iterator[Rate]:
+def _rates(part: str, one: dict[str, Any], runs: _Runs) -> Iterator[Rate]:
     """Yield the rates of a record, none if it has none or options that are not simulated."""
     name, *words = one.get("name", "").split() or [""]
-    if not one.get("tests") or (settings := _settings(words)) is None:
+    if not one.get("tests") or (settings := _settings(words, runs)) is None:
         return
     model, own = _model(name)
     for test in one["tests"]:
         lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
         size = f"strategy.ubatch_size={test['n_ubatch']}"
-        predicted = _rate(model, platform, (*own, *settings, *given, size), **lengths)
+        predicted = _rate(model, runs.platform, (*own, *settings, *runs.given, size), **lengths)
         tokens = test["n_prompt"] + test["n_gen"]
         measured = median(tokens * 1e9 / time for time in test["samples_ns"])
         yield Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted)
@@ -201,26 +244,24 @@ def _rates(
 
 @cache
 def faulting_rates(part: str) -> tuple[Rate, ...]:
-    """Predict the rates of a set of runs with little memory: a control group had it, a machine has as much
-    beside what its system takes. The set is that of the placement with the memory."""
-    found: list[Rate] = []
-    run: dict[str, Any] = {}
-    for one in _records("", _FAULTS):
+    """Predict the rates of a part of the runs with little memory: a control group had it, a machine has as
+    much beside what its system takes. The set is that of the placement with the memory."""
+    runs, found, run = _FAULTING[part], [], {}
+    for one in _records("", runs.files):
         if "tests" in one:
             run = one
-        if one.get("set") == part and "counters" in one:
+        if one.get("set") in runs.sets and "counters" in one:
             memory = int(one["name"].rpartition(" ")[2]) + _RESERVED
-            room = f"profiles.host/{_MACHINE}-host.memory_capacity={memory} GiB"
-            rates = _rates(part, run, str(_WITH_DRIVE), (_PAGEABLE, room))
-            found += (each._replace(name=one["name"]) for each in rates)
+            given = [*runs.given, f"profiles.host/{runs.host}.memory_capacity={memory} GiB"]
+            if ahead := one.get("read_ahead_kb"):
+                stated = f"{{value: {ahead} KiB, origin: measured, source: the run, date: 2026-11-28}}"
+                given.append(f"profiles.host/{runs.host}.cpu_products.read_ahead={stated}")
+            rates = _rates(part, run, runs._replace(given=given))
+            around = f", {ahead} KiB" if ahead else ""
+            found += [each._replace(name=f"{one['name']}{around}") for each in rates]
     return tuple(found)
 
 
-_MACHINES: dict[str, tuple[str, Sequence[str]]] = {
-    "second machine": (_MACHINE, (_PAGEABLE,)),
-    "second machine, own profile": (str(_OWN), ()),
-}
-"""Platforms, and settings, that predict the runs of the second machine."""
 _RESERVED = 16
 """Memory [GiB] that the system takes in the profile of the host."""
 
@@ -234,7 +275,7 @@ def placements(part: str) -> Iterator[Placed]:
         model, own = _model(name)
         (context,) = re.findall(r"-c (\d+)", one["chosen"])
         lengths = (f"workload.prompt_length={int(context) - 1}", "workload.output_length=1")
-        memory = f"profiles.accelerator/{_GPU}.hbm_capacity={int(room) + 1} GiB"
+        memory = f"profiles.accelerator/h100-sxm.hbm_capacity={int(room) + 1} GiB"
         plan: Any = _scenario(model, _MACHINE, *own, *lengths, memory).plan()
         layers, placed = plan.model.num_hidden_layers, plan.on_cpu
         (on_gpu,) = map(int, re.findall(r"-ngl (-?\d+)", one["chosen"]))
@@ -315,15 +356,10 @@ def llama_cpp_tables() -> str:
     kinds = {True: "generation", False: "prompts"}
     own = [
         _line(f"{kind}, {part}", [one for one in recorded_rates(part) if one.generation == generation])
-        for part in ("fit", "holdout")
+        for part in _RUNS
         for generation, kind in kinds.items()
     ]
-    own += [
-        _line(f"{kind}, {part}", [one for one in recorded_rates(part) if one.generation == generation])
-        for part in _MACHINES
-        for generation, kind in kinds.items()
-    ]
-    own += [_line(f"generation, little memory, {part}", faulting_rates(part)) for part in ("fit", "holdout")]
+    own += [_line(f"generation, little memory, {part}", faulting_rates(part)) for part in _FAULTING]
     published = published_rates()
     judged = [
         _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in _ABSOLUTE

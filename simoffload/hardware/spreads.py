@@ -57,7 +57,7 @@ DEFAULT_SPREADS: Mapping[TimeInput, DefaultSpread] = {
     TimeInput.GPU: DefaultSpread(0.0, 0.10),
     TimeInput.STORAGE: DefaultSpread(0.0, 0.18),
     TimeInput.FAULTS: DefaultSpread(0.1, 0.7),
-    TimeInput.EXPERT_FAULTS: DefaultSpread(1.1, 1.3),
+    TimeInput.EXPERT_FAULTS: DefaultSpread(0.5, 1.1),
 }
 """Spreads by what decides the time; docs/explanations.md has the observations behind each number."""
 P90 = 1.2816
@@ -130,7 +130,8 @@ def machine_spreads(
     }
     faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])
     found[TimeInput.FAULTS] = faults
-    beside = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS].measured
+    pages = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS]
+    beside = pages.measured if machine.host.products.read_ahead else pages.other
     found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, beside))
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:

@@ -205,7 +205,7 @@ class GgmlProducts(Microbenchmark):
 
     name = "ggml"
     runs = f"{_MICRO}.cpu:measure_products"
-    seconds, building = 10.0, 2.0
+    seconds, building, quick = 18.0, 2.0, 18.0
     needs_gpu = False
     gives = ("host.cpu_products",)
 
@@ -489,7 +489,7 @@ class PageFaults(Microbenchmark):
     runs = f"{_MICRO}.cpu:measure_page_faults"
     seconds, quick, rounds = 4.0, 4.0, (1, 2)
     needs_gpu, storage = False, True
-    gives = ("host.cpu_products.page_faults",)
+    gives = ("host.cpu_products.page_faults", "host.cpu_products.read_ahead")
 
     def fit(self, measured: Measured) -> Fits:
         """Return the rate at which pages of a file enter memory."""

@@ -73,6 +73,7 @@ def measure_page_faults(job: Job) -> dict[str, Any]:
     reads: list[dict[str, Any]] = []
     try:
         _write(file, size)
+        ahead = _read_ahead(file)
         for threads in thread_counts(*_FAULTING_THREADS):
             if reads and not job.in_time():
                 break
@@ -82,7 +83,17 @@ def measure_page_faults(job: Job) -> dict[str, Any]:
         raise SkippedError(f"a file cannot be written and mapped: {error.strerror}") from None
     finally:
         file.unlink(missing_ok=True)
-    return {"filesystem": storage.get("filesystem", ""), "reads": reads}
+    return {"filesystem": storage.get("filesystem", ""), "read_ahead": ahead, "reads": reads}
+
+
+def _read_ahead(file: Path) -> int:
+    """Return the bytes that Linux reads around a missing page of a file; 0 if it does not say."""
+    device = file.stat().st_dev
+    try:
+        kib = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()
+        return int(kib) << 10
+    except (OSError, ValueError):
+        return 0
 
 
 def _write(file: Path, size: int) -> None:
@@ -134,6 +145,8 @@ _MATRICES = {8: 16, 32: 16, 512: 1}
 _EXPERTS, _CHOSEN, _COLUMNS, _ROWS, _LAYERS = 128, 8, 2048, 768, 8
 """Experts of a layer, those that a token chooses, and the size of their matrices (Qwen3-30B-A3B), of which so
 many layers exceed caches."""
+_CHOICES = 30
+"""Repetitions with other experts: each is short, and other threads of a host disturb some."""
 _FLOATS, _INTEGERS = 0, 26
 """Numbers of types of 32 bits (``ggml_type``)."""
 _MEETINGS, _SMALLEST = 512, 32
@@ -142,6 +155,7 @@ _CHANGES, _CHAINS = 64, 40
 """Operations of a chain that changes between GPU and CPU after each, and how often it is computed."""
 _THREADS = (1, 2, 4, 8, 16)
 _NODES = 4096
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _INT, _LONG, _SIZE, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
 
 
@@ -152,6 +166,7 @@ class _Parameters(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ggml_log_set": (None, _POINTER, _POINTER),
     "ggml_init": (_POINTER, _Parameters),
     "ggml_free": (None, _POINTER),
     "ggml_tensor_overhead": (_SIZE,),
@@ -233,6 +248,8 @@ class _Ggml:
             self._calls = {name: _function(libraries, name, of) for name, of in _FUNCTIONS.items()}
         except (OSError, AttributeError) as error:
             raise SkippedError(f"ggml cannot be loaded: {error}") from None
+        self._quiet = _LOG(lambda *_: None)  # as long as ggml calls it
+        self.call("log_set", ctypes.cast(self._quiet, _POINTER), None)
         self.cpu, self.gpu = self.call("backend_cpu_init"), None
         with suppress(OSError, AttributeError):  # without CUDA's own libraries it has the CPU alone
             libraries += [ctypes.CDLL(str(one), mode=ctypes.RTLD_GLOBAL) for one in files[2:]]
@@ -276,13 +293,18 @@ class _Ggml:
             self.call("free", context)
 
     def seconds(
-        self, graph: Any, threads: int, count: int, before: Callable[[], object] = lambda: None
+        self,
+        graph: Any,
+        threads: int,
+        count: int,
+        before: Callable[[], object] = lambda: None,
+        repetitions: int = _REPETITIONS,
     ) -> list[float]:
         """Return the time of each of ``count`` nodes of a graph [s], by repetition; ``before`` is called
         before each."""
         self.call("backend_cpu_set_n_threads", self.cpu, threads)
         times = []
-        for _ in range(_REPETITIONS + 1):
+        for _ in range(repetitions + 1):
             before()
             begin = time.perf_counter()
             if self.call("backend_graph_compute", self.cpu, graph):
@@ -373,7 +395,7 @@ def _experts(ggml: _Ggml, name: str, number: int) -> dict[str, Any]:
                 ggml.call("backend_tensor_set", one, ids.ctypes.data, 0, ids.nbytes)
 
         threads = thread_counts()[-1]
-        seconds = ggml.seconds(graph, threads, _LAYERS, choose)
+        seconds = ggml.seconds(graph, threads, _LAYERS, choose, _CHOICES)
         return {"format": name, "threads": threads, "bytes": _CHOSEN * size, "seconds": seconds}
 
 

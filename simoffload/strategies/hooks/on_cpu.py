@@ -9,7 +9,7 @@ other. For many tokens the weights are copied to a GPU instead, the first one, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
 from math import hypot
 from typing import NamedTuple
@@ -53,27 +53,16 @@ _DOT = frozenset({"mxfp4"})
 _CPU = Cause("cpu-products")
 
 
-class CpuSettings(NamedTuple):
-    """CpuSettings say how the CPU computes, and when the GPU does instead."""
-
-    threads: int
-    least: int | None
-    """Tokens from which on weights are copied to the GPU; None: never."""
-    pinned: bool
-    """Whether weights in host memory are page-locked."""
-    missing: Callable[[Module], float]
-    """Function that returns the share of the weights of a module that page faults bring from a file."""
-    file: str = ""
-    """Name of the tier that holds the file of the weights."""
-
-
 class MappedWeights(NamedTuple):
     """MappedWeights are pages of a file of which a part has room in memory.
 
     A pass reads weights in the same order as the one before, so that Linux has evicted what comes next: none
-    is found of what has no room. Of experts none is found as soon as the file has no room, weights of the GPU
-    included. What is read around an expert evicts others: with half to nine tenths of the file in memory,
-    tokens took 0.3 to 9 times as long as reading what they chose (docs/measurements/llama-cpp.md).
+    is found of what has no room. Experts are chosen anew for each token, and of them the share is found that
+    has room, weights of the GPU included. Around a missing page Linux reads others, and more behind them when
+    some are touched (mm/filemap.c, ``do_sync_mmap_readahead`` and ``do_async_mmap_readahead``): twice the
+    read-ahead for each matrix of an expert, but no page twice in a pass. Where the read-ahead is not known,
+    all that a token chooses is read as soon as the file has no room: two published machines were as slow
+    (docs/measurements/llama-cpp.md has the runs of both).
     """
 
     file: int
@@ -82,10 +71,32 @@ class MappedWeights(NamedTuple):
     """Size of the weights that the CPU reads [B]."""
     room: int
     """Memory for pages [B]."""
+    ahead: int | None
+    """Bytes that Linux reads around a missing page [B], if known."""
 
-    def missing(self, module: Module) -> float:
-        """Return the share of the weights of a module that a pass reads from the file: all or none."""
-        return float(self.room < (self.file if module.share < 1 else self.on_cpu))
+    def faulted(self, module: Module, *, read: float, stored: float, matrices: int) -> float:
+        """Return what page faults bring of a module [B] of which a pass reads ``read`` [B] of ``stored`` [B];
+        its experts have so many ``matrices``, others none."""
+        if module.share == 1 or not stored:
+            return read * (self.room < self.on_cpu)
+        if self.ahead is None:
+            return read * (self.room < self.file)
+        around = 1 + 2 * self.ahead * matrices / stored
+        return max(0.0, 1 - self.room / self.file) * min(stored, around * read)
+
+
+class CpuSettings(NamedTuple):
+    """CpuSettings say how the CPU computes, and when the GPU does instead."""
+
+    threads: int
+    least: int | None
+    """Tokens from which on weights are copied to the GPU; None: never."""
+    pinned: bool
+    """Whether weights in host memory are page-locked."""
+    pages: MappedWeights
+    """Pages of the file of the weights, some of which page faults bring."""
+    file: str = ""
+    """Name of the tier that holds the file of the weights."""
 
 
 class OnCpu(Hook):
@@ -165,8 +176,10 @@ class OnCpu(Hook):
 
     def _fault(self, module: Module, out: PassWriter) -> None:
         """Bring the pages of weights that are not in memory."""
-        share = self._settings.missing(module)
-        if size := round(share * self._read(module, out)):
+        stored = stored_bytes([module], self._model) * float(self._here[module.name])
+        matrices = self._model.num_experts * len(module.parameters) if self._chosen(module) else 0
+        read = self._read(module, out)
+        if size := round(self._settings.pages.faulted(module, read=read, stored=stored, matrices=matrices)):
             most = out.machine.host.products.page_faults.value
             purpose: Purpose = "page faults of experts" if self._chosen(module) else "page faults"
             file = self._settings.file

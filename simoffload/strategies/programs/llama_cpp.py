@@ -305,7 +305,7 @@ class LlamaPlan(HookedPlan):
             threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
             least=memory.least,
             pinned=memory.pinned,
-            missing=memory.pages.missing,
+            pages=memory.pages,
             file=self.file,
         )
 

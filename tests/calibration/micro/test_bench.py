@@ -119,15 +119,15 @@ def test_one_gpu_has_nothing_to_gather(players: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "quick", "most", "rounds"),
     [
-        (1, False, 265.0, (12, 24)),
-        (1, True, 95.0, (11, 11)),
-        (2, False, 480.0, (18, 36)),
-        (2, True, 180.0, (17, 17)),
-        (3, False, 505.0, (19, 37)),
-        (4, False, 505.0, (19, 37)),
-        (4, True, 190.0, (17, 17)),
-        (8, False, 505.0, (19, 37)),
-        (8, True, 190.0, (17, 17)),
+        (1, False, 280.0, (12, 24)),
+        (1, True, 115.0, (12, 12)),
+        (2, False, 495.0, (18, 36)),
+        (2, True, 200.0, (18, 18)),
+        (3, False, 520.0, (19, 37)),
+        (4, False, 520.0, (19, 37)),
+        (4, True, 210.0, (18, 18)),
+        (8, False, 520.0, (19, 37)),
+        (8, True, 210.0, (18, 18)),
     ],
 )
 def test_one_gpu_takes_less_than_five_minutes_and_eight_less_than_nine(

@@ -68,17 +68,21 @@ def test_page_faults_are_a_share_of_those_of_the_most_threads(tmp_path: Path) ->
     rows = [
         {"threads": n, "bytes": 512 * MIB, "seconds": 512 * MIB / rate} for n, rate in ((1, 2e9), (4, 3e9))
     ]
-    host = profiles(tmp_path, {"page_faults": {"filesystem": "ext4", "reads": rows}})
+    section = {"filesystem": "ext4", "read_ahead": 4 * MIB, "reads": rows}
+    host = profiles(tmp_path, {"page_faults": section})
     faults = host["cpu_products"]["page_faults"]
     assert (faults["value"], faults["origin"]) == ("1.8 GB/s", "estimate"), "memory was not full"
     told = "0.6 of the rate while memory had room, as on two machines: 2 GB/s by 1, 3 GB/s by 4 threads"
     assert f"{told}; 2 points" in faults["source"]
+    ahead = host["cpu_products"]["read_ahead"]
+    assert (ahead["value"], ahead["origin"]) == ("4096 KiB", "measured")
     assert host["cpu_products"]["weights"]["value"] == 0.9, "that of the class"
 
 
-def products(*, cores: int, half: int = 24) -> list[dict[str, Any]]:
+def products(*, cores: int, half: int = 24, meeting: float = 0.0) -> list[dict[str, Any]]:
     """Return products on memory of 44.8 GB/s by threads of 6 GB/s, 4 with MXFP4, at 20 GFLOP/s with dot
-    products, 30 in blocks, and in tiles 100, of which half with ``half`` tokens."""
+    products, 30 in blocks, and in tiles 100, of which half with ``half`` tokens; all threads meet twice for
+    one token."""
     rows = []
     for name in ("q4_k", "q6_k", "q8_0", "mxfp4"):
         for tokens in (1, 8, 32, 512):
@@ -88,6 +92,7 @@ def products(*, cores: int, half: int = 24) -> list[dict[str, Any]]:
                 speed = {"q8_0": 30e9, "mxfp4": 20e9}.get(name, tiles)
                 size, flops = 9 * MIB, 2 * 4096**2 * tokens
                 seconds = hypot(size / rate, flops / (threads * speed) if tokens > 1 else 0.0)
+                seconds += 2 * meeting if tokens == 1 < threads else 0.0
                 row = {"format": name, "tokens": tokens, "threads": threads, "bytes": size, "flops": flops}
                 rows.append(row | {"seconds": seconds, "seconds_spread": [seconds * 0.95, seconds * 1.05]})
     return rows
@@ -95,7 +100,7 @@ def products(*, cores: int, half: int = 24) -> list[dict[str, Any]]:
 
 def test_kernels_are_those_of_the_products(tmp_path: Path) -> None:
     meetings = [{"threads": n, "seconds": n * 1e-7, "seconds_spread": [n * 1e-7] * 2} for n in (1, 16)]
-    ggml = {"products": products(cores=16), "meetings": meetings}
+    ggml = {"products": products(cores=16, meeting=1.6e-6), "meetings": meetings}
     found = profiles(tmp_path, {"memory_reads": reads(by_16=44.8e9), "ggml": ggml})["cpu_products"]
     assert {key: one["value"] for key, one in found.items() if one["origin"] == "measured"} == {
         "thread": "6 GB/s",
