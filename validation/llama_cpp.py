@@ -40,7 +40,7 @@ __all__ = [
 
 _RECORDS = Path(__file__).parents[1] / "docs/measurements"
 _FIRST, _SECOND = "h100-2026-11-27/llama-cpp-*.json", "h100-2026-11-28/second/llama-cpp.json"
-_TWO = "h200-2026-11-28/two-gpus.json"
+_FAULTS, _TWO = "h100-2026-11-28/llama-cpp-faults-cuda.json", "h200-2026-11-28/two-gpus.json"
 _WITH_DRIVE, _OWN = _RECORDS / "h100-2026-11-28/drive.yaml", _RECORDS / "h100-2026-11-28/second/platform.yaml"
 _OF_TWO = _RECORDS / "h200-2026-11-28"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
@@ -255,7 +255,7 @@ def faulting_rates(part: str) -> tuple[Rate, ...]:
             given = [*runs.given, f"profiles.host/{runs.host}.memory_capacity={memory} GiB"]
             if ahead := one.get("read_ahead_kb"):
                 stated = f"{{value: {ahead} KiB, origin: measured, source: the run, date: 2026-11-28}}"
-                given.append(f"profiles.host/{runs.host}.cpu_products.read_ahead={stated}")
+                given.append(f"profiles.host/{runs.host}.read_ahead={stated}")
             rates = _rates(part, run, runs._replace(given=given))
             around = f", {ahead} KiB" if ahead else ""
             found += [each._replace(name=f"{one['name']}{around}") for each in rates]

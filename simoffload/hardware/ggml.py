@@ -14,7 +14,7 @@ from simoffload.hardware.quantities import (
     Sourced,
     saturating,
 )
-from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
+from simoffload.units import BytesPerSecond, FlopsPerSecond, Seconds
 
 # -- products that the CPU computes from weights in host memory, as llama.cpp does (ggml-cpu) ------
 
@@ -62,9 +62,6 @@ class CpuKernels(Frozen):
     to what is copied."""
     page_faults: Sourced[BytesPerSecond]
     """Rate at which pages of a mapped file enter memory that is full, however fast the drive is."""
-    read_ahead: Sourced[PositiveBytes] | None = None
-    """Bytes that Linux reads around a missing page of a mapped file (``read_ahead_kb`` of its drive), if
-    known."""
 
 
 class CpuProducts(CpuReads, CpuKernels):

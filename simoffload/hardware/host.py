@@ -150,6 +150,9 @@ class Host(Profile):
     """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
     of threads (Accelerate, FlexGen); None: not measured, so that only the drive, Linux's read-ahead and the
     threads limit it (docs/measurements/mapped-files.md)."""
+    read_ahead: Sourced[PositiveBytes] | None = None
+    """Bytes that Linux reads around a missing page of a mapped file, and ahead of a reader (``read_ahead_kb``
+    of the drive); None: not known."""
     new_memory: NewMemory | None = None
     """Rates of memory that is new; None: not measured, so that they are as on another machine."""
     page_cache: PageCache | None = None

@@ -131,7 +131,7 @@ def machine_spreads(
     faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])
     found[TimeInput.FAULTS] = faults
     pages = DEFAULT_SPREADS[TimeInput.EXPERT_FAULTS]
-    beside = pages.measured if machine.host.products.read_ahead else pages.other
+    beside = pages.measured if machine.host.read_ahead else pages.other
     found[TimeInput.EXPERT_FAULTS] = faults._replace(value=hypot(faults.value, beside))
     cpu = found[TimeInput.CPU]
     if machine.host.cpu_optimizer.overflow_limit is None and cpu.value < _ESTIMATE:

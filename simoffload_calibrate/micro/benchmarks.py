@@ -489,13 +489,13 @@ class PageFaults(Microbenchmark):
     runs = f"{_MICRO}.cpu:measure_page_faults"
     seconds, quick, rounds = 4.0, 4.0, (1, 2)
     needs_gpu, storage = False, True
-    gives = ("host.cpu_products.page_faults", "host.cpu_products.read_ahead")
+    gives = ("host.cpu_products.page_faults", "host.read_ahead")
 
     def fit(self, measured: Measured) -> Fits:
         """Return the rate at which pages of a file enter memory."""
         from simoffload_calibrate.micro.fit_parts import fit_page_faults
 
-        return _below("host.cpu_products", fit_page_faults(measured))
+        return _below("host", fit_page_faults(measured))
 
 
 class StorageSweep(Microbenchmark):

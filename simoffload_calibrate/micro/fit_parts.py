@@ -472,8 +472,8 @@ def _changes(measured: Measured) -> dict[str, Fitted]:
 
 def fit_page_faults(measured: Measured) -> dict[str, Fitted]:
     """Return ``page_faults`` of a host's ``cpu_products``: the rate of the most threads, as all threads of
-    llama.cpp read a mapped file, and of it what is left in memory that is full, and ``read_ahead``; empty
-    where it was not measured."""
+    llama.cpp read a mapped file, and of it what is left in memory that is full; and the host's
+    ``read_ahead``. Empty where it was not measured."""
     section = measured.sections.get("page_faults", {})
     rows, ahead = section.get("reads", []), section.get("read_ahead")
     if not rows:
@@ -483,7 +483,7 @@ def fit_page_faults(measured: Measured) -> dict[str, Fitted]:
     most = rows[-1]
     value = rate_text(_FULL * most["bytes"] / most["seconds"])
     spread = hypot(_FULL_SPREAD, _spread(most) or 0.0)
-    found = {"page_faults": Fitted(value, what, len(rows), spread=spread, measured=False)}
+    found = {"cpu_products.page_faults": Fitted(value, what, len(rows), spread=spread, measured=False)}
     stated = "read_ahead_kb of the drive of the file"
     return found | ({"read_ahead": Fitted(f"{ahead >> 10} KiB", stated, 1)} if ahead else {})
 
@@ -497,7 +497,12 @@ llama.cpp in little memory read 1.09 GB/s on a machine with 1.83 GB/s of 16 thre
 def _spread(row: Mapping[str, Any]) -> float | None:
     """Return the relative standard deviation of repetitions from their P10 and P90, if these are known."""
     limits = row.get("seconds_spread")
-    return (limits[1] - limits[0]) / (2 * P90 * row["seconds"]) if limits else None
+    return min(_WIDEST, (limits[1] - limits[0]) / (2 * P90 * row["seconds"])) if limits else None
+
+
+_WIDEST = 1.0
+"""Largest spread that is stated: beyond it, other work on the host interrupted single repetitions, which says
+nothing of their median; our choice."""
 
 
 # -- links, host memory and drives -----------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
+from simoffload.models import Module
 from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
@@ -139,18 +141,41 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
     assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 768\n"]
 
 
+def _faulted(plan: Any, module: Module, *, read: float = 1e6, stored: float = 64e6) -> float:
+    found: float = plan.memory.pages.faulted(module, read=read, stored=stored, matrices=384)
+    return found
+
+
 def test_pages_are_missing_where_memory_is_short() -> None:
     """Of a dense model all, as a cyclic scan evicts what comes next; of experts as soon as the file, with the
     weights of the GPU, has no room."""
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
     dense = plan_of(scenario("llama-3.3-70b", memory, "strategy.gpu_layers=8"))
-    assert dense.cpu_settings.missing(dense.model.layers[0][3]) == 1
+    assert _faulted(dense, dense.model.layers[0][3]) == 1e6
     mixture = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))
     (experts,) = [one for one in mixture.model.layers[0] if one.parallel == "experts" and one.parameters]
-    assert mixture.cpu_settings.missing(experts) == 1
-    assert not plan_of(scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")).cpu_settings.missing(experts)
+    assert _faulted(mixture, experts) == 1e6
+    assert not _faulted(plan_of(scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")), experts)
     pinned = so.fit(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", "strategy.load_mode=none"))
     assert not pinned.fits
+
+
+def test_what_linux_reads_around_experts_is_read_with_them() -> None:
+    """The share that has no room of what is chosen, and of twice the read-ahead for each matrix of an expert;
+    at most the whole layer, as no page is read twice."""
+    memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
+
+    def read(ahead: str) -> float:
+        stated = f"{{value: {ahead}, origin: measured, source: sysfs, date: 2026-11-28}}"
+        known = f"profiles.host/desktop-ddr5-128gb.read_ahead={stated}"
+        plan: Any = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", known))
+        (experts,) = [one for one in plan.model.layers[0] if one.parallel == "experts" and one.parameters]
+        pages = plan.memory.pages
+        return _faulted(plan, experts) / (1 - pages.room / pages.file)
+
+    matrix = 64e6 / 384
+    assert read("128 KiB") == pytest.approx(1e6 * (1 + 2 * 128 * 1024 / matrix))
+    assert read("8 MiB") == pytest.approx(64e6)
 
 
 def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded() -> None:
@@ -167,7 +192,7 @@ def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded(
     ("model", "memory", "told"),
     [
         ("qwen3-30b-a3b", "25 GiB", "keeps what the CPU computes in memory"),
-        ("qwen3-30b-a3b", "18 GiB", "of the mapped file: a token took up to 9 times as long"),
+        ("qwen3-30b-a3b", "18 GiB", "desktop-ddr5-128gb.read_ahead (read_ahead_kb of the drive)"),
         ("qwen3-30b-a3b", "64 GiB", ""),
         ("llama-3.1-8b", "10 GiB", ""),
     ],

@@ -177,7 +177,7 @@ class DeviceMemory:
     @property
     def pages(self) -> MappedWeights:
         """Pages of the file, of which those that have no room leave memory if they may."""
-        size, ahead = self.model.weight_bytes, self.machine.host.products.read_ahead
+        size, ahead = self.model.weight_bytes, self.machine.host.read_ahead
         room = self.left if self.file else size
         return MappedWeights(size, self.weights_on_cpu, room, ahead.value if ahead else None)
 
@@ -199,7 +199,7 @@ class DeviceMemory:
             host, ahead = self.machine.host.id, self.pages.ahead
             if ahead is None:
                 text += ", and all that tokens choose is read; to count what is found in memory, state"
-                yield f"{text} profiles.host/{host}.cpu_products.read_ahead (read_ahead_kb of the drive)"
+                yield f"{text} profiles.host/{host}.read_ahead (read_ahead_kb of the drive)"
             elif ahead > _AHEAD:
                 text += (
                     f", and Linux reads {format_bytes(ahead, binary=True)} around each missing page; lower"

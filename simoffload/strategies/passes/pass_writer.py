@@ -211,7 +211,8 @@ class StreamWriter:
         """
         if self.machine.tiers[tier].kind == "pfs":
             return _LUSTRE_READ_AHEAD
-        return max(READ_AHEAD, 2 * path.chunk * path.width)
+        known = self.machine.host.read_ahead
+        return max(known.value if known else READ_AHEAD, 2 * path.chunk * path.width)
 
     def spend(self, seconds: float) -> None:
         """Add ``seconds`` [s] of work to the host thread."""

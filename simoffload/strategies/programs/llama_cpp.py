@@ -1,8 +1,8 @@
 """llama.cpp: layers, or the experts of layers, that the CPU computes from host memory.
 
-Read in llama.cpp@0c1e5709 (version 0.5.0): src/llama-model.cpp (``load_tensors``), src/llama-mmap.cpp,
-common/arg.cpp. The last ``gpu_layers`` of all layers and the head are on the GPUs; embeddings are in host
-memory. Without any number the program chooses it itself (``hooks/cpu_placement.py``).
+Read in llama.cpp@0c1e5709 (version 0.5.0; src/llama-model.cpp, src/llama-mmap.cpp, common/arg.cpp): the last
+``gpu_layers`` of all layers and the head are on the GPUs; embeddings are in host memory. Without any number
+the program chooses it itself (``hooks/cpu_placement.py``).
 """
 
 from __future__ import annotations
@@ -294,7 +294,8 @@ class LlamaPlan(HookedPlan):
         products = self.machine.host.products
         rates = self.machine.accelerator.llama_kernels.deciding
         lacking = ("read missing pages of its weights",) * self.memory.lacks_pages
-        lacking += ("divided layers among GPUs",) * (self.driven > 1)
+        if self.driven > 1 and not self.machine.accelerator.interconnect:
+            lacking += ("divided layers among GPUs without links",)
         return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=lacking)
 
     @cached_property

@@ -74,7 +74,7 @@ def test_page_faults_are_a_share_of_those_of_the_most_threads(tmp_path: Path) ->
     assert (faults["value"], faults["origin"]) == ("1.8 GB/s", "estimate"), "memory was not full"
     told = "0.6 of the rate while memory had room, as on two machines: 2 GB/s by 1, 3 GB/s by 4 threads"
     assert f"{told}; 2 points" in faults["source"]
-    ahead = host["cpu_products"]["read_ahead"]
+    ahead = host["read_ahead"]
     assert (ahead["value"], ahead["origin"]) == ("4096 KiB", "measured")
     assert host["cpu_products"]["weights"]["value"] == 0.9, "that of the class"
 
