@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,7 @@ from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference
 from simoffload_calibrate.micro.profiles import base_platform
 from simoffload_calibrate.records import (
+    EngineFacts,
     LayerStarts,
     RecordedRun,
     Records,
@@ -40,6 +42,7 @@ from simoffload_calibrate.records import (
     stream_rows,
 )
 from simoffload_calibrate.runs import offload_words
+from simoffload_calibrate.streams import RecordedStream, SimulatedEngine, planned_engine, served_latencies
 
 # -- predictions -----------------------------------------------------------------------------------
 
@@ -64,6 +67,8 @@ class Setting(NamedTuple):
     """The files that all runs share."""
     profiles: Mapping[str, Any]
     """Changes to numbers of its profiles, as in the section ``profiles`` of a scenario."""
+    engines: dict[str, tuple[SimulatedEngine, int]]
+    """Simulated engines of vLLM with their KV blocks, which several runs share."""
 
 
 class Prediction(NamedTuple):
@@ -80,6 +85,8 @@ class Prediction(NamedTuple):
     model: ModelShape | None = None
     decode: Timeline | None = None
     """The timeline of the first simulated decode step."""
+    kv_blocks: int | None = None
+    """The number of KV blocks that vLLM's engine has room for; None if the run states it."""
     remarks: tuple[str, ...] = ()
 
 
@@ -101,7 +108,7 @@ def setting(
     if tier is not None and other_storage:
         text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
-    return Setting(platform, tier, reason, deepspeed, ScenarioCache(), profiles or {})
+    return Setting(platform, tier, reason, deepspeed, ScenarioCache(), profiles or {}, {})
 
 
 def _storage_tier(machine: Machine) -> str | None:
@@ -129,7 +136,10 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         ]
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
-        prediction = _PREDICTED[kind](scenario, first)
+        if run.engine is not None:
+            prediction = _served(run, scenario, within, run.engine)
+        else:
+            prediction = _PREDICTED[kind](scenario, first)
     except InputError as error:
         return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
     except SimulationError as error:
@@ -199,6 +209,22 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
         model=scenario.model,
         decode=result.timelines[result.decode[0].name] if result.decode else None,
     )
+
+
+def _served(run: RecordedRun, scenario: LoadedScenario, within: Setting, engine: EngineFacts) -> Prediction:
+    """Predict a batch or a stream of vLLM, whose engine had a recorded number of KV blocks."""
+    key = json.dumps([run.model, run.strategy, engine.model_dump()])
+    if key not in within.engines:
+        within.engines[key] = planned_engine(scenario, engine)
+    simulated, blocks = within.engines[key]
+    states = (run.stream or {}).get("kv_blocks") or (run.strategy or {}).get("kv_blocks")
+    room = None if states else blocks
+    if run.requests is None:
+        found = _inference(scenario, first=False)
+        return found._replace(kv_blocks=room)
+    predicted = simulated.predict(RecordedStream.of(run.requests, engine))
+    seconds = served_latencies(predicted.served)
+    return Prediction(seconds=seconds, intervals=predicted.intervals, model=scenario.model, kv_blocks=room)
 
 
 def _training(scenario: LoadedScenario, _first: bool) -> Prediction:
@@ -310,7 +336,8 @@ class ComparedPass(NamedTuple):
     """The measured and the predicted time of one pass of a run."""
 
     name: str
-    """first pass, prefill or decode (the median step); in training forward, backward, optimizer or step."""
+    """first pass, prefill or decode (the median step); in training forward, backward, optimizer or step; of a
+    stream "ttft mean", "tpot p99" and the like."""
     measured: float | None
     """[s]"""
     predicted: float | None
@@ -355,6 +382,8 @@ class ComparedRun(NamedTuple):
     remarks: tuple[str, ...]
     streams: tuple[StreamRow, ...]
     layers: LayerStarts | None
+    kv_blocks: tuple[int, int | None] | None = None
+    """The numbers of KV blocks that vLLM's engine had, and for which its plan has room."""
 
     def find(self, name: str) -> ComparedPass | None:
         """Return a pass by its name; None if the run has no such pass."""
@@ -398,7 +427,8 @@ def compare_file(
     first: bool = True,
     profiles: Mapping[str, Any] | None = None,
 ) -> ComparedFile:
-    """Predict every run of a file of ``calibrate deepspeed`` and compare it with the measured times.
+    """Predict every run of a file of ``calibrate deepspeed`` or ``vllm`` and compare it with what was
+    measured.
 
     Parameters
     ----------
@@ -478,7 +508,8 @@ def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun
     if prediction.decode is not None and prediction.model is not None:
         streams = stream_rows(run, prediction.decode)
         layers = layer_starts(run, prediction.model, prediction.decode)
-    return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers)
+    blocks = None if run.engine is None else (run.engine.kv_blocks, prediction.kv_blocks)
+    return ComparedRun(run, passes, prediction.reason, prediction.remarks, streams, layers, blocks)
 
 
 def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Errors | None:
@@ -533,10 +564,12 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "name": run.name,
         "model": run.model,
         "workload": run.workload,
+        **({} if run.stream is None else {"stream": run.stream}),
         "ranks": run.ranks,
         "offload": run.offload,
         "ds_config": run.ds_config,
         "strategy": run.strategy,
+        **({} if compared.kv_blocks is None else _blocks(*compared.kv_blocks)),
         "reason": compared.reason or None,
         "remarks": list(compared.remarks),
         "passes": [
@@ -554,7 +587,12 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
     }
 
 
-_SUMMARIZED = ("decode", "prefill", "step")
+def _blocks(measured: int, predicted: int | None) -> dict[str, Any]:
+    error = _relative(predicted, measured)
+    return {"kv_blocks": {"measured": measured, "predicted": predicted, "error": error}}
+
+
+_SUMMARIZED = ("decode", "prefill", "step", "ttft mean", "tpot mean")
 """The passes whose errors over all files are summarized."""
 _TIMES = ("measured", "predicted", "error", "80 % interval", "inside", "naive", "error")
 _HEAD = ("run", "ranks", "offload", "pass", *_TIMES)
@@ -590,6 +628,14 @@ def _file(file: ComparedFile) -> Iterator[str]:
     if rows:
         yield from (line.rstrip() for line in columns([_HEAD, *rows], right=_RIGHT))
         yield _LEGEND
+    engines = {
+        (one.run.engine, one.kv_blocks): f"of {one.run.name}" for one in reversed(file.runs) if one.kv_blocks
+    }
+    for (_, (measured, predicted)), whose in reversed(engines.items()):
+        stated = (
+            "stated" if predicted is None else f"predicted {predicted:,}, {predicted / measured - 1:+.1%}"
+        )
+        yield printable(f"KV blocks {whose}: {measured:,} ({stated})")
     for run in file.runs:
         if run.reason:
             yield printable(f"{run.run.name}: no prediction: {run.reason}")

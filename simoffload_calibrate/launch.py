@@ -1,4 +1,4 @@
-"""Runs of cases in child processes, which alone import PyTorch, DeepSpeed and Accelerate."""
+"""Runs of cases in child processes, which alone import PyTorch, DeepSpeed, Accelerate and vLLM."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from simoffload.exchange.files import replacing
 from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
+from simoffload_calibrate.records import read_json
 from simoffload_calibrate.runs import CalibrationRun, RunRequest, machine_facts, offload_words
+from simoffload_calibrate.vllm.settings import environment, longest_request, quick_settings
 
-SCHEMA = "simoffload/deepspeed-runs/1"
 _NEEDED = ("torch", "transformers", "deepspeed")
 _EAGER_NEEDED = ("torch", "transformers", "accelerate")
+_EXTRA = "simoffload[calibrate]"
 
 
 class _Worker(NamedTuple):
@@ -33,12 +35,29 @@ class _Worker(NamedTuple):
     needed: tuple[str, ...]
     imports: tuple[str, ...] = ()
     """The packages that are imported before the first task."""
+    starts: str = ""
+    """The function that starts the engine that all cases of a set of processes share; empty for none."""
+    install: str = _EXTRA
+    """What pip installs to have the packages."""
+    schema: str = "simoffload/deepspeed-runs/1"
+    """The layout of the file of runs."""
 
 
 _DEEPSPEED = _Worker("simoffload_calibrate.deepspeed.worker:carry_out", _NEEDED, ("deepspeed",))
 _HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face:carry_out", _EAGER_NEEDED)
+_VLLM = _Worker(
+    "simoffload_calibrate.vllm.worker:carry_out",
+    ("torch", "vllm"),
+    starts="simoffload_calibrate.vllm.worker:start",
+    install="vllm",
+    schema="simoffload/vllm-runs/1",
+)
 _WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_parallel": _HUGGING_FACE}
-"""The worker of each kind of strategy."""
+"""The worker of each kind of strategy that has no engine."""
+_PROBE, _PROBE_TASK = "simoffload_calibrate.micro.host:probe_host", {"duration": 1.6}
+"""The function that times calls of the host thread, and for how long [s]."""
+_SETTINGS = ("model", "workload", "stream", "strategy", "ds_config", "kv_cache")
+"""The keys of a record that are settings of its run."""
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
 """The share of host memory that the runs of one set of processes may pin before new processes start."""
@@ -60,6 +79,10 @@ class LaunchSettings(NamedTuple):
     seconds: float
     """[s] for all cases together; cases without time left are skipped."""
     trace: bool
+    quick: bool = False
+    """Whether engines start with fewer CUDA graphs and each batch is timed once."""
+    resume: bool = False
+    """Whether the runs that ``runs.json`` of the folder has are kept, and the others made."""
 
 
 class Outcome(NamedTuple):
@@ -75,6 +98,11 @@ def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Return a text for the user about what will run and what it will write."""
     lines = [f"{plural(len(cases), 'run')}; results go to {settings.folder / RUNS}"]
     for case in cases:
+        if case.requests is not None:
+            lines.append(
+                f"  {case.request.name}: {case.kind}, {plural(len(case.requests['prompt']), 'request')}"
+            )
+            continue
         writes = f", writes up to {format_bytes(case.swap_bytes)} of files" if case.swap_bytes else ""
         parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
         ranks = plural(case.ranks, "rank")
@@ -100,7 +128,7 @@ def run_cases(
     missing = check(cases, settings)
     if missing:
         raise _refusal("", missing)
-    facts = machine_facts()
+    recording = _Recording(cases, settings)
     existed = settings.folder.exists()
     work_folder = settings.folder / ".work"
     try:
@@ -108,13 +136,14 @@ def run_cases(
         settings.swap_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _refusal(error.filename, f"cannot be created: {error.strerror}; name another folder") from None
-    results: dict[int, dict[str, Any]] = {}
     try:
-        for _ in _run_all(cases, settings, work_folder, results, progress):
-            _write(settings.folder / RUNS, cases, results, facts)
+        deadline = time.monotonic() + settings.seconds
+        session = _Session(cases, settings, work_folder, recording, progress, deadline)
+        for _ in session.run_all():
+            recording.write()
     finally:
-        if results:
-            _write(settings.folder / RUNS, cases, results, facts)
+        if recording.results:
+            recording.write()
         shutil.rmtree(work_folder, ignore_errors=True)
         for name in ("zero_stage_3", *(f"{index:03d}" for index in range(len(cases)))):
             shutil.rmtree(settings.swap_folder / name, ignore_errors=True)
@@ -123,17 +152,68 @@ def run_cases(
         if not existed and not (settings.folder / LOG).exists():
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
-    failed = tuple(
-        (case.request.name, results.get(index, {}).get("error", _NOT_STARTED))
-        for index, case in enumerate(cases)
-        if "passes" not in results.get(index, {})
-    )
+    failed = recording.failed
     return Outcome(settings.folder / RUNS, len(cases) - len(failed), failed)
+
+
+class _Recording:
+    """The results of cases by their number, in a file that is written after each of them."""
+
+    def __init__(self, cases: Sequence[CalibrationRun], settings: LaunchSettings) -> None:
+        self._cases, self._path, self._facts = cases, settings.folder / RUNS, machine_facts()
+        self.results: dict[int, dict[str, Any]] = {}
+        self.probes: list[dict[str, Any]] = []
+        """The speeds of the host thread, before and after the runs of an engine."""
+        if settings.resume:
+            self._resume(settings)
+
+    def _resume(self, settings: LaunchSettings) -> None:
+        """Keep the runs of the file, which must be of the same settings. Raises InputError."""
+        data = read_json(self._path, remedy="start without --resume")
+        known = {one["name"]: one for one in data["runs"]}
+        for index, case in enumerate(self._cases):
+            one, wanted = known.get(case.request.name), case_data(index, case, trace=settings.trace)
+            if one is None:
+                continue
+            others = [key for key in _SETTINGS if one.get(key) != wanted[key]]
+            if others:
+                text = f"{case.request.name} was recorded with another {others[0]}; record into a new folder"
+                raise _refusal("--resume", text)
+            self.results[index] = one
+        self.probes = data.get("probes", [])
+
+    @property
+    def failed(self) -> tuple[tuple[str, str], ...]:
+        """The failed runs as pairs (name, reason)."""
+        pairs = ((case, self.results.get(index)) for index, case in enumerate(self._cases))
+        return tuple(
+            (case.request.name, _NOT_STARTED if found is None else found["error"])
+            for case, found in pairs
+            if found is None or "error" in found
+        )
+
+    def write(self) -> None:
+        """Write the file."""
+        data: dict[str, Any] = {
+            "schema": _worker(self._cases[0]).schema,
+            "simoffload": __version__,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": self._facts,
+            **({"probes": self.probes} if self.probes else {}),
+            "runs": [self.results[one] for one in sorted(self.results) if "error" not in self.results[one]],
+            "failed": [{"name": name, "error": why} for name, why in self.failed],
+        }
+        with replacing(self._path) as file:
+            json.dump(data, file, separators=(",", ":"), allow_nan=False)
+            file.write("\n")
 
 
 def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Check folders and sizes, and return a message about missing packages, or "". Raises InputError."""
-    _check_folder(settings.folder, "is not an empty folder; name another")
+    if not settings.resume:
+        _check_folder(settings.folder, "is not an empty folder; name another")
+    elif not (settings.folder / RUNS).is_file():
+        raise _refusal("--resume", f"{settings.folder} has no {RUNS} to continue; start without --resume")
     writes = max((case.swap_bytes for case in cases), default=0)
     if writes:
         above = _check_folder(settings.swap_folder, "is not an empty folder, and runs empty it; name another")
@@ -149,13 +229,11 @@ def check(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
                 f"has {format_bytes(free)} free, and a run writes {format_bytes(writes)}; name another folder"
             )
             raise _refusal(str(settings.swap_folder), text)
-    needed = dict.fromkeys(name for case in cases for name in _WORKERS[case.kind].needed)
+    workers = dict.fromkeys(map(_worker, cases))
+    needed = dict.fromkeys(name for worker in workers for name in worker.needed)
     missing = ", ".join(missing_packages(tuple(needed)))
-    return (
-        f"{missing}: not installed; pip install simoffload[calibrate] (docs/CALIBRATION.md)"
-        if missing
-        else ""
-    )
+    install = " ".join(dict.fromkeys(worker.install for worker in workers))
+    return f"{missing}: not installed; pip install {install} (docs/CALIBRATION.md)" if missing else ""
 
 
 def _check_folder(folder: Path, taken: str) -> Path:
@@ -175,41 +253,109 @@ def _refusal(place: str, message: str) -> InputError:
     return InputError((Problem(place, None, None, "", message),))
 
 
-def _run_all(
-    cases: Sequence[CalibrationRun],
-    settings: LaunchSettings,
-    work_folder: Path,
-    results: dict[int, dict[str, Any]],
-    progress: Callable[[str], None],
-) -> Iterator[int]:
-    """Run the cases, and yield the index of each when its record, or why it has none, is in ``results``."""
-    deadline = time.monotonic() + settings.seconds
-    for worker, ranks in dict.fromkeys((_WORKERS[case.kind], case.ranks) for case in cases):
-        remaining = [
-            index for index, case in enumerate(cases) if (_WORKERS[case.kind], case.ranks) == (worker, ranks)
-        ]
-        while remaining and time.monotonic() < deadline:
-            batch = _batch(cases, remaining)
-            progress(f"{plural(ranks, 'rank')}: {', '.join(cases[index].request.name for index in batch)}")
-            shutil.rmtree(settings.swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
-            settings.swap_folder.mkdir(parents=True, exist_ok=True)
-            with JobProcesses(
-                work_folder / f"{batch[0]:03d}",
-                {"swap_folder": str(settings.swap_folder), "imports": worker.imports},
-                ranks=ranks,
-                log=settings.folder / LOG,
-                environment=thread_environment(ranks),
-            ) as job:
-                for index in batch:
-                    results[index] = {"error": "was interrupted"}
-                    case = case_data(index, cases[index], trace=settings.trace)
-                    limit = min(settings.seconds_per_case, deadline - time.monotonic())
-                    answer = job.call(worker.runs, {"case": case}, limit=limit)
-                    results[index] = answer.get("found") or {"error": answer["failed"]}
+def _worker(case: CalibrationRun) -> _Worker:
+    return _WORKERS[case.kind] if case.engine is None else _VLLM
+
+
+def _group(case: CalibrationRun) -> tuple[_Worker, int, str]:
+    """Return what cases have in common that share processes."""
+    return _worker(case), case.ranks, json.dumps(case.engine, sort_keys=True)
+
+
+class _Session(NamedTuple):
+    """The processes of all cases, one set after the other, and what they record."""
+
+    cases: Sequence[CalibrationRun]
+    settings: LaunchSettings
+    work_folder: Path
+    recording: _Recording
+    progress: Callable[[str], None]
+    deadline: float
+    """The value of ``time.monotonic`` after which nothing starts."""
+
+    def run_all(self) -> Iterator[int]:
+        """Run the cases; yield the index of each when its record, or why it has none, is in ``recording``."""
+        groups: dict[tuple[_Worker, int, str], list[int]] = {}
+        for index, case in enumerate(self.cases):
+            if index not in self.recording.results:
+                groups.setdefault(_group(case), []).append(index)
+        for (worker, ranks, _), remaining in groups.items():
+            engine = _engine([self.cases[index] for index in remaining], quick=self.settings.quick)
+            while remaining and self._in_time:
+                yield from self._run_batch(worker, ranks, engine, remaining)
+
+    @property
+    def _in_time(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    def _run_batch(
+        self, worker: _Worker, ranks: int, engine: Mapping[str, Any] | None, remaining: list[int]
+    ) -> Iterator[int]:
+        """Run the next cases in one set of processes, until one fails."""
+        batch, swap_folder = _batch(self.cases, remaining), self.settings.swap_folder
+        names = ", ".join(self.cases[index].request.name for index in batch)
+        self.progress(f"{plural(ranks, 'rank')}: {names}")
+        shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
+        swap_folder.mkdir(parents=True, exist_ok=True)
+        with JobProcesses(
+            self.work_folder / f"{batch[0]:03d}",
+            {"swap_folder": str(swap_folder), "imports": worker.imports, "engine": engine},
+            ranks=ranks,
+            log=self.settings.folder / LOG,
+            environment=thread_environment(ranks) | (environment(engine["options"]) if engine else {}),
+        ) as job:
+            started = self._started(job, worker)
+            if "failed" in started:  # the next start would fail for the same reason
+                for index in tuple(remaining):
+                    self._keep(index, started, {})
                     remaining.remove(index)
                     yield index
-                    if "failed" in answer or time.monotonic() >= deadline:
-                        break
+                return
+            for index in batch:
+                self.recording.results[index] = {"error": "was interrupted"}
+                settings = self.settings
+                case = case_data(index, self.cases[index], trace=settings.trace, quick=settings.quick)
+                answer = self._call(job, worker.runs, {"case": case})
+                self._keep(index, answer, started)
+                remaining.remove(index)
+                yield index
+                if "failed" in answer or not self._in_time:
+                    return
+            if worker.starts:
+                self._probe(job)
+
+    def _call(self, job: JobProcesses, runs: str, task: Mapping[str, Any]) -> dict[str, Any]:
+        limit = min(self.settings.seconds_per_case, self.deadline - time.monotonic())
+        return job.call(runs, task, limit=limit)
+
+    def _keep(self, index: int, answer: Mapping[str, Any], started: Mapping[str, Any]) -> None:
+        reason = answer.get("skipped") or answer.get("failed")
+        self.recording.results[index] = {"error": reason} if reason else {**answer["found"], **started}
+
+    def _started(self, job: JobProcesses, worker: _Worker) -> dict[str, Any]:
+        """Start the engine that the cases share; return its facts under "engine", or why it "failed"."""
+        if not worker.starts:
+            return {}
+        self._probe(job)
+        answer = self._call(job, worker.starts, {})
+        return answer if "failed" in answer else {"engine": answer["found"]}
+
+    def _probe(self, job: JobProcesses) -> None:
+        """Time calls of the host thread."""
+        at, answer = round(time.time(), 1), self._call(job, _PROBE, _PROBE_TASK)
+        if "found" in answer:
+            self.recording.probes.append({"at": at, **answer["found"]})
+
+
+def _engine(cases: Sequence[CalibrationRun], *, quick: bool) -> dict[str, Any] | None:
+    """Return the settings of the engine that some cases share, with room for the longest of their requests;
+    None if they have none."""
+    engine = cases[0].engine
+    if engine is None:
+        return None
+    works = (case.request.workload.model_dump() if case.requests is None else case.requests for case in cases)
+    found = quick_settings(engine) if quick else dict(engine)
+    return {**found, "options": {**found["options"], "max_model_len": longest_request(works)}}
 
 
 def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:
@@ -225,7 +371,7 @@ def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[in
     return batch
 
 
-def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any]:
+def case_data(index: int, case: CalibrationRun, *, trace: bool, quick: bool = False) -> dict[str, Any]:
     """Return a case in the form that the process with PyTorch reads."""
     request = case.request
     cache = request.strategy.kv_cache.plain
@@ -234,41 +380,21 @@ def case_data(index: int, case: CalibrationRun, *, trace: bool) -> dict[str, Any
         "name": request.name,
         "model": request.model.model_dump(exclude_none=True),
         "workload": request.workload.model_dump(),
+        "stream": None if request.stream is None else request.stream.model_dump(mode="json"),
         "hf_config": dict(case.hf_config),
         "attention": request.model.attention,
         "dtype": case.dtype,
-        "ranks": case.ranks,
+        "ranks": request.strategy.ranks,
         "ds_config": None if case.ds_config is None else dict(case.ds_config),
         "strategy": None if case.ds_config is not None else _section(request),
         "kv_cache": None if cache == DEFAULT else cache.model_dump(),
         "homes": None if case.homes is None else dict(case.homes),
+        "requests": None if case.requests is None else dict(case.requests),
         "trace": trace,
+        "quick": quick,
     }
 
 
 def _section(request: RunRequest) -> dict[str, Any]:
     """Return the strategy of a run without that of its cache, which runs under DeepSpeed have, too."""
     return request.strategy.model_dump(mode="json", exclude={"kv_cache"})
-
-
-def _write(
-    path: Path,
-    cases: Sequence[CalibrationRun],
-    results: Mapping[int, Mapping[str, Any]],
-    facts: Mapping[str, Any],
-) -> None:
-    data = {
-        "schema": SCHEMA,
-        "simoffload": __version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": facts,
-        "runs": [results[index] for index in sorted(results) if "passes" in results[index]],
-        "failed": [
-            {"name": case.request.name, "error": results.get(index, {}).get("error", _NOT_STARTED)}
-            for index, case in enumerate(cases)
-            if "passes" not in results.get(index, {})
-        ],
-    }
-    with replacing(path) as file:
-        json.dump(data, file, separators=(",", ":"), allow_nan=False)
-        file.write("\n")

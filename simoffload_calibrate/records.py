@@ -1,6 +1,7 @@
 """Recorded runs: their files are read, and their decode steps are compared with a simulated timeline.
 
-``calibrate deepspeed`` writes the files, but for those of FSDP (docs/measurements/fsdp.md).
+``calibrate deepspeed`` and ``calibrate vllm`` write the files, but for those of FSDP
+(docs/measurements/fsdp.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from statistics import fmean, median, median_low
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.documents import Document, read_text, validate
@@ -129,6 +132,43 @@ class Threads(_Part):
     omp: Annotated[int, Field(ge=1)] = Field(alias="OMP_NUM_THREADS")
 
 
+class ServedRequests(_Part):
+    """The requests of a stream, a column each: arrival, first and last token [s], numbers of tokens, and runs
+    of equal tokens of prompts."""
+
+    arrival: Times
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    first: Times
+    last: Times
+    arrived: Times
+    """[s] The arrivals, of requests that follow another one since the begin, too."""
+    runs: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
+    after: tuple[int, ...] = ()
+    """Row of the request after whose end each arrives; -1: none."""
+
+    @property
+    def metrics(self) -> dict[str, list[float]]:
+        """Return TTFT, and TPOT of the requests with several tokens [s]."""
+        rows = list(zip(self.arrived, self.first, self.last, self.output, strict=True))
+        return {
+            "ttft": [first - arrived for arrived, first, _, _ in rows],
+            "tpot": [(last - first) / (output - 1) for _, first, last, output in rows if output > 1],
+        }
+
+
+class EngineFacts(_Part):
+    """What an engine of vLLM chose when it started."""
+
+    kv_blocks: Annotated[int, Field(ge=1)]
+    block_size: Annotated[int, Field(ge=1)]
+    max_num_batched_tokens: Annotated[int, Field(ge=1)]
+    max_num_seqs: Annotated[int, Field(ge=1)]
+    async_scheduling: bool
+    enable_prefix_caching: bool
+    cudagraph_capture_sizes: tuple[int, ...]
+
+
 class RecordedRun(_Part):
     """One recorded run: its settings, times and traces."""
 
@@ -144,11 +184,18 @@ class RecordedRun(_Part):
     attention: str | None = None
     """The implementation of attention that ran, by its name in transformers."""
     threads: Threads | None = None
-    passes: Annotated[tuple[Pass, ...], Field(min_length=1)]
+    passes: tuple[Pass, ...] = ()
     traces: Traces = Traces()
+    stream: dict[str, Any] | None = None
+    """The section ``stream`` of a scenario, whose requests arrived one after the other."""
+    requests: ServedRequests | None = None
+    engine: EngineFacts | None = None
+    """The engine that served them, or computed the passes; None for a run without vLLM."""
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> RecordedRun:
+    def _complete(self) -> RecordedRun:
+        if not self.passes and self.requests is None:
+            raise ValueError("a run must have passes or requests, but this one has neither; record it again")
         if (self.ds_config is None) is (self.strategy is None):
             have = "neither" if self.strategy is None else "both"
             raise ValueError(f"a run must have either ds_config or strategy, but this one has {have}")
@@ -168,9 +215,7 @@ class RecordedRun(_Part):
     def offload(self) -> str:
         """The device of offloaded parameters: none, cpu or nvme."""
         if self.strategy is not None:
-            if "device_map" in self.strategy:
-                return offload_home(self.strategy)
-            return "cpu" if self.strategy.get("cpu_offload") else "none"
+            return offload_home(self.strategy)
         return offload_device(self.ds_config or {})
 
     @property
@@ -193,8 +238,10 @@ class RecordedRun(_Part):
         predicted with its waits for pinned memory. Training has the median over later repetitions of the sums
         per repetition, of an even number the lower one of the two in the middle: Python collects its garbage
         in one of several steps, which takes 0.2 to 0.4 s (docs/measurements/training.md). Separately timed
-        steps take precedence over the sum of their parts.
+        steps take precedence over the sum of their parts. A stream has the figures of TTFT and TPOT.
         """
+        if self.requests is not None:
+            return latencies(self.requests.metrics)
         if self.training:
             return self._training()
         steady = [one for one in self.passes if one.repetition >= _STEADY]
@@ -227,7 +274,9 @@ class RecordedRun(_Part):
 class Records(_Part):
     """A file of recorded runs of one machine."""
 
-    layout: Literal["simoffload/deepspeed-runs/1", "simoffload/fsdp-runs/1"] = Field(alias="schema")
+    layout: Literal["simoffload/deepspeed-runs/1", "simoffload/fsdp-runs/1", "simoffload/vllm-runs/1"] = (
+        Field(alias="schema")
+    )
     machine: dict[str, Any]
     date: str = ""
     """The day on which the runs were recorded."""
@@ -250,11 +299,26 @@ class Records(_Part):
         return int(self.machine.get("gpus") or 1)
 
 
+_PERCENTILES = (50, 90, 99)
+
+
+def latencies(metrics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
+    """Return the mean and percentiles of metrics of requests [s], as "ttft p50"; NaN is left out."""
+    found: dict[str, float] = {}
+    for name, given in metrics.items():
+        values = np.asarray(given, dtype=float)
+        values = values[~np.isnan(values)]
+        if len(values):
+            found[f"{name} mean"] = float(values.mean())
+            found |= {f"{name} p{part}": float(np.percentile(values, part)) for part in _PERCENTILES}
+    return found
+
+
 def read_records(path: Path) -> Records:
     """Read a file of recorded runs. Raises InputError for anything else."""
     data = read_json(path, remedy="name the runs.json of a calibration")
     if not isinstance(data, dict) or "runs" not in data or "schema" not in data:
-        message = 'not a record of "calibrate deepspeed", which has the keys schema, machine and runs'
+        message = 'not a record of "calibrate deepspeed" or "vllm", with the keys schema, machine and runs'
         raise InputError([Problem(str(path), None, None, "", message)])
     return validate(Document(str(path), data), Records)
 

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,17 +18,21 @@ from simoffload.documents import Document, Edit, Frozen, Location, edited, quote
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.detect import SeenMachine, System
 from simoffload.models import FAMILIES, ModelShape, ModelSpec
+from simoffload.scenario import USUAL_WORK
+from simoffload.scenario.streams import StreamOptions
 from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
+from simoffload.strategies.programs.vllm import VllmCpuOffload
 from simoffload.workload import Computation, Training
+from simoffload_calibrate.vllm.settings import ServedStrategy, engine_settings, stream_requests
 
 # -- facts about this machine ----------------------------------------------------------------------
 # GPUs, CPU, memory and versions, but nothing that identifies its owner.
 
 
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "numpy")
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "vllm", "numpy")
 
 
 def machine_facts(system: System | None = None) -> dict[str, Any]:
@@ -91,14 +96,26 @@ class _ZeroInference(Frozen):
 
 
 class RunRequest(Frozen):
-    """A request for one run: model, workload and strategy."""
+    """A request for one run: model, workload or stream, and strategy."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     model: ModelSpec
     workload: Computation
-    strategy: Annotated[_ZeroInference | Accelerate | TensorParallel, Field(discriminator="kind")] = (
-        _ZeroInference()
-    )
+    stream: StreamOptions | None = None
+    """Requests that arrive one after the other, instead of the workload."""
+    strategy: Annotated[
+        _ZeroInference | Accelerate | TensorParallel | VllmCpuOffload, Field(discriminator="kind")
+    ] = _ZeroInference()
+
+    @property
+    def served(self) -> ServedStrategy | None:
+        """The strategy of a run of vLLM; None for another program."""
+        strategy = self.strategy
+        if isinstance(strategy, VllmCpuOffload) or (
+            isinstance(strategy, TensorParallel) and strategy.compiled
+        ):
+            return strategy
+        return None
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,10 @@ class CalibrationRun:
     """DeepSpeed's configuration; None for a run without DeepSpeed."""
     homes: Mapping[str, int | str] | None = None
     """Accelerate's device map by name of module; None with ``auto``, and for a run without Accelerate."""
+    engine: Mapping[str, Any] | None = None
+    """The settings of vLLM's engine (``engine_settings``); None for a run without vLLM."""
+    requests: Mapping[str, Any] | None = None
+    """The requests of a stream as columns; None for a workload."""
 
     @property
     def kind(self) -> str:
@@ -124,16 +145,15 @@ class CalibrationRun:
 
     @property
     def ranks(self) -> int:
-        """The number of processes, each with one GPU; one process of Accelerate may have several."""
-        return self.request.strategy.ranks
+        """The number of processes, each with one GPU; one process of Accelerate or vLLM may have several."""
+        return 1 if self.engine is not None else self.request.strategy.ranks
 
     @property
     def device(self) -> str:
         """The device of offloaded parameters: none, cpu or nvme."""
         if self.ds_config is not None:
             return offload_device(self.ds_config)
-        strategy = self.request.strategy
-        return offload_home(strategy.model_dump()) if isinstance(strategy, Accelerate) else "none"
+        return offload_home(self.request.strategy.model_dump())
 
     @property
     def optimizer(self) -> str:
@@ -147,8 +167,9 @@ class CalibrationRun:
 
     @property
     def host_bytes(self) -> int:
-        """[B] Estimate of host memory: weights, and 16 B per parameter for an optimizer."""
-        weights = 0 if self.device == "none" else self.weight_bytes
+        """[B] Estimate of host memory: weights, and 16 B per parameter for an optimizer; runs of an engine
+        share its memory."""
+        weights = 0 if self.device == "none" or self.engine is not None else self.weight_bytes
         return weights + self.num_parameters * (16 if self.is_training else 0)
 
     @property
@@ -159,17 +180,22 @@ class CalibrationRun:
         optimizer on storage 12 B of states and 4 B of gradients per parameter (seen in DeepSpeed's swap
         folders).
         """
-        weights = self.weight_bytes if self.device == "nvme" or self.kind == "tensor_parallel" else 0
+        loaded = self.kind == "tensor_parallel" and self.engine is None
+        weights = self.weight_bytes if self.device == "nvme" or loaded else 0
         states = 16 if self.optimizer == "nvme" else 0
         return self.num_parameters * states + weights
 
 
 def offload_home(strategy: Mapping[str, Any]) -> str:
-    """Return the device of parameters that Accelerate offloads, in the words of ``offload_device``.
+    """Return the device of parameters that a strategy without DeepSpeed offloads, in the words of
+    ``offload_device``.
 
-    It is the slowest that the device map names; with ``auto``, and if a number of layers stays on the GPU,
-    the one of the others.
+    Of Accelerate it is the slowest that the device map names; with ``auto``, and if a number of layers stays
+    on the GPU, the one of the others.
     """
+    if "device_map" not in strategy:
+        offloads = any(map(strategy.get, ("cpu_offload", "cpu_offload_gb", "offload_group_size")))
+        return "cpu" if offloads else "none"
     chosen, folder = strategy["device_map"], strategy.get("offload_folder")
     homes = set(chosen.values()) if isinstance(chosen, Mapping) else {chosen}
     if "disk" in homes or (folder is not None and not isinstance(chosen, Mapping)):
@@ -213,18 +239,22 @@ def offload_config(device: str, *, optimizer: str | None = None) -> dict[str, An
     return {"zero_optimization": zero}
 
 
-def read_requests(paths: Sequence[Path], *, ranks: int | None = None) -> tuple[CalibrationRun, ...]:
+def read_requests(
+    paths: Sequence[Path], *, ranks: int | None = None, served: bool = False
+) -> tuple[CalibrationRun, ...]:
     """Read files of one scenario each, or of a list of them under ``runs``.
 
-    ``ranks`` replaces ``strategy.ranks`` of every run. Keys that a real run does not use (``_SCENARIO_ONLY``)
-    are ignored. Raises InputError with all problems, such as runs without the key that ``ranks`` replaces.
+    A list of numbers in ``workload`` or ``stream`` stands for a run with each of them. ``ranks`` replaces
+    ``strategy.ranks`` of every run. Keys that a real run does not use (``_SCENARIO_ONLY``) are ignored.
+    Raises InputError with all problems, such as runs without the key that ``ranks`` replaces, and runs that
+    vLLM serves unless ``served`` is set, or then others.
     """
     cases: list[CalibrationRun] = []
     problems: list[Problem] = []
     for path in paths:
         try:
             document = read_document(path)
-            cases.extend(_cases(document if ranks is None else _with_ranks(document, ranks)))
+            cases.extend(_cases(document if ranks is None else _with_ranks(document, ranks), served=served))
         except InputError as error:
             problems.extend(error.problems)
     if problems:
@@ -234,7 +264,7 @@ def read_requests(paths: Sequence[Path], *, ranks: int | None = None) -> tuple[C
 
 def request(data: Mapping[str, Any]) -> CalibrationRun:
     """Check one request that is given as plain values. Raises InputError."""
-    return _case(Document("", {"run": dict(data)}), ("run",))
+    return _case(Document("", {"run": dict(data)}), ("run",), served=None)
 
 
 def _with_ranks(document: Document, ranks: int) -> Document:
@@ -255,9 +285,10 @@ def _with_ranks(document: Document, ranks: int) -> Document:
     return edited(document, [Edit((*at, "strategy", "ranks"), ranks) for at in named], option="--ranks")
 
 
-def _cases(document: Document) -> Iterator[CalibrationRun]:
+def _cases(document: Document, *, served: bool) -> Iterator[CalibrationRun]:
     if not isinstance(document.data, dict) or "runs" not in document.data:
-        yield _case(document, ())
+        for each in _each(document, ()):
+            yield _case(each, (), served=served)
         return
     runs = document.data["runs"]
     if not isinstance(runs, list) or not runs:
@@ -269,32 +300,77 @@ def _cases(document: Document) -> Iterator[CalibrationRun]:
         raise InputError([document.problem((key,), 'unknown key next to "runs"') for key in others])
     names: set[str] = set()
     for index in range(len(runs)):
-        case = _case(document, ("runs", index))
-        if case.request.name in names:
-            text = f"{quoted(case.request.name)} is the name of an earlier run; names must differ"
-            raise InputError([document.problem(("runs", index, "name"), text)])
-        names.add(case.request.name)
-        yield case
+        for each in _each(document, ("runs", index)):
+            case = _case(each, ("runs", index), served=served)
+            if case.request.name in names:
+                text = f"{quoted(case.request.name)} is the name of an earlier run; names must differ"
+                raise InputError([document.problem(("runs", index, "name"), text)])
+            names.add(case.request.name)
+            yield case
 
 
-def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
+def _node(document: Document, at: Location) -> Any:
     node: Any = document.data
     for key in at:
         node = node[key]
+    return node
+
+
+def _each(document: Document, at: Location) -> Iterator[Document]:
+    """Yield the document with every combination of the numbers that lists in a run's work stand for."""
+    node = _node(document, at)
+    lists = dict(_lists(node, ())) if isinstance(node, dict) else {}
+    for values in product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        edits = [Edit((*at, *place), value) for place, value in chosen.items()]
+        if chosen and isinstance(node.get("name"), str):
+            parts = (f"{place[-1]} {value}" for place, value in chosen.items())
+            edits.append(Edit((*at, "name"), ", ".join((node["name"], *parts))))
+        yield edited(document, edits, in_place=True)
+
+
+def _lists(node: Mapping[str, Any], at: Location) -> Iterator[tuple[Location, list[Any]]]:
+    """Yield the lists of numbers within the work of a run, with their places."""
+    for key, value in node.items():
+        if isinstance(value, dict) and (at or key in ("workload", "stream")):
+            yield from _lists(value, (*at, key))
+        elif at and isinstance(value, list) and value and all(isinstance(one, int | float) for one in value):
+            yield (*at, key), value
+
+
+def _case(document: Document, at: Location, *, served: bool | None) -> CalibrationRun:
+    """Return one run; ``served`` says whether it must be one of vLLM, or None that it may be."""
+    node = _node(document, at)
     if isinstance(node, dict):
         for key in _SCENARIO_ONLY:
             node.pop(key, None)
         if isinstance(strategy := node.get("strategy"), dict):
             strategy.setdefault("kind", "zero_inference")
+        if "stream" in node:
+            node.setdefault("workload", dict(USUAL_WORK["inference"]))
     checked = validate(document, RunRequest, at=at)
+    _check_program(document, at, checked, served)
     shape = checked.model.shape(root=document.root)
     if shape.family not in FAMILIES:
         text = "transformers has no class for a draft; only models of a known family can be measured"
         raise InputError([document.problem((*at, "model"), text)])
     _check_length(document, at, checked, shape.max_position_embeddings)
-    settings = checked.strategy
-    _check_cache(document, at, checked, shape)
-    config, homes = None, None
+    settings, hf_config = checked.strategy, checked.model.hf_config(root=document.root)
+    config, homes, engine, requests = None, None, None, None
+    if checked.served is not None:
+        try:
+            engine = engine_settings(checked.served, checked.stream, shape, hf_config)
+            if checked.stream is not None:
+                limit = shape.max_position_embeddings
+                requests = stream_requests(checked.stream, document.root, limit=limit)
+        except InputError as error:
+            places = ((*at, *one.key.split(".")) for one in error.problems)
+            found = zip(places, error.problems, strict=True)
+            raise InputError(
+                one if one.path else document.problem(place, one.message) for place, one in found
+            ) from None
+    else:
+        _check_cache(document, at, checked, shape)
     if isinstance(settings, _ZeroInference):
         config = _zero_config(document, at, checked, settings)
     elif isinstance(checked.workload, Training):
@@ -308,18 +384,38 @@ def _case(document: Document, at: tuple[str | int, ...]) -> CalibrationRun:
             raise InputError([document.problem(place, one.message) for one in error.problems]) from None
     return CalibrationRun(
         request=checked,
-        hf_config=checked.model.hf_config(root=document.root),
+        hf_config=hf_config,
         num_parameters=shape.num_parameters,
         weight_bytes=shape.weight_bytes,
         dtype=shape.dtype,
         ds_config=config,
         homes=homes,
+        engine=engine,
+        requests=requests,
     )
 
 
-def _check_cache(
-    document: Document, at: tuple[str | int, ...], checked: RunRequest, shape: ModelShape
-) -> None:
+def _check_program(document: Document, at: Location, checked: RunRequest, served: bool | None) -> None:
+    """Refuse a run of another program than the command starts, and a stream of one that serves none."""
+    kind = checked.strategy.kind
+    if served and checked.served is None:
+        how = "tensor_parallel with compiled: true, or vllm_cpu_offload"
+        text = f"{kind} is not what vLLM runs: use {how}, or simoffload calibrate deepspeed"
+        raise InputError([document.problem((*at, "strategy", "kind"), text)])
+    if served is False and checked.served is not None:
+        text = f"{kind} is run by vLLM here; use simoffload calibrate vllm"
+        if isinstance(checked.strategy, TensorParallel):
+            text += ", or leave compiled out for transformers' tensor parallelism"
+        raise InputError([document.problem((*at, "strategy", "kind"), text)])
+    if checked.stream is not None and checked.served is None:
+        text = "only runs of vLLM serve streams (simoffload calibrate vllm); remove the section"
+        raise InputError([document.problem((*at, "stream"), text)])
+    if checked.served is not None and isinstance(checked.workload, Training):
+        text = "must be inference: vLLM does not train"
+        raise InputError([document.problem((*at, "workload", "kind"), text)])
+
+
+def _check_cache(document: Document, at: Location, checked: RunRequest, shape: ModelShape) -> None:
     """Refuse a cache that transformers does not have, and one of a run that generates nothing."""
     cache, place = checked.strategy.kv_cache, (*at, "strategy", "kv_cache")
     if cache == DEFAULT:
@@ -339,7 +435,7 @@ def _check_cache(
 
 
 def _zero_config(
-    document: Document, at: tuple[str | int, ...], checked: RunRequest, settings: _ZeroInference
+    document: Document, at: Location, checked: RunRequest, settings: _ZeroInference
 ) -> Mapping[str, Any]:
     """Return the ``ds_config`` of a run. Raises InputError for one that the run would not follow."""
     if not settings.ds_config:
@@ -350,9 +446,7 @@ def _zero_config(
     return settings.ds_config
 
 
-def _check_config(
-    document: Document, at: tuple[str | int, ...], checked: _ZeroInference, config: DeepSpeedConfig
-) -> None:
+def _check_config(document: Document, at: Location, checked: _ZeroInference, config: DeepSpeedConfig) -> None:
     """Refuse settings that the run would not follow."""
     zero = config.zero_optimization
     place = (*at, "strategy", "ds_config", "zero_optimization")
@@ -366,9 +460,7 @@ def _check_config(
         raise InputError([document.problem((*at, "strategy", "weights"), text)])
 
 
-def _check_length(
-    document: Document, at: tuple[str | int, ...], checked: RunRequest, limit: int | None
-) -> None:
+def _check_length(document: Document, at: Location, checked: RunRequest, limit: int | None) -> None:
     work = checked.workload
     training = isinstance(work, Training)
     tokens = work.sequence_length if isinstance(work, Training) else work.max_context

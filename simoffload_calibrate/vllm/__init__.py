@@ -1,0 +1,1 @@
+"""Runs of vLLM with random weights: settings and requests (parent), the engine and its passes (child)."""
