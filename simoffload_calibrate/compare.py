@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, get_args
 
-from simoffload.documents import Document
+from simoffload.documents import Document, Edit
 from simoffload.errors import InputError, Problem, SimulationError, printable
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
 from simoffload.models import SINGLE, Attention, ModelShape, forward_cost
 from simoffload.planning.confidence import confidence
+from simoffload.planning.streams import simulated_stream
 from simoffload.progress import steps
 from simoffload.report.formatting import columns
 from simoffload.results import InferenceResult, SimulationResult
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
+from simoffload.serving.simulate import StreamSimulation
 from simoffload.simulation import simulate
 from simoffload.strategies.base import memory_stages, traffic
 from simoffload.strategies.passes.pass_writer import ForwardPass
@@ -42,7 +43,6 @@ from simoffload_calibrate.records import (
     stream_rows,
 )
 from simoffload_calibrate.runs import offload_words
-from simoffload_calibrate.streams import RecordedStream, SimulatedEngine, planned_engine, served_latencies
 
 # -- predictions -----------------------------------------------------------------------------------
 
@@ -67,8 +67,6 @@ class Setting(NamedTuple):
     """The files that all runs share."""
     profiles: Mapping[str, Any]
     """Changes to numbers of its profiles, as in the section ``profiles`` of a scenario."""
-    engines: dict[str, tuple[SimulatedEngine, int]]
-    """Simulated engines of vLLM with their KV blocks, which several runs share."""
 
 
 class Prediction(NamedTuple):
@@ -108,7 +106,7 @@ def setting(
     if tier is not None and other_storage:
         text = f'platform "{machine.platform}" was chosen by its GPU, so its drives are not those of this run'
         tier, reason = None, f"{text}; name a platform with --platform"
-    return Setting(platform, tier, reason, deepspeed, ScenarioCache(), profiles or {}, {})
+    return Setting(platform, tier, reason, deepspeed, ScenarioCache(), profiles or {})
 
 
 def _storage_tier(machine: Machine) -> str | None:
@@ -137,7 +135,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
         if run.engine is not None:
-            prediction = _served(run, scenario, within, run.engine)
+            prediction = _served(run, scenario, run.engine)
         else:
             prediction = _PREDICTED[kind](scenario, first)
     except InputError as error:
@@ -211,20 +209,39 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
     )
 
 
-def _served(run: RecordedRun, scenario: LoadedScenario, within: Setting, engine: EngineFacts) -> Prediction:
-    """Predict a batch or a stream of vLLM, whose engine had a recorded number of KV blocks."""
-    key = json.dumps([run.model, run.strategy, engine.model_dump()])
-    if key not in within.engines:
-        within.engines[key] = planned_engine(scenario, engine)
-    simulated, blocks = within.engines[key]
-    states = (run.stream or {}).get("kv_blocks") or (run.strategy or {}).get("kv_blocks")
-    room = None if states else blocks
+_ANY_REQUESTS: dict[str, Any] = {
+    "arrivals": {"kind": "constant", "request_rate": 1},
+    "prompt": {"kind": "fixed", "tokens": 1},
+    "output": {"kind": "fixed", "tokens": 1},
+}
+_LIMITS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "async_scheduling",
+    "enable_prefix_caching",
+)
+"""Keys of a stream that an engine of vLLM states."""
+
+
+def _served(run: RecordedRun, scenario: LoadedScenario, engine: EngineFacts) -> Prediction:
+    """Predict a batch or a stream of vLLM, the latter with the recorded number of KV blocks."""
+    limits = {key: getattr(engine, key) for key in _LIMITS}
+    streamed = scenario.edited(Edit(("stream",), {**_ANY_REQUESTS, **limits}))
+    stated = (run.stream or {}).get("kv_blocks") or (run.strategy or {}).get("kv_blocks")
+    blocks = None if stated else StreamSimulation(streamed).limits.blocks
     if run.requests is None:
-        found = _inference(scenario, first=False)
-        return found._replace(kv_blocks=room)
-    predicted = simulated.predict(RecordedStream.of(run.requests, engine))
-    seconds = served_latencies(predicted.served)
-    return Prediction(seconds=seconds, intervals=predicted.intervals, model=scenario.model, kv_blocks=room)
+        return _inference(scenario, first=False)._replace(kv_blocks=blocks)
+    streamed = streamed.edited(Edit(("stream", "kv_blocks"), engine.kv_blocks))
+    recorded = run.requests.rows, engine.cudagraph_capture_sizes
+    result = simulated_stream(StreamSimulation(streamed, recorded=recorded))
+    names = {one: f"{one.replace(' ', '_')}_s" for one in run.requests.figures()}
+    return Prediction(
+        seconds={one: result.estimates[metric].value for one, metric in names.items()},
+        intervals={one: result.intervals[metric] for one, metric in names.items()},
+        model=scenario.model,
+        kv_blocks=blocks,
+    )
 
 
 def _training(scenario: LoadedScenario, _first: bool) -> Prediction:

@@ -20,8 +20,15 @@ from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.records import read_json
-from simoffload_calibrate.runs import CalibrationRun, RunRequest, machine_facts, offload_words
-from simoffload_calibrate.vllm.settings import environment, longest_request, quick_settings
+from simoffload_calibrate.runs import (
+    CalibrationRun,
+    RunRequest,
+    environment,
+    longest_request,
+    machine_facts,
+    offload_words,
+    quick_settings,
+)
 
 _NEEDED = ("torch", "transformers", "deepspeed")
 _EAGER_NEEDED = ("torch", "transformers", "accelerate")
@@ -193,7 +200,7 @@ class _Recording:
         )
 
     def write(self) -> None:
-        """Write the file."""
+        """Write the file of runs as far as it is known."""
         data: dict[str, Any] = {
             "schema": _worker(self._cases[0]).schema,
             "simoffload": __version__,

@@ -15,13 +15,13 @@ from statistics import fmean, median, median_low
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.documents import Document, read_text, validate
 from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape
 from simoffload.results.timeline import Interval, Timeline
+from simoffload.serving.requests import Requests
 from simoffload_calibrate.runs import offload_device, offload_home, optimizer_device
 
 # -- records as JSON files, read after a check of size and syntax ----------------------------------
@@ -148,13 +148,27 @@ class ServedRequests(_Part):
     """Row of the request after whose end each arrives; -1: none."""
 
     @property
-    def metrics(self) -> dict[str, list[float]]:
-        """Return TTFT, and TPOT of the requests with several tokens [s]."""
-        rows = list(zip(self.arrived, self.first, self.last, self.output, strict=True))
-        return {
-            "ttft": [first - arrived for arrived, first, _, _ in rows],
-            "tpot": [(last - first) / (output - 1) for _, first, last, output in rows if output > 1],
+    def rows(self) -> Requests:
+        """The requests as they are simulated."""
+        number = len(self.arrival)
+        lengths = np.array(self.prompt), np.array(self.output)
+        after = np.array(self.after or [-1] * number)
+        return Requests(np.array(self.arrival), *lengths, list(self.runs or (None,) * number), after)
+
+    def figures(self) -> dict[str, float]:
+        """Return the mean and percentiles of TTFT, and of TPOT of the requests with several tokens [s]."""
+        first, last, output = np.array(self.first), np.array(self.last), np.array(self.output)
+        several = output > 1
+        metrics = {
+            "ttft": first - np.array(self.arrived),
+            "tpot": ((last - first)[several] / (output[several] - 1)),
         }
+        found: dict[str, float] = {}
+        for name, values in metrics.items():
+            if len(values):
+                found[f"{name} mean"] = float(values.mean())
+                found |= {f"{name} p{part}": float(np.percentile(values, part)) for part in (50, 90, 99)}
+        return found
 
 
 class EngineFacts(_Part):
@@ -241,7 +255,7 @@ class RecordedRun(_Part):
         steps take precedence over the sum of their parts. A stream has the figures of TTFT and TPOT.
         """
         if self.requests is not None:
-            return latencies(self.requests.metrics)
+            return self.requests.figures()
         if self.training:
             return self._training()
         steady = [one for one in self.passes if one.repetition >= _STEADY]
@@ -297,21 +311,6 @@ class Records(_Part):
     def gpus(self) -> int:
         """The number of GPUs of the machine."""
         return int(self.machine.get("gpus") or 1)
-
-
-_PERCENTILES = (50, 90, 99)
-
-
-def latencies(metrics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
-    """Return the mean and percentiles of metrics of requests [s], as "ttft p50"; NaN is left out."""
-    found: dict[str, float] = {}
-    for name, given in metrics.items():
-        values = np.asarray(given, dtype=float)
-        values = values[~np.isnan(values)]
-        if len(values):
-            found[f"{name} mean"] = float(values.mean())
-            found |= {f"{name} p{part}": float(np.percentile(values, part)) for part in _PERCENTILES}
-    return found
 
 
 def read_records(path: Path) -> Records:

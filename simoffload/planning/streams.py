@@ -40,6 +40,7 @@ __all__ = [
     "StreamPasses",
     "StreamResult",
     "error_interval",
+    "simulated_stream",
     "step_errors",
     "stream",
     "stream_passes",
@@ -323,7 +324,13 @@ def stream(
     asked = loaded(scenario)
     if asked.scenario.stream is not None:
         asked = _with_limits(asked, slo)
-    simulation = StreamSimulation(asked, exact=exact_steps)
+    return simulated_stream(StreamSimulation(asked, exact=exact_steps), search=bool(slo), costs=costs)
+
+
+def simulated_stream(
+    simulation: StreamSimulation, *, search: bool = False, costs: CostList | None = None
+) -> StreamResult:
+    """Simulate all replications, and with ``search`` also find the largest load within the limits."""
     measures, stopped = list[StreamMeasures](), ""
     trials, rescaled = dict[float, RateTrial](), tuple[StreamMeasures, ...]()
     passes = None
@@ -333,7 +340,7 @@ def stream(
         passes = stream_passes(simulation.planned, simulation.steps, measures[0].served)
         if passes is not None:
             rescaled = _rescaled(simulation, measures[0], passes)
-        if slo:
+        if search:
             _search(simulation, trials)
     except WorkLimitError as error:
         stopped = f"{error}{simulation.checkpoints.advice()}"

@@ -61,6 +61,11 @@ class Requests(NamedTuple):
         """Whether no arrival depends on an answer."""
         return not len(self.after) or bool((self.after < 0).all())
 
+    def first(self, number: int | None) -> Requests:
+        """Return so many of the first rows; None: all."""
+        arrival, prompt, output, runs, after = self
+        return Requests(arrival[:number], prompt[:number], output[:number], runs[:number], after[:number])
+
     @property
     def digest(self) -> str:
         """Hash of all rows, equal for equal requests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ from simoffload.serving.replica import Replica, StepTime, turns
 from simoffload.serving.requests import Requests, drawn
 from simoffload.serving.scheduler import ReplicaState, Scheduler, StaticBatches, VllmScheduler
 from simoffload.serving.steps import Point, Scaled, SimulatedSteps, StepTable
-from simoffload.serving.traces import read_trace
+from simoffload.serving.traces import RecordedTrace, read_trace
 from simoffload.strategies import ServingLimits
 from simoffload.units import format_number, percent
 
-__all__ = ["StreamSimulation"]
+__all__ = ["StreamSimulation", "requests_of"]
 
 _FEW = 1000
 """Number of requests below which the 99th percentile varies by more than about 15 %: it did by 14.5 % for
@@ -34,14 +35,31 @@ _BACKLOG = 0.05
 """Share of requests in the queue at the last arrival from which a warning says so (our choice)."""
 
 
+def requests_of(options: StreamOptions, number: int = 0, *, root: Path | None) -> RecordedTrace:
+    """Return the requests of a replication of a stream, drawn or of its trace, and how many were left out;
+    ``root`` is the folder of the scenario. Raises InputError."""
+    if options.trace is None:
+        return RecordedTrace(drawn(options, replication=number), "", 0)
+    draw = np.random.default_rng(np.random.SeedSequence(options.seed, spawn_key=(number,)))
+    return read_trace(options, root=root, draw=draw)
+
+
 class StreamSimulation:
     """A StreamSimulation serves the stream of a scenario, with a common table of steps for all replications.
 
-    Raises InputError for a scenario without a stream, and where the engine has no room for requests.
+    ``recorded`` are requests of a real engine, which are served instead of those of the stream, and the batch
+    sizes of which it had CUDA graphs. Raises InputError for a scenario without a stream, and where the engine
+    has no room for requests.
     """
 
     @limited
-    def __init__(self, scenario: LoadedScenario, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        scenario: LoadedScenario,
+        *,
+        exact: bool = False,
+        recorded: tuple[Requests, tuple[int, ...]] | None = None,
+    ) -> None:
         keep(scenario.scenario.engine.limits)
         now_doing("planning the stream")
         options = scenario.scenario.stream
@@ -54,6 +72,10 @@ class StreamSimulation:
         self.gpus = max(1, strategy.gpus // max(1, strategy.replicas))
         """Number of GPUs of a replica."""
         self.limits, self.planned = self._limits(scenario)
+        self._recorded = None
+        if recorded is not None:
+            self._recorded, graphs = recorded
+            self.limits = self.limits._replace(graphs=graphs)
         self.steps = SimulatedSteps(self.planned)
         self._kept = KeptSteps(key_of(self.planned, without=("stream", "name", "description")))
         kept = {} if exact else self._kept.read()
@@ -106,9 +128,11 @@ class StreamSimulation:
 
     @property
     def replications(self) -> int:
-        """Number of replications: one of a trace with its own stamps, in which nothing is random."""
-        recorded = self.options.trace is not None and self.options.arrivals is None
-        return 1 if recorded else self.options.replications
+        """Number of replications: one of recorded requests, in which nothing is random."""
+        return 1 if self._is_recorded(self.options) else self.options.replications
+
+    def _is_recorded(self, options: StreamOptions) -> bool:
+        return self._recorded is not None or (options.trace is not None and options.arrivals is None)
 
     @limited
     def run(
@@ -150,7 +174,7 @@ class StreamSimulation:
             self._kept.write(self.table.known)
         served = replica.served
         skip = options.warm_up
-        if skip is None and options.trace is not None and options.arrivals is None:
+        if skip is None and self._is_recorded(options):
             skip = 0
         order = np.argsort(served.queued, kind="stable")
         first = mser(served.ttft[order]) if skip is None else int(skip * len(order))
@@ -167,15 +191,14 @@ class StreamSimulation:
         table.worst, table.as_they_are = max(worst, table.worst), max(as_they_are, table.as_they_are)
 
     def _requests(self, options: StreamOptions, number: int) -> Requests:
-        if options.trace is None:
-            return drawn(options, replication=number)
-        draw = np.random.default_rng(np.random.SeedSequence(options.seed, spawn_key=(number,)))
+        if self._recorded is not None:
+            return self._recorded.first(options.num_prompts)
         try:
-            trace = read_trace(options, root=self.scenario.document.root, draw=draw)
+            found = requests_of(options, number, root=self.scenario.document.root)
         except InputError as error:
             raise self._placed(error) from None
-        self.failed = trace.failed
-        return trace.requests
+        self.failed = found.failed
+        return found.requests
 
     def _placed(self, error: InputError) -> InputError:
         document = self.scenario.document

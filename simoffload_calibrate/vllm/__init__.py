@@ -1,1 +1,1 @@
-"""Runs of vLLM with random weights: settings and requests (parent), the engine and its passes (child)."""
+"""The engine of vLLM with random weights, and the runs on it (child process only)."""

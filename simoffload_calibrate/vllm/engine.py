@@ -144,5 +144,5 @@ class Engine:
             yield Output(one.request_id, tokens, int(one.num_cached_tokens or 0), bool(one.finished))
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache."""
+        """Let no later request find a prefix of earlier ones."""
         self._engine.reset_prefix_cache()
