@@ -23,11 +23,10 @@ from simoffload_calibrate.records import read_json
 from simoffload_calibrate.runs import (
     CalibrationRun,
     RunRequest,
+    engine_of,
     environment,
-    longest_request,
     machine_facts,
     offload_words,
-    quick_settings,
 )
 
 _NEEDED = ("torch", "transformers", "deepspeed")
@@ -287,7 +286,7 @@ class _Session(NamedTuple):
             if index not in self.recording.results:
                 groups.setdefault(_group(case), []).append(index)
         for (worker, ranks, _), remaining in groups.items():
-            engine = _engine([self.cases[index] for index in remaining], quick=self.settings.quick)
+            engine = engine_of([self.cases[index] for index in remaining], quick=self.settings.quick)
             while remaining and self._in_time:
                 yield from self._run_batch(worker, ranks, engine, remaining)
 
@@ -352,17 +351,6 @@ class _Session(NamedTuple):
         at, answer = round(time.time(), 1), self._call(job, _PROBE, _PROBE_TASK)
         if "found" in answer:
             self.recording.probes.append({"at": at, **answer["found"]})
-
-
-def _engine(cases: Sequence[CalibrationRun], *, quick: bool) -> dict[str, Any] | None:
-    """Return the settings of the engine that some cases share, with room for the longest of their requests;
-    None if they have none."""
-    engine = cases[0].engine
-    if engine is None:
-        return None
-    works = (case.request.workload.model_dump() if case.requests is None else case.requests for case in cases)
-    found = quick_settings(engine) if quick else dict(engine)
-    return {**found, "options": {**found["options"], "max_model_len": longest_request(works)}}
 
 
 def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from simoffload.hardware.detect import SeenMachine, System
 from simoffload.models import FAMILIES, ModelShape, ModelSpec
 from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.simulate import requests_of
-from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, KvCache, check_native
+from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, VLLM_BLOCK, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
@@ -90,6 +90,8 @@ _ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
 }
 """The engine and its scheduler in one process, where steps are seen, without any network."""
+_MODEL_LENGTH = 20_480
+"""``max_model_len`` of the recorded streams (docs/measurements/vllm.md)."""
 _FEW_GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Batch sizes whose CUDA graphs are captured for a first look: the others take half of the engine's start."""
 
@@ -173,11 +175,6 @@ def _quantization_config(form: str) -> dict[str, Any]:
     return {"quantization_config": section}
 
 
-def quick_settings(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an engine that starts sooner, as it captures fewer CUDA graphs."""
-    return {**engine, "options": {**engine["options"], "cudagraph_capture_sizes": list(_FEW_GRAPHS)}}
-
-
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables that an engine needs, but for those that the user has set."""
     needed = dict(_ENVIRONMENT)
@@ -209,14 +206,22 @@ def stream_requests(options: StreamOptions, root: Path | None, *, limit: int | N
     return columns
 
 
-def longest_request(works: Iterable[Mapping[str, Any]]) -> int:
-    """Return the most tokens of a request of several runs, prompt and output together."""
-    return max(
-        max(map(sum, zip(one["prompt"], one["output"], strict=True)))
-        if "prompt" in one
-        else one["prompt_length"] + one["output_length"]
-        for one in works
-    )
+def engine_of(cases: Sequence[CalibrationRun], *, quick: bool) -> dict[str, Any] | None:
+    """Return the settings of the engine that some cases share; None if they have none.
+
+    A request may be as long as in the recorded runs, if the model and the cache are, as lengths decide how
+    some kernels divide their work; ``quick`` captures fewer CUDA graphs.
+    """
+    engine = cases[0].engine
+    if engine is None:
+        return None
+    options = dict(engine["options"])
+    longest = max(case.longest_request for case in cases)
+    room = [_MODEL_LENGTH, engine["config"].get("max_position_embeddings") or _MODEL_LENGTH]
+    if blocks := options.get("num_gpu_blocks_override"):
+        room.append(blocks * options.get("block_size", VLLM_BLOCK))
+    options["max_model_len"] = max(longest, min(room))
+    return {**engine, "options": options | ({"cudagraph_capture_sizes": list(_FEW_GRAPHS)} if quick else {})}
 
 
 # -- requests for real runs, read from files that are written like scenarios -----------------------
@@ -319,6 +324,13 @@ class CalibrationRun:
         share its memory."""
         weights = 0 if self.device == "none" or self.engine is not None else self.weight_bytes
         return weights + self.num_parameters * (16 if self.is_training else 0)
+
+    @property
+    def longest_request(self) -> int:
+        """The most tokens of a request, prompt and output together."""
+        if self.requests is not None:
+            return max(map(sum, zip(self.requests["prompt"], self.requests["output"], strict=True)))
+        return self.request.workload.max_context + 1
 
     @property
     def swap_bytes(self) -> int:

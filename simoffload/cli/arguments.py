@@ -514,6 +514,9 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     "serve": ("show a page in the browser on which all inputs can be changed", _add_serve),
     "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
     "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
-    "calibrate": ("measure this machine, run real DeepSpeed, compare with predictions", _add_calibrate),
+    "calibrate": (
+        "measure this machine, run real DeepSpeed or vLLM, compare with predictions",
+        _add_calibrate,
+    ),
 }
 """Description of each command, and the function that adds its options."""
