@@ -515,7 +515,7 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
     "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
     "calibrate": (
-        "measure this machine, run real DeepSpeed or vLLM, compare with predictions",
+        "measure this machine, run real DeepSpeed and vLLM, compare predictions",
         _add_calibrate,
     ),
 }
