@@ -127,7 +127,7 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     if "nvme" in (run.offload, run.optimizer) and within.storage is None and run.group != "accelerate":
         return Prediction(within.no_storage)
     try:
-        scenario = resolve(Document("", _scenario(run, within)), cache=within.cache)
+        scenario = recorded_scenario(run, within)
         plan = scenario.plan()
         short = [
             use.sentence() for use in peak_uses(memory_stages(plan), scenario.machine.tiers) if not use.fits
@@ -143,6 +143,11 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
     except SimulationError as error:
         return Prediction(str(error))
     return prediction._replace(remarks=(*_remarks(run), *plan.warnings))
+
+
+def recorded_scenario(run: RecordedRun, within: Setting) -> LoadedScenario:
+    """Return the scenario of a run on the platform of a setting. Raises InputError."""
+    return resolve(Document("", _scenario(run, within)), cache=within.cache)
 
 
 def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
@@ -225,23 +230,35 @@ _LIMITS = (
 
 
 def _served(run: RecordedRun, scenario: LoadedScenario, engine: EngineFacts) -> Prediction:
-    """Predict a batch or a stream of vLLM, the latter with the recorded number of KV blocks."""
-    limits = {key: getattr(engine, key) for key in _LIMITS}
-    streamed = scenario.edited(Edit(("stream",), {**_ANY_REQUESTS, **limits}))
+    """Predict a batch or a stream of vLLM."""
     stated = (run.stream or {}).get("kv_blocks") or (run.strategy or {}).get("kv_blocks")
-    blocks = None if stated else StreamSimulation(streamed).limits.blocks
+    blocks = None if stated else StreamSimulation(_streamed(scenario, engine)).limits.blocks
     if run.requests is None:
-        return _inference(scenario, first=False)._replace(kv_blocks=blocks)
-    streamed = streamed.edited(Edit(("stream", "kv_blocks"), engine.kv_blocks))
-    recorded = run.requests.rows, engine.cudagraph_capture_sizes
-    result = simulated_stream(StreamSimulation(streamed, recorded=recorded))
-    names = {one: f"{one.replace(' ', '_')}_s" for one in run.requests.figures()}
+        found, names = _inference(scenario, first=False), run.measured()
+        seconds = {name: found.seconds[name] for name in names if name in found.seconds}
+        return found._replace(seconds=seconds, kv_blocks=blocks)
+    result = simulated_stream(stream_simulation(run, scenario))
+    metrics = {one: f"{one.replace(' ', '_')}_s" for one in run.requests.figures()}
     return Prediction(
-        seconds={one: result.estimates[metric].value for one, metric in names.items()},
-        intervals={one: result.intervals[metric] for one, metric in names.items()},
+        seconds={one: result.estimates[metric].value for one, metric in metrics.items()},
+        intervals={one: result.intervals[metric] for one, metric in metrics.items()},
         model=scenario.model,
         kv_blocks=blocks,
     )
+
+
+def stream_simulation(run: RecordedRun, scenario: LoadedScenario) -> StreamSimulation:
+    """Return the simulation of a recorded stream, with the limits and the KV blocks of the engine."""
+    assert run.requests is not None
+    assert run.engine is not None
+    streamed = _streamed(scenario, run.engine).edited(Edit(("stream", "kv_blocks"), run.engine.kv_blocks))
+    return StreamSimulation(streamed, recorded=(run.requests.rows, run.engine.cudagraph_capture_sizes))
+
+
+def _streamed(scenario: LoadedScenario, engine: EngineFacts) -> LoadedScenario:
+    """Return the scenario with a stream that has the limits of an engine."""
+    limits = {key: getattr(engine, key) for key in _LIMITS}
+    return scenario.edited(Edit(("stream",), {**_ANY_REQUESTS, **limits}))
 
 
 def _training(scenario: LoadedScenario, _first: bool) -> Prediction:

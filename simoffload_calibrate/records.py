@@ -15,6 +15,7 @@ from statistics import fmean, median, median_low
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.documents import Document, read_text, validate
@@ -155,16 +156,22 @@ class ServedRequests(_Part):
         after = np.array(self.after or [-1] * number)
         return Requests(np.array(self.arrival), *lengths, list(self.runs or (None,) * number), after)
 
+    @property
+    def ttft(self) -> npt.NDArray[np.float64]:
+        """Time from the arrival of each request to its first token [s]."""
+        return np.asarray(np.array(self.first) - np.array(self.arrived))
+
+    @property
+    def tpot(self) -> npt.NDArray[np.float64]:
+        """Time per output token after the first one [s] of the requests with several."""
+        output = np.array(self.output)
+        gaps = np.array(self.last) - np.array(self.first)
+        return np.asarray(gaps[output > 1] / (output[output > 1] - 1))
+
     def figures(self) -> dict[str, float]:
-        """Return the mean and percentiles of TTFT, and of TPOT of the requests with several tokens [s]."""
-        first, last, output = np.array(self.first), np.array(self.last), np.array(self.output)
-        several = output > 1
-        metrics = {
-            "ttft": first - np.array(self.arrived),
-            "tpot": ((last - first)[several] / (output[several] - 1)),
-        }
+        """Return the mean and percentiles of TTFT and TPOT [s]."""
         found: dict[str, float] = {}
-        for name, values in metrics.items():
+        for name, values in (("ttft", self.ttft), ("tpot", self.tpot)):
             if len(values):
                 found[f"{name} mean"] = float(values.mean())
                 found |= {f"{name} p{part}": float(np.percentile(values, part)) for part in (50, 90, 99)}
