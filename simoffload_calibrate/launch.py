@@ -18,8 +18,8 @@ from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
-from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
-from simoffload_calibrate.records import read_json
+from simoffload_calibrate.jobs import JobProcesses, json_line, missing_packages, thread_environment
+from simoffload_calibrate.records import read_json, read_records
 from simoffload_calibrate.runs import (
     CalibrationRun,
     RunRequest,
@@ -175,12 +175,13 @@ class _Recording:
 
     def _resume(self, settings: LaunchSettings) -> None:
         """Keep the runs of the file, which must be of the same settings. Raises InputError."""
+        read_records(self._path)  # raises for another file
         data = read_json(self._path, remedy="start without --resume")
         known = {one["name"]: one for one in data["runs"]}
         for index, case in enumerate(self._cases):
-            one, wanted = known.get(case.request.name), case_data(index, case, trace=settings.trace)
-            if one is None:
+            if (one := known.get(case.request.name)) is None:
                 continue
+            wanted = json.loads(json_line(case_data(index, case, trace=settings.trace)))  # lists, not tuples
             others = [key for key in _SETTINGS if one.get(key) != wanted[key]]
             if others:
                 text = f"{case.request.name} was recorded with another {others[0]}; record into a new folder"

@@ -5,7 +5,6 @@ The calls are those of vLLM 0.25.1, with the engine in this process (``VLLM_ENAB
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,7 +37,11 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**options), usage_context=usage)
         self._config = self._engine.vllm_config
         self._core = getattr(self._engine.engine_core, "engine_core", None)
-        self._number = 0
+        cache, self._number = self._config.cache_config, 0
+        self.vocabulary = int(self._config.model_config.get_vocab_size())
+        self.blocks, self.block_size = int(cache.num_gpu_blocks), int(cache.block_size)
+        self.tokens = int(self._config.scheduler_config.max_num_batched_tokens)
+        """Largest number of tokens of a step."""
         self.steps: list[tuple[float, ...]] = []
         """For each scheduled step: begin, time of the scheduler [s], tokens, sequences, and the numbers of
         running, waiting and preempted requests."""
@@ -49,7 +52,6 @@ class Engine:
             return
         schedule = scheduler.schedule
 
-        @functools.wraps(schedule)
         def logged(*given: Any, **named: Any) -> Any:
             begin = time.perf_counter()
             found = schedule(*given, **named)
@@ -63,39 +65,18 @@ class Engine:
 
         scheduler.schedule = logged
 
-    @property
-    def vocabulary(self) -> int:
-        """The number of tokens of the vocabulary."""
-        return int(self._config.model_config.get_vocab_size())
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks of the cache."""
-        return int(self._config.cache_config.num_gpu_blocks)
-
-    @property
-    def block_size(self) -> int:
-        """The number of tokens of a block."""
-        return int(self._config.cache_config.block_size)
-
-    @property
-    def tokens(self) -> int:
-        """The largest number of tokens of a step."""
-        return int(self._config.scheduler_config.max_num_batched_tokens)
-
     def facts(self) -> dict[str, Any]:
         """Return what the engine has chosen, and its memory [B]."""
-        scheduler, cache = self._config.scheduler_config, self._config.cache_config
-        compilation = self._config.compilation_config
+        config = self._config
         return {
             "vllm": vllm.__version__,
             "kv_blocks": self.blocks,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.tokens,
-            "max_num_seqs": int(scheduler.max_num_seqs),
-            "async_scheduling": bool(scheduler.async_scheduling),
-            "enable_prefix_caching": bool(cache.enable_prefix_caching),
-            "cudagraph_capture_sizes": list(compilation.cudagraph_capture_sizes or ()),
+            "max_num_seqs": int(config.scheduler_config.max_num_seqs),
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "enable_prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "cudagraph_capture_sizes": list(config.compilation_config.cudagraph_capture_sizes or ()),
             "memory": dict(self._memory()),
         }
 

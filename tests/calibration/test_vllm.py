@@ -18,13 +18,13 @@ from tests.calibration.fake_vllm import write_packages
 SERVED = {"kind": "tensor_parallel", "compiled": True}
 BATCHES: dict[str, Any] = {
     "name": "batches",
-    "model": "llama-3.1-8b",
+    "model": {"name": "llama-3.1-8b", "dtype": "bfloat16"},
     "workload": {"kind": "inference", "batch_size": [1, 4], "prompt_length": 64, "output_length": 12},
     "strategy": SERVED,
 }
 STREAM: dict[str, Any] = {
     "name": "stream",
-    "model": "llama-3.1-8b",
+    "model": BATCHES["model"],
     "stream": {
         "num_prompts": 20,
         "arrivals": {"kind": "poisson", "request_rate": [400, 800]},
@@ -75,6 +75,7 @@ def test_batches_and_streams_share_an_engine(tmp_path: Path) -> None:
     ]
     (engine,) = started(tmp_path)
     assert engine["given"]["load_format"] == "dummy"
+    assert engine["given"]["dtype"] == engine["config"]["torch_dtype"] == "bfloat16"
     assert engine["given"]["max_model_len"] == 20_480
     assert engine["config"]["architectures"] == ["LlamaForCausalLM"]
     assert engine["environment"]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
@@ -155,6 +156,9 @@ def test_a_run_that_ended_early_is_continued(tmp_path: Path, capsys: pytest.Capt
     changed = {**BATCHES, "workload": {**BATCHES["workload"], "output_length": 13}}
     assert calibrate(tmp_path, changed, options=("--resume",)) == 2
     assert "was recorded with another workload; record into a new folder" in capsys.readouterr().err
+    (tmp_path / "out" / "runs.json").write_text("{}")
+    assert calibrate(tmp_path, BATCHES, options=("--resume",)) == 2
+    assert "not a record of" in capsys.readouterr().err
     assert calibrate(tmp_path, BATCHES) == 2
     assert "is not an empty folder" in capsys.readouterr().err
 
