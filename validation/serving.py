@@ -27,7 +27,7 @@ _PLATFORMS = {"h100": "h100-1gpu-vm", "h200": "h200-1gpu-vm"}
 """Shipped machine with the GPU of a file."""
 _SCENARIO = """\
 name: {model} served
-model: {{name: {model}{quantization}{routing}}}
+model: {{name: {model}, dtype: bfloat16{quantization}{routing}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
 strategy: {strategy}

@@ -312,7 +312,7 @@ class _Ggml:
             times.append((time.perf_counter() - begin) / count)
         return times[1:]
 
-    def chain(self, backends: Sequence[Any]) -> list[float]:
+    def in_turn(self, backends: Sequence[Any]) -> list[float]:
         """Return the time [s], by repetition, of a small operation on each of ``backends``, one after the
         other, in which ggml's scheduler copies the result of one to the next."""
         context = self.call("init", _Parameters(self._room(len(backends)), None, True))
@@ -433,6 +433,6 @@ def _changes(ggml: _Ggml) -> list[dict[str, Any]]:
     ggml.call("backend_cpu_set_n_threads", ggml.cpu, thread_counts()[-1])
     pairs = {"gpu": (ggml.gpu, ggml.gpu), "cpu": (ggml.cpu, ggml.cpu), "both": (ggml.gpu, ggml.cpu)}
     return [
-        {"where": where, "operations": _CHANGES, "seconds": ggml.chain([*pair] * (_CHANGES // 2))}
+        {"where": where, "operations": _CHANGES, "seconds": ggml.in_turn([*pair] * (_CHANGES // 2))}
         for where, pair in pairs.items()
     ]

@@ -388,9 +388,9 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
             found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
     found |= _tiles(speeds, noise) | _meetings(measured) | _changes(measured)
     together = max((row["threads"] for row in rows), default=0)
-    alike = [row for row in rows if row["tokens"] == 1 < row["threads"] == together]
+    one_token = [row for row in rows if row["tokens"] == 1 < row["threads"] == together]
     chosen = measured.sections.get("ggml", {}).get("experts", [])
-    found |= _shares_read(measured, "weights", alike, threads, "of one token by all threads")
+    found |= _shares_read(measured, "weights", one_token, threads, "of one token by all threads")
     return found | _shares_read(measured, "experts", chosen, threads, "with chosen experts")
 
 
