@@ -1,8 +1,8 @@
 """This module predicts recorded streams of requests of vLLM, with the shipped profiles and the recorded
 number of KV blocks.
 
-``streams/vllm-0.19.csv`` has requests with lengths of ShareGPT on an RTX 4090 and on an RTX PRO 6000, of
-which no profile is shipped (``streams/LICENSE``). The others were recorded for this project
+``streams/vllm-0.19.csv`` has requests with lengths of ShareGPT on an RTX 4090 and on one and two RTX PRO 6000
+(``streams/LICENSE``), whose kernels the same authors profiled one by one. The others were recorded for this project
 (``docs/measurements/vllm.md``). No time of a stream is an input.
 """
 
@@ -34,6 +34,8 @@ _ENGINES = ("llama-8b", "llama-8b-more", "llama-8b-scarce", "qwen3-14b", "qwen3-
 _GRAPHS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Batch sizes of the CUDA graphs of vLLM for 256 sequences (``config/vllm.py``)."""
 
+_NEVER_FULL = 100_000
+"""Blocks of a cache that holds all requests of a stream (our choice; the runs did not fill theirs)."""
 _GAPS = 0.25, 4.0
 """Factors of the time between requests among which that of the knee is sought."""
 
@@ -94,7 +96,15 @@ class PredictedStream(NamedTuple):
         return found
 
 
-def sharegpt(run: str, *, blocks: int, sequences: int, async_scheduling: bool = True) -> RecordedStream:
+def sharegpt(
+    run: str,
+    *,
+    blocks: int,
+    sequences: int,
+    async_scheduling: bool = True,
+    platform: str = "rtx-4090-desktop",
+    ranks: int = 1,
+) -> RecordedStream:
     """Return a run of vLLM 0.19 with requests of ShareGPT, by its name in the file."""
     rows = [row for row in csv.DictReader(_SHAREGPT.read_text("utf-8").splitlines()) if row["run"] == run]
     columns = {key: [float(row[key]) for row in rows] for key in rows[0] if key not in ("run", "request")}
@@ -120,12 +130,12 @@ def sharegpt(run: str, *, blocks: int, sequences: int, async_scheduling: bool = 
         "model": {"name": model.lower(), "dtype": "bfloat16"},
         "strategy": {"kind": "tensor_parallel", "compiled": True},
         "workload": {"kind": "inference", "batch_size": 1, "prompt_length": 1, "output_length": 1},
-        "ranks": 1,
+        "ranks": ranks,
         "requests": requests,
         "engine": facts,
     }
     found = RecordedRun.model_validate(data)
-    return RecordedStream("published", f"vllm-0.19 {gpu}", "rtx-4090-desktop", found, None)
+    return RecordedStream("published", f"vllm-0.19 {gpu} {model}", platform, found, None)
 
 
 def own_streams(engine: str) -> Iterator[RecordedStream]:
@@ -141,8 +151,13 @@ def own_streams(engine: str) -> Iterator[RecordedStream]:
 @cache
 def predicted_streams() -> tuple[PredictedStream, ...]:
     """Predict every recorded stream with the shipped profiles."""
-    published = sharegpt("RTX4090_Llama-3.1-8B", blocks=2588, sequences=256)
-    return tuple(predicted((*(one for engine in _ENGINES for one in own_streams(engine)), published)))
+    on_server: Any = {"blocks": _NEVER_FULL, "sequences": 128, "platform": "rtx-pro-6000-2gpu"}
+    published = (
+        sharegpt("RTX4090_Llama-3.1-8B", blocks=2588, sequences=256),
+        sharegpt("RTXPRO6000_Llama-3.1-8B", **on_server),
+        sharegpt("RTXPRO6000_Qwen3-32B", ranks=2, **on_server),
+    )
+    return tuple(predicted((*(one for engine in _ENGINES for one in own_streams(engine)), *published)))
 
 
 def predicted(streams: Sequence[RecordedStream]) -> Iterator[PredictedStream]:

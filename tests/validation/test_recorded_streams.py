@@ -32,6 +32,14 @@ def test_the_rules_alone_reproduce_a_run(run: str) -> None:
     assert served.preemptions.sum() == pytest.approx(preempted, rel=0.1)
 
 
+def test_a_card_whose_kernels_were_measured_one_by_one_is_within_a_tenth() -> None:
+    blocks, sequences, _ = _FITTED["RTX4090_Llama-3.1-8B"]
+    (found,) = predicted([sharegpt("RTX4090_Llama-3.1-8B", blocks=blocks, sequences=sequences)])
+    for measured, simulated, inside in found.figures.values():
+        assert simulated == pytest.approx(measured, rel=0.1)
+        assert inside
+
+
 def test_streams_below_the_knee_are_predicted() -> None:
     streams = [one for one in own_streams("llama-8b") if one.run.name in {"uniform 8/s", "uniform 16/s"}]
     found = list(predicted(streams))
