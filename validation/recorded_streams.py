@@ -2,8 +2,8 @@
 number of KV blocks.
 
 ``streams/vllm-0.19.csv`` has requests with lengths of ShareGPT on an RTX 4090 and on one and two RTX PRO 6000
-(``streams/LICENSE``), whose kernels the same authors profiled one by one. The others were recorded for this project
-(``docs/measurements/vllm.md``). No time of a stream is an input.
+(``streams/LICENSE``), whose kernels the same authors profiled one by one. The others were recorded for this
+project (``docs/measurements/vllm.md``). No time of a stream is an input.
 """
 
 from __future__ import annotations
