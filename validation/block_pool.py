@@ -62,7 +62,12 @@ class BlockPool:
                 self._use(request, key)
         self._done[request] = max(self._done[request], tokens // self._size)
 
-    def release(self, request: int, runs: Runs, tokens: int) -> int:
+    @property
+    def unused(self) -> int:
+        """Number of known blocks that no request uses."""
+        return len(self._unused)
+
+    def release(self, request: int, runs: Runs, tokens: int, *, ended: bool) -> int:  # noqa: ARG002
         """Count a use less of each block."""
         self.insert(request, runs, tokens)
         shared = 0

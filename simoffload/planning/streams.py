@@ -119,15 +119,16 @@ def stream_passes(scenario: LoadedScenario, simulated: SimulatedSteps, served: S
 
     ``simulated`` are the steps of the scenario's plan.
     """
-    mixed, decoding = (simulated.mean(one) if one.steps else None for one in (served.mixed, served.decoding))
+    mixes = [served.log.mix(chunks=one) for one in (True, False)]
+    mixed, decoding = (simulated.mean(one) if one.steps else None for one in mixes)
     if mixed is None and decoding is None:
         return None
-    usual = served.decoding if decoding else served.mixed
+    usual = mixes[1] if decoding else mixes[0]
     sequences = max(1, usual.sequences // usual.steps)
     work = {"batch_size": sequences, "prompt_length": max(1, usual.contexts // max(1, usual.sequences))}
     scenario = scenario.edited(Edit(("workload",), {"kind": "inference", "output_length": 2, **work}))
     capacity = with_spreads(scenario, scenario.plan(), fit(scenario))
-    busy = served.mixed.time, served.decoding.time
+    busy = mixes[0].time, mixes[1].time
     duration = float(served.finished.max() - served.queued.min())
     known = {one.name: getattr(capacity, one.name) for one in fields(capacity)}
     return StreamPasses(

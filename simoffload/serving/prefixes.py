@@ -58,6 +58,10 @@ class _Text(NamedTuple):
         return at
 
 
+_NOBODY = _Text((), ())
+"""Text of blocks that are in the queue and cannot be found."""
+
+
 class _Node:
     """A _Node is the blocks from ``begin`` to ``end`` of a text."""
 
@@ -110,7 +114,7 @@ class RadixCache:
             rows.append((*about, sorted(node.users), node.known))
         node = self._queue.newer or self._queue
         while node is not self._queue:
-            queue.append(place[id(node)])
+            queue.append(place.get(id(node), node.begin - node.end))
             assert node.newer is not None
             node = node.newer
         own = {request: (numbers[id(one.text)], one.done[0]) for request, one in self._own.items()}
@@ -126,7 +130,7 @@ class RadixCache:
             node.users, node.known = set(users), known
             nodes.append(node)
         for one in queue:
-            self._enqueue(nodes[one])
+            self._enqueue(nodes[one] if one > 0 else _Node(_NOBODY, 0, -one, None))
         self._own = {request: _Own(texts[text], [done]) for request, (text, done) in own.items()}
 
     def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
@@ -191,11 +195,19 @@ class RadixCache:
                 child.users.add(request)
             node = child
 
-    def release(self, request: int, runs: Runs, tokens: int) -> int:
+    def release(self, request: int, runs: Runs, tokens: int, *, ended: bool) -> int:
         """Return how many blocks of a request with so many tokens no other uses; it does not use its blocks
-        any more."""
+        any more, and unless it ``ended`` it is computed again."""
         if self._is_apart(request, runs):
-            if blocks := tokens // self._size:
+            blocks = tokens // self._size
+            if ended:  # nobody will find them: they have a place in the queue alone, with others before them
+                newest = self._queue.older
+                if newest is None or newest.text is not _NOBODY:
+                    newest = _Node(_NOBODY, 0, 0, None)
+                    self._enqueue(newest)
+                newest.end += blocks
+                self.unused += blocks
+            elif blocks:
                 text = _Text((-1 - request,), (_ENDLESS,))
                 node = self._root.children[0, -1 - request] = _Node(text, 0, blocks, self._root)
                 node.known = True

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from math import ceil, inf, nan, sqrt
+from struct import Struct
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from simpy import Environment, Event, Interrupt
 
 from simoffload.limits import uncollected
-from simoffload.serving.scheduler import Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
+from simoffload.serving.scheduler import NOTHING, Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
 
 __all__ = [
     "Arrivals",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 Times = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 _TURN = 4096
 """Number of steps and jumps between two looks at the clock, some 0.1 s (our choice)."""
 
@@ -117,7 +119,8 @@ class StepMix(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Steps are a log with a row for each jump; the steps of a row grow evenly."""
+    """Steps are a log with a row for each jump, whose steps grow evenly, and one for each gap between two
+    tokens in which a request was preempted."""
 
     begin: Times
     """Begin of the first step, which is the end of the one before unless the replica was idle [s]."""
@@ -125,9 +128,33 @@ class Steps(NamedTuple):
     """Time of the first step [s]."""
     growth: Times
     """By how much each further step is longer [s]."""
-    steps: npt.NDArray[np.int64]
-    sequences: npt.NDArray[np.int64]
+    steps: Counts
+    sequences: Counts
     """Sequences that receive a token in each step which follows another token of theirs."""
+    tokens: Counts
+    """Number of new tokens of chunks of prompts."""
+    contexts: Counts
+    """Sum of the contexts of these sequences in the first step."""
+    attention: Times
+    """Attention of the chunks, as of ``ScheduledWork``."""
+
+    def mix(self, *, chunks: bool) -> StepMix:
+        """Return the sum of the steps with chunks of prompts, or of those without."""
+        rows = self.tokens > 0 if chunks else (self.tokens == 0) & (self.contexts > 0)
+        _, time, growth, steps, sequences, tokens, contexts, attention = (one[rows] for one in self)
+        half = (steps - 1) / 2
+        return StepMix(
+            float(steps @ (time + growth * half)),
+            int(steps.sum()),
+            int(tokens.sum()),
+            float(attention.sum()),
+            int(sequences @ steps),
+            int((contexts + sequences * half) @ steps),
+        )
+
+
+_ROW = Struct("=dddqqqqd")
+"""Row of the log in memory."""
 
 
 class Served(NamedTuple):
@@ -149,10 +176,6 @@ class Served(NamedTuple):
     log: Steps
     events: int
     """Number of jumps and single steps that were simulated."""
-    mixed: StepMix = StepMix()
-    """Steps with chunks of prompts."""
-    decoding: StepMix = StepMix()
-    """Steps of generating sequences alone."""
 
     @property
     def ttft(self) -> Times:
@@ -166,31 +189,13 @@ class Served(NamedTuple):
             return np.where(self.output > 1, (self.finished - self.first) / (self.output - 1), nan)
 
 
-class _Flight(NamedTuple):
-    """A _Flight is the last step that was scheduled, whose output is not there."""
-
-    end: float
-    outputs: Outputs
-    interrupted: list[int]
-    """Requests that are preempted after this step."""
-
-
-class _Launch(NamedTuple):
-    """A _Launch is work that is being scheduled and launched, as a step or as a jump over several."""
-
-    work: ScheduledWork
-    one: StepTime
-    begin: float
-    """Begin of the first step [s]."""
-    steps: int
-    ahead: int
-    """Steps that are scheduled before the one before them is done: 1, or 0."""
-    end: float
-    """End of the last step [s]."""
-    then: float
-    """Time at which the last step is launched [s]."""
-    jumps: bool
-    """Whether an arrival ends it early."""
+_Flight = tuple[float, Outputs, list[int]]
+"""End of the last step that was scheduled, whose output is not there, what changes with it, and requests
+that are preempted after it. Plain tuples, as one is made for each step or jump."""
+_Launch = tuple[ScheduledWork, StepTime, float, int, int, float, float, bool]
+"""Work that is being scheduled and launched, as a step or as a jump over several: the times of its first
+step, its begin [s], the number of steps, how many are scheduled before the one before them is done (1, or 0),
+the end of the last one [s], when that is launched [s], and whether an arrival ends the jump early."""
 
 
 class Replica:
@@ -208,9 +213,7 @@ class Replica:
         self._scheduler, self.state, self._times = scheduler, state, times
         self._ahead, self._jump = async_scheduling, jump
         self.first, self.finished, self._last = array("d"), array("d"), array("d")
-        self._log = array("d")
-        self._mixes = [0.0] * 6, [0.0] * 6
-        """Sums over the steps without chunks, and over those with, as in ``StepMix``."""
+        self._log = bytearray()
         self.events = self.done = 0
         """Number of jumps and single steps, and of requests that are finished."""
         self.until = self._now = 0.0
@@ -243,7 +246,7 @@ class Replica:
         must be called for it now."""
         request = self.state.add((prompt,), (output,), (runs,))
         self._unknown(1)
-        seen = self._launch.jumps and self._open() if self._launch else self._flight is None
+        seen = self._launch[-1] and self._open() if self._launch else self._flight is None
         self.state.arrive(request, now)
         return request, seen
 
@@ -253,10 +256,11 @@ class Replica:
         ``after`` has, for each request, the row of another one, after whose end it arrives, its arrival being
         the time between [s]; -1: none. Raises InputError if the replica can never serve one.
         """
-        prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
-        for row in zip(prompt, output, strict=True):
-            self.state.check(*row)
-        first = self.state.add(prompt, output, arrivals.runs)
+        prompt, output = arrivals.prompt, arrivals.output
+        for rank in (np.minimum(prompt, output), -prompt - output):
+            for row in rank.argsort(kind="stable")[:1]:
+                self.state.check(int(prompt[row]), int(output[row]))
+        first = self.state.add(prompt.tolist(), output.tolist(), arrivals.runs)
         self._unknown(len(prompt))
         alone = np.arange(len(prompt)) if after is None else np.flatnonzero(after < 0)
         self._expected = array("d", arrivals.arrival[alone]), array("q", first + alone)
@@ -274,7 +278,7 @@ class Replica:
     def served(self) -> Served:
         """Times of all requests, NaN for what has not happened."""
         state = self.state
-        begin, time, growth, steps, sequences = np.array(self._log).reshape(-1, 5).T
+        log = np.frombuffer(bytes(self._log), dtype=[*zip(Steps._fields, _ROW.format[1:], strict=True)])
         return Served(
             queued=np.array(state.queued),
             scheduled=np.array(state.scheduled),
@@ -284,89 +288,94 @@ class Replica:
             output=np.array(state.output),
             preemptions=np.array(state.preemptions),
             cached=np.array(state.cached),
-            log=Steps(begin, time, growth, steps.astype(np.int64), sequences.astype(np.int64)),
+            log=Steps(*(log[name] for name in Steps._fields)),
             events=self.events,
-            mixed=_mix_of(self._mixes[1]),
-            decoding=_mix_of(self._mixes[0]),
         )
 
     # -- one step after the other -------------------------------------------------------------------
 
-    def resume(self, now: float) -> float:
+    def resume(self, now: float, turns: int = 1) -> float:
         """Go on at a time, and return the next one at which it must go on [s]; inf if it waits for requests.
 
-        That is the one it returned last, or an earlier one at which a request arrived.
+        That is the one it returned last, or an earlier one at which a request arrived. Where all requests are
+        known, it may take several ``turns``, each at the time that the one before returned.
         """
-        launch, flight = self._launch, self._flight
-        self._now = now
-        if launch is not None:
-            if now < launch.then:
-                return self._shortened(launch, now)
-            self._launched(launch, flight)
-        elif flight is not None:
-            self._output(flight, now)
-            self._flight = None
-        work = self._work()
-        while work is None:
-            flight = self._flight
-            if flight is None:
-                return self._upcoming
-            if flight.end > now:
-                return flight.end
-            self._output(flight, now)
-            self._flight = None
+        for _ in range(turns):
+            launch, flight = self._launch, self._flight
+            self._now = now
+            if launch is not None:
+                if now < launch[6]:
+                    return self._shortened(launch, now)
+                self._launched(launch, flight)
+            elif flight is not None:
+                self._output(flight, now)
+                self._flight = None
             work = self._work()
-        self._launch = launch = self._scheduled(work, self._flight)
-        return launch.then
+            while work is None:
+                if (flight := self._flight) is None or flight[0] > now:
+                    now = self._upcoming if flight is None else flight[0]
+                    break
+                self._output(flight, now)
+                self._flight = None
+                work = self._work()
+            else:
+                self._launch = launch = self._scheduled(work, self._flight)
+                now = launch[6]
+            if now == inf:
+                break
+        return now
 
     def _scheduled(self, work: ScheduledWork, flight: _Flight | None) -> _Launch:
         """Return how some work is launched, in a step or in a jump to where something changes."""
         self.events += 1
         one, ahead, begin = self._times.of(work, self.state), 0, self._now
-        steps = min(work.steps, one.steps) if self._jump else 1
-        end = begin + one.time
+        time, host, busy, growth, steps = one
+        if steps > work.steps:
+            steps = work.steps
+        end = begin + time
         if flight is not None:
-            begin, ahead = flight.end, 1
-            end = max(begin + (one.busy or one.time), end)
-            _, finished, left = flight.outputs
+            begin, (_, finished, left), _ = flight
+            ahead = 1
+            if (later := begin + (busy or time)) > end:
+                end = later
             followed = self._followers and any(one in self._followers for one in finished)
             if followed or (left and not self._open()):
                 steps = 1  # what it frees may admit a request, and its end may call one
-        if steps == 1:
-            then = max(begin, self._now + one.host) if self._ahead else end
-            return _Launch(work, one, begin, 1, ahead, end, then, False)
+        if steps == 1 or not self._jump:
+            then = max(begin, self._now + host) if self._ahead else end
+            return work, one, begin, 1, ahead, end, then, False
         # None of the steps of a jump waits for its launch.
-        if self._upcoming < begin + one.total(steps) and self._open():
+        end = begin + steps * (time + growth * (steps - 1) / 2)
+        if self._upcoming < end and self._open():
             steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
-        then = max(self._now, begin + one.total(steps - ahead))
-        return _Launch(work, one, begin, steps, ahead, begin + one.total(steps), then, True)
+            end = begin + one.total(steps)
+        then = begin + one.total(steps - ahead) if ahead else end
+        if then < self._now:
+            then = self._now
+        return work, one, begin, steps, ahead, end, then, True
 
     def _shortened(self, launch: _Launch, now: float) -> float:
         """End a jump with the step in which a request arrives."""
-        one, begin, ahead = launch.one, launch.begin, launch.ahead
-        steps = min(launch.steps, max(1, ahead + one.reaching(now - begin)))
+        work, one, begin, steps, ahead, *_ = launch
+        steps = min(steps, max(1, ahead + one.reaching(now - begin)))
         then = max(now, begin + one.total(steps - ahead))
-        self._launch = launch._replace(steps=steps, end=begin + one.total(steps), then=then)
+        self._launch = work, one, begin, steps, ahead, begin + one.total(steps), then, True
         return then
 
     def _launched(self, launch: _Launch, flight: _Flight | None) -> None:
         """Note the output of the step before, and what was launched."""
         work, one, begin, steps, _, end, then, jumps = launch
         self._launch = None
-        if flight is not None:
+        if flight is not None and (flight[1] is not NOTHING or flight[2]):
             self._output(flight, begin if jumps else then)
+        _, tokens, attention, sequences, contexts, _ = work
         first = one.time if steps > 1 else end - begin
-        self._log.extend((begin, first, one.growth, steps, work.sequences))
-        mix = self._mixes[bool(work.chunks)]
-        mix[0] += end - begin
-        mix[1] += steps
-        mix[2] += work.tokens
-        mix[3] += work.attention
-        mix[4] += work.sequences * steps
-        mix[5] += (work.contexts + work.sequences * (steps - 1) / 2) * steps
-        self._flight = _Flight(end, self.state.advance(work, steps), [])
-        if not self._ahead:
-            self._output(self._flight, then)
+        self._log += _ROW.pack(begin, first, one.growth, steps, sequences, tokens, contexts, attention)
+        flight = end, self.state.advance(work, steps), []
+        if self._ahead:
+            self._flight = flight
+        else:
+            self._output(flight, then)
             self._flight = None
 
     def _work(self) -> ScheduledWork | None:
@@ -376,7 +385,7 @@ class Replica:
         work = self._scheduler.admit(self.state, self._now)
         if interrupted := self.state.interrupted:
             if self._flight is not None:
-                self._flight.interrupted.extend(interrupted)
+                self._flight[2].extend(interrupted)
             for request in interrupted if self._flight is None else ():
                 self._last[request] = self._now
             interrupted.clear()
@@ -404,13 +413,13 @@ class Replica:
 
     def _output(self, flight: _Flight, now: float) -> None:
         """Note at which time the output of a step was there, and free what its requests held."""
-        first, finished, left = flight.outputs
+        _, (first, finished, left), interrupted = flight
         for request in first:
             if self.first[request] != self.first[request]:
                 self.first[request] = now
             else:  # it was preempted: its token follows one of before
                 last = self._last[request]
-                self._log.extend((last, now - last, 0.0, 1, 1))
+                self._log += _ROW.pack(last, now - last, 0.0, 1, 1, 0, 0, 0.0)
         for request in finished:
             self.finished[request] = now
             if request in self._followers:
@@ -418,7 +427,7 @@ class Replica:
                 heappush(self._called, (now + delay, follower))
                 self._look_ahead()
         self.done += len(finished)
-        for request in flight.interrupted:
+        for request in interrupted:
             self._last[request] = now
         if left:
             self.state.leave(left)
@@ -448,11 +457,6 @@ class ReplicaProcess:
                 until = self.replica.resume(env.now)
 
 
-def _mix_of(sums: Sequence[float]) -> StepMix:
-    time, steps, tokens, attention, sequences, contexts = sums
-    return StepMix(time, int(steps), int(tokens), attention, int(sequences), int(contexts))
-
-
 def serve(replica: Replica, arrivals: Arrivals, *, after: npt.NDArray[np.int64] | None = None) -> Served:
     """Let the requests of a stream arrive at a replica, ``after`` others as in ``expect``, and simulate until
     all are finished.
@@ -469,8 +473,5 @@ def turns(replica: Replica) -> Iterator[None]:
     """Let a replica go on until all that it expects is finished, with a pause after some thousand steps."""
     while replica.until < inf:
         with uncollected():
-            for _ in range(_TURN):
-                replica.until = replica.resume(replica.until)
-                if replica.until == inf:
-                    break
+            replica.until = replica.resume(replica.until, _TURN)
         yield

@@ -21,6 +21,8 @@ from typing import NamedTuple, Protocol
 from simoffload.errors import InputError
 
 __all__ = [
+    "NOTHING",
+    "Outputs",
     "PrefixCache",
     "ReplicaState",
     "Runs",
@@ -41,6 +43,10 @@ class PrefixCache(Protocol):
     It counts no blocks of its own: blocks that no request uses and whose content is known are the cache.
     """
 
+    @property
+    def unused(self) -> int:
+        """Number of known blocks that no request uses."""
+
     def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
         """Return how many of the first ``tokens`` tokens of a request are found, in full blocks and without
         the last one, and how many of these blocks no request uses at present.
@@ -54,9 +60,9 @@ class PrefixCache(Protocol):
     def insert(self, request: int, runs: Runs, tokens: int) -> None:
         """Let others find the full blocks of a request, of which so many tokens are computed."""
 
-    def release(self, request: int, runs: Runs, tokens: int) -> int:
+    def release(self, request: int, runs: Runs, tokens: int, *, ended: bool) -> int:
         """Return how many blocks of a request with so many tokens no other uses; it does not use its blocks
-        any more."""
+        any more, and unless it ``ended`` it is computed again."""
 
     def evict(self, free: int) -> None:
         """Forget blocks until no more than ``free`` are known that no request uses."""
@@ -90,7 +96,7 @@ class Outputs(NamedTuple):
     """Requests that are computed no more."""
 
 
-_NOTHING = Outputs((), (), ())
+NOTHING = Outputs((), (), ())
 
 
 class ReplicaState:
@@ -197,7 +203,7 @@ class ReplicaState:
         while self.since[ends[0][1]] != ends[0][2]:
             heappop(ends)
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
-        if free >= self.decoding * (steps // size + 1):
+        if self.decoding * (steps // size + 1) <= free:
             return steps
         full = free // self.decoding
         done, free = full * size, free - full * self.decoding
@@ -209,10 +215,12 @@ class ReplicaState:
     def generate(self, steps: int | None = None) -> ScheduledWork | None:
         """Return a token of each generating sequence, in so many steps, by default until something changes;
         None if there is no sequence."""
-        if not self.decoding:
+        if not (count := self.decoding):
             return None
-        most = self.steps_until_change() if steps is None else steps
-        return ScheduledWork((), 0, 0.0, self.decoding, self.contexts, most)
+        if steps is None:
+            steps = self.steps_until_change()
+        row = (), 0, 0.0, count, self.base + count * (self.step + 1), steps
+        return tuple.__new__(ScheduledWork, row)  # in half the time
 
     # -- changes ------------------------------------------------------------------------------------
 
@@ -227,7 +235,7 @@ class ReplicaState:
             self._stop(victim)
         self.running.pop(victim)
         self.prefilling.pop(victim, None)
-        self._release(victim)
+        self._release(victim, ended=False)
         self.computed[victim] = 0
         self.preemptions[victim] += 1
         self.waiting.appendleft(victim)
@@ -251,23 +259,27 @@ class ReplicaState:
         """
         self.computed[request] = computed
         self.free -= blocks
-        if self.cache is not None:
-            self.cache.evict(self.free)
-            self.cache.insert(request, self.runs[request], computed)
+        if (cache := self.cache) is not None:
+            if cache.unused > self.free:
+                cache.evict(self.free)
+            cache.insert(request, self.runs[request], computed)
 
     def advance(self, work: ScheduledWork, steps: int) -> Outputs:
         """Count ``steps`` steps as scheduled; return what changes with the output of the last one."""
-        size, ends = self.block_size, self._ends
-        full, rest = divmod(steps, size)
+        size, ends, filling = self.block_size, self._ends, self._filling
         begin = self.step % size
-        self.free -= full * self.decoding + sum(self._filling[begin : begin + rest])
-        if begin + rest > size:
-            self.free -= sum(self._filling[: begin + rest - size])
-        if self.cache is not None:
-            self.cache.evict(self.free)
+        if steps == 1:
+            self.free -= filling[begin]
+        else:
+            full, rest = divmod(steps, size)
+            self.free -= full * self.decoding + sum(filling[begin : begin + rest])
+            if begin + rest > size:
+                self.free -= sum(filling[: begin + rest - size])
         self.step += steps
+        if self.cache is not None and self.cache.unused > self.free:
+            self.cache.evict(self.free)
         if not work.chunks and ends[0][0] > self.step:
-            return _NOTHING
+            return NOTHING
         first: list[int] = []  # twice as fast as list[int](), and so below
         finished: list[int] = []
         left: list[int] = []
@@ -284,9 +296,6 @@ class ReplicaState:
                 heappush(ends, (self.step + self.target[request] - done, request, since))
         for request in left:
             self._stop(request)
-        self.leaving.update(left)
-        if not work.chunks:
-            return Outputs(first, finished, left)
         for request, _ in work.chunks:
             if self.computed[request] == self.length[request]:
                 self._generate(request, first, finished, left)
@@ -328,15 +337,15 @@ class ReplicaState:
         for request in requests:
             self.leaving.discard(request)
             del self.running[request]
-            self._release(request)
+            self._release(request, ended=True)
 
-    def _release(self, request: int) -> None:
+    def _release(self, request: int, *, ended: bool) -> None:
         """Free the blocks of a request that no other uses."""
         tokens = self.computed[request]
         if self.cache is None:
             self.free += -(-tokens // self.block_size)
         else:
-            self.free += self.cache.release(request, self.runs[request], tokens)
+            self.free += self.cache.release(request, self.runs[request], tokens, ended=ended)
 
 
 class Scheduler(Protocol):
@@ -379,9 +388,11 @@ class VllmScheduler:
         while state.growth > state.free:
             state.preempt_last()
             preempted = True
-        if not preempted and not state.prefilling and not (state.waiting and self.admits(state)):
+        idle = not state.waiting or len(state.running) >= self._seqs
+        if idle and not preempted and not state.prefilling:
             return state.generate()  # what follows would change nothing
-        left, attention = self._budget - state.decoding, 0.0
+        room = left = self._budget - state.decoding
+        attention = 0.0
         chunks: list[tuple[int, int]] = []
         for request in tuple(state.prefilling):
             if request not in state.prefilling:
@@ -419,8 +430,7 @@ class VllmScheduler:
             left -= new
         if not chunks:
             return state.generate(1 if preempted else None)
-        tokens = sum([new for _, new in chunks])
-        return ScheduledWork(tuple(chunks), tokens, attention, state.decoding, state.contexts, 1)
+        return ScheduledWork(tuple(chunks), room - left, attention, state.decoding, state.contexts, 1)
 
 
 class StaticBatches:

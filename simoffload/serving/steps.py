@@ -106,6 +106,8 @@ _OF_LINES = 0.25
 
 _Times = tuple[float, float, float]
 """Time of a step, of the host, and of the busiest stream, or what they are beyond others [s]."""
+_DecodeLine = tuple[int, int, float, float]
+"""Times of decode steps between two sums of contexts: begin, end, time at the begin, slope."""
 _Line = tuple[int, int, _Times, _Times]
 """Line between the times of two numbers of tokens."""
 
@@ -153,7 +155,9 @@ class StepTable:
         self._cells: dict[Point, _Cell] = {}
         self._alone: dict[int, list[_Line]] = {}
         self._known_alone: dict[int, tuple[float, float]] = {}
-        self._decode: dict[int, dict[int, list[tuple[int, int, float, float]]]] = {}
+        self._decode: dict[int, dict[int, list[_DecodeLine]]] = {}
+        self._latest: dict[int, _DecodeLine] = {}
+        """Line that was used last, by the number of sequences."""
         self.as_they_are = 0
         """Number of steps that were simulated as they are."""
         self.worst = 0.0
@@ -168,11 +172,18 @@ class StepTable:
         """Return the time of the first step of some work, and how it grows."""
         if self._exact:
             return self._as_it_is(work, state)
-        beyond = work.contexts - _LEAST * work.sequences
-        if not work.chunks:
-            return self._decoding(work.sequences, beyond, work.steps)
-        tokens = self._padded(work.tokens + work.sequences)
-        return self._interpolated((tokens, work.sequences, beyond, round(work.attention)))
+        sequences = work.sequences
+        beyond = work.contexts - _LEAST * sequences
+        if work.chunks:
+            tokens = self._padded(work.tokens + sequences)
+            return self._interpolated((tokens, sequences, beyond, round(work.attention)))
+        line = self._latest.get(sequences)
+        if line is None or not line[0] <= beyond < line[1]:
+            line = self._latest[sequences] = self._line(sequences, beyond)
+        low, high, time, slope = line
+        first = time + slope * (beyond - low)
+        row = first, 0.0, first, slope * sequences, (high - beyond) // sequences + 1
+        return tuple.__new__(StepTime, row)  # in half the time
 
     def _padded(self, tokens: int) -> int:
         place = bisect_left(self._sizes, tokens)
@@ -190,25 +201,18 @@ class StepTable:
 
     # -- steps of generating sequences alone --------------------------------------------------------
 
-    def _decoding(self, sequences: int, beyond: int, steps: int) -> StepTime:
-        """Return the time of a decode step, and of those within its cell."""
+    def _line(self, sequences: int, beyond: int) -> _DecodeLine:
+        """Return the line with the time of a decode step."""
         size = self._padded(sequences)
         octave = (beyond // size).bit_length()
         octaves = self._decode.setdefault(size, {})
         if octave not in octaves:
             low, high = (0, size) if octave == 0 else (size << (octave - 1), size << octave)
             octaves[octave] = list(self._lines(size, low, high))
-        lines = octaves[octave]
-        place = 0
-        while place + 1 < len(lines) and lines[place][1] <= beyond:
-            place += 1
-        low, high, time, slope = lines[place]
-        first = time + slope * (beyond - low)
-        within = (high - beyond) // sequences + 1
-        return StepTime(first, 0.0, first, slope * sequences, max(1, min(steps, within)))
+        return next(one for one in octaves[octave] if beyond < one[1])
 
-    def _lines(self, size: int, low: int, high: int) -> list[tuple[int, int, float, float]]:
-        """Return the lines between two sums of contexts: begin, end, time at the begin, slope."""
+    def _lines(self, size: int, low: int, high: int) -> list[_DecodeLine]:
+        """Return the lines between two sums of contexts."""
         ends = [self._at((size, size, one, 0)).time for one in (low, high)]
         middle = (low + high) // 2
         between = self._at((size, size, middle, 0)).time

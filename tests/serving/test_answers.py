@@ -109,7 +109,8 @@ def _queue(arrival: np.ndarray, service: float) -> Served:
     walk = np.arange(number) * service - arrival
     begin = arrival + walk - np.minimum.accumulate(walk)
     ones, none = np.ones(number, dtype=np.int64), np.zeros(0)
-    log = Steps(none, none, none, none.astype(np.int64), none.astype(np.int64))
+    count = none.astype(np.int64)
+    log = Steps(none, none, none, count, count, count, count, none)
     end = begin + service
     return Served(arrival, begin, end, end, ones, ones, 0 * ones, 0 * ones, log, number)
 

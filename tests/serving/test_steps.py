@@ -133,10 +133,15 @@ def test_a_captured_size_is_the_time_of_fewer_tokens() -> None:
         return StepTime(tokens + contexts * 1e-3, 0.0, 0.0)
 
     table = StepTable(evaluate, sizes=(1, 2, 4, 8))
-    found = table._decoding(5, 100, 50)
+
+    def decoding(sequences: int, beyond: int) -> StepTime:
+        work = ScheduledWork((), 0, 0.0, sequences, beyond + 2 * sequences, 50)
+        return table.of(work, ReplicaState(blocks=100))
+
+    found = decoding(5, 100)
     assert found.time == pytest.approx(8 + 1e-3 * (100 + 2 * 8))
     assert found.growth == pytest.approx(5e-3)
-    assert math.isclose(table._decoding(9, 100, 50).time, 9 + 1e-3 * (100 + 18))
+    assert math.isclose(decoding(9, 100).time, 9 + 1e-3 * (100 + 18))
 
 
 @pytest.mark.parametrize(
