@@ -343,6 +343,8 @@ class ServingKernels(NamedTuple):
     float8: Sourced[Share]
     mxfp4: Sourced[Share]
     decoded: Sourced[Share]
+    burst: Sourced[PositiveMultiple] | None
+    burst_time: Sourced[Seconds] | None
 
     def share(self, kernel: Kernel) -> float:
         """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
@@ -369,6 +371,10 @@ class CompiledKernels(Frozen):
     products: EfficiencyCurve | None = None
     """Share of the peak rate that the products of a model reach one after the other, at the clock that the
     power limit then allows; None: ``matmul_efficiency``."""
+    burst: Sourced[PositiveMultiple] | None = None
+    """Rate of ``products`` before that limit lowers the clock, over the one after it; None: it does not."""
+    burst_time: Sourced[Seconds] | None = None
+    """How long products take to lower the clock; other work in between for as long raises it again."""
     grouped: RowsCurve | None = None
     """Share of the peak rate that grouped products of experts reach, by the tokens of each expert; None: an
     estimate."""
@@ -402,7 +408,7 @@ class CompiledKernels(Frozen):
             for key, one in of_gpu.items()
         }
         stated = {key: one for key, one in self if one is not None}
-        return ServingKernels(**{"pointwise": None, **others, **stated})
+        return ServingKernels(**{"pointwise": None, "burst": None, "burst_time": None, **others, **stated})
 
 
 _OTHER_KERNELS = 0.2
@@ -444,6 +450,8 @@ class CompiledCosts(Frozen):
     """Time of launching a kernel of compiled code that is not in a CUDA graph."""
     attention: Sourced[Seconds]
     """Time of calling attention between two pieces of compiled code."""
+    piece: Sourced[Seconds]
+    """Time of calling such a piece where it is in no CUDA graph, the launches of its kernels excepted."""
     experts: Sourced[Seconds]
     """Time of calling the experts of a layer, their kernels excepted."""
     mxfp4: Sourced[Seconds]
@@ -460,6 +468,8 @@ class CompiledReference(Multiples):
     """Multiple of launching a kernel of compiled code."""
     attention: Sourced[PositiveMultiple]
     """Multiple of calling attention between two pieces of compiled code."""
+    piece: Sourced[PositiveMultiple]
+    """Multiple of calling such a piece where it is in no CUDA graph."""
     experts: Sourced[PositiveMultiple]
     """Multiple of calling the experts of a layer."""
     mxfp4: Sourced[PositiveMultiple]

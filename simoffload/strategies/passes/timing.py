@@ -575,7 +575,7 @@ class FusedTiming(Timing):
             return 0.0
         seconds = self.kernels(module) * costs.kernel.value
         if module.kind == "attention":
-            seconds += costs.attention.value
+            seconds += costs.attention.value + (costs.piece.value if graphs == "none" else 0.0)
         if module.parallel == "experts":
             seconds += (costs.mxfp4 if kernel_of(module) == "mxfp4" else costs.experts).value
         return seconds

@@ -118,15 +118,15 @@ class TensorParallelPlan(InferencePlan):
 
     @property
     def basis(self) -> Basis:
-        """Also, of compiled code, costs of launching kernels that are not in CUDA graphs, of calling experts
-        and of preparing a step, and the rates of kernels for the weights' formats and of experts."""
+        """Also, of compiled code, costs of launching kernels and calling pieces that are not in CUDA graphs,
+        of calling experts and of preparing a step, and the rates of kernels for the weights' formats and of
+        experts."""
         found = super().basis
         if self.compiled:
             costs = self.machine.host.compiled_costs
             called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
-            found = found._replace(
-                host_costs=(costs.kernel, costs.step, *([called] if self.model.num_experts else []))
-            )
+            calls = [costs.piece, called] if self.model.num_experts else [costs.piece]
+            found = found._replace(host_costs=(costs.kernel, costs.step, *calls))
         if not self.fused:
             return found
         kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
