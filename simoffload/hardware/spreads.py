@@ -98,9 +98,9 @@ def machine_spreads(
     tier.
 
     ``host_costs`` are the costs of the host thread that make up most of its time, ``cpu_costs`` further
-    numbers that decide the work of the CPU, ``gpu_rates`` further rates of the GPU's kernels, of which the
-    least certain decides. The overflow check has one
-    of its own only where its rate is less certain than other work of the CPU.
+    numbers that decide the work of the CPU, ``gpu_rates`` the rates of the GPU's kernels, of which the least
+    certain decides, if they are not those of PyTorch. The overflow check has one of its own only where its
+    rate is less certain than other work of the CPU.
     """
     pcie = machine.topology.gpu_pcie_link.pcie
     links = machine.accelerator.interconnect
@@ -125,7 +125,7 @@ def machine_spreads(
         TimeInput.GPU: own.spread(
             TimeInput.GPU,
             f"accelerator/{gpu.id}",
-            [gpu.hbm_efficiency, gpu.matmul_efficiency, *gpu_rates],
+            list(gpu_rates) or [gpu.hbm_efficiency, gpu.matmul_efficiency],
         ),
     }
     faults = own.spread(TimeInput.FAULTS, f"host/{machine.host.id}", [machine.host.products.page_faults])

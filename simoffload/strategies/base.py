@@ -579,7 +579,7 @@ class Basis(NamedTuple):
     cpu_costs: tuple[Provenance, ...] = ()
     """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
     gpu_rates: tuple[Provenance, ...] = ()
-    """Rates of the GPU's kernels whose spreads are that of its time, beside memory and products."""
+    """Rates of the GPU's kernels whose spreads are that of its time, if these are not PyTorch's."""
     evidence: str = ""
     """Group of the real runs that were like it, if more than the settings decides it."""
     uncompared: tuple[str, ...] = ()
