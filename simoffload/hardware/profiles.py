@@ -297,17 +297,6 @@ class Accelerator(Profile):
             products=self.matmul_efficiency,
         )
 
-    @property
-    def at_full_clock(self) -> Accelerator | None:
-        """The GPU before its power limit lowers the clock of products; None if it does not."""
-        burst, products = self.compiled.burst, self.kernels.products
-        if burst is None:
-            return None
-        points = tuple((work, min(1.0, share * burst.value)) for work, share in products.points)
-        faster = EfficiencyCurve.model_construct(**{**dict(products), "points": points})
-        compiled = CompiledKernels.model_construct(**{**dict(self.compiled), "products": faster})
-        return Accelerator.model_construct(**{**dict(self), "compiled": compiled})
-
 
 class Nic(Profile):
     """One port of a network adapter."""

@@ -343,8 +343,6 @@ class ServingKernels(NamedTuple):
     float8: Sourced[Share]
     mxfp4: Sourced[Share]
     decoded: Sourced[Share]
-    burst: Sourced[PositiveMultiple] | None
-    burst_time: Sourced[Seconds] | None
 
     def share(self, kernel: Kernel) -> float:
         """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
@@ -371,10 +369,6 @@ class CompiledKernels(Frozen):
     products: EfficiencyCurve | None = None
     """Share of the peak rate that the products of a model reach one after the other, at the clock that the
     power limit then allows; None: ``matmul_efficiency``."""
-    burst: Sourced[PositiveMultiple] | None = None
-    """Rate of ``products`` before that limit lowers the clock, over the one after it; None: it does not."""
-    burst_time: Sourced[Seconds] | None = None
-    """How long products take to lower the clock; other work in between for as long raises it again."""
     grouped: RowsCurve | None = None
     """Share of the peak rate that grouped products of experts reach, by the tokens of each expert; None: an
     estimate."""
@@ -408,7 +402,7 @@ class CompiledKernels(Frozen):
             for key, one in of_gpu.items()
         }
         stated = {key: one for key, one in self if one is not None}
-        return ServingKernels(**{"pointwise": None, "burst": None, "burst_time": None, **others, **stated})
+        return ServingKernels(**{"pointwise": None, **others, **stated})
 
 
 _OTHER_KERNELS = 0.2

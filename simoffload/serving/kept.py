@@ -126,14 +126,14 @@ class KeptSteps:
     def __init__(self, key: str) -> None:
         self._path = _folder("steps") / key
 
-    def read(self) -> dict[tuple[int, int, int, int], tuple[float, float, float, float]]:
+    def read(self) -> dict[tuple[int, int, int, int], tuple[float, float, float]]:
         """Return the steps of earlier runs."""
         found = {}
         with suppress(ValueError, TypeError, RecursionError, OverflowError):
             for a, b, c, d, *times in json.loads(_read(self._path) or b"[]"):
-                time, host, busy, spared = map(float, times)
-                if isfinite(time + host + busy + spared) and time > 0 and min(host, busy, spared) >= 0:
-                    found[int(a), int(b), int(c), int(d)] = time, host, busy, spared
+                time, host, busy = map(float, times)
+                if isfinite(time + host + busy) and time > 0 and min(host, busy) >= 0:
+                    found[int(a), int(b), int(c), int(d)] = time, host, busy
         return found
 
     def write(self, steps: Mapping[tuple[int, int, int, int], Sequence[float]]) -> None:
@@ -141,7 +141,7 @@ class KeptSteps:
         known = self.read()
         if steps.keys() - known.keys():
             kept = islice({**steps, **known}.items(), _MOST_POINTS)
-            data = json.dumps([[*point, *times[:4]] for point, times in kept])
+            data = json.dumps([[*point, *times[:3]] for point, times in kept])
             _write(self._path, data.encode(), self._path)
 
 

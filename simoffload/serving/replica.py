@@ -27,7 +27,6 @@ from simoffload.serving.scheduler import NOTHING, Outputs, ReplicaState, Runs, S
 
 __all__ = [
     "Arrivals",
-    "Burst",
     "Replica",
     "ReplicaProcess",
     "Served",
@@ -54,8 +53,6 @@ class StepTime(NamedTuple):
     """Time until the host has launched the step [s]; 0 where it is hidden."""
     busy: float = 0.0
     """Work of the busiest stream beside the host, which keeps it from the next step [s]; 0: ``time``."""
-    products: float = 0.0
-    """Part of that work in which arithmetic is so dense that the GPU's power limit lowers its clock [s]."""
     growth: float = 0.0
     """By how much each further step is longer [s]."""
     steps: int = 1
@@ -80,31 +77,8 @@ class StepTime(NamedTuple):
         return steps
 
 
-class Burst(NamedTuple):
-    """A Burst is what a GPU computes at its full clock, before its power limit lowers it."""
-
-    rate: float = 1.0
-    """Rate of products over that at the lower clock."""
-    time: float = 0.0
-    """Time of products after which the clock falls; as much other work, or none, raises it again [s]."""
-
-    def step(self, one: StepTime, spare: float) -> tuple[StepTime, float]:
-        """Return a step before which the clock would not fall for ``spare`` seconds of products, and how long
-        it would not after it."""
-        quick = one.products / self.rate
-        hotter = 2 * quick - (one.busy - (one.products - quick))  # products less all else
-        share = min(1.0, spare / hotter) if hotter > 0 else 1.0
-        less = share * (one.products - quick)
-        one = one._replace(time=max(one.time - less, one.host), busy=one.busy - less)
-        return one, min(self.time, max(0.0, spare - hotter))
-
-
 class StepTimes(Protocol):
     """StepTimes are the durations of steps on one replica."""
-
-    @property
-    def burst(self) -> Burst:
-        """How products are faster at first."""
 
     def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of the first step of some work, and how it grows."""
@@ -244,8 +218,6 @@ class Replica:
         """Number of jumps and single steps, and of requests that are finished."""
         self.until = self._now = 0.0
         """Time at which it must go on, and time of what it did last [s]."""
-        self._cooled, self._spare = 0.0, times.burst.time
-        """End of the last step with chunks, and for how long the clock would not have fallen then [s]."""
         self._launch: _Launch | None = None
         self._flight: _Flight | None = None
         self._expected, self._place = (array("d"), array("q")), 0
@@ -357,9 +329,7 @@ class Replica:
         """Return how some work is launched, in a step or in a jump to where something changes."""
         self.events += 1
         one, ahead, begin = self._times.of(work, self.state), 0, self._now
-        if one.products:
-            one = self._at_clock(one, begin if flight is None else flight[0])
-        time, host, busy, _, growth, steps = one
+        time, host, busy, growth, steps = one
         if steps > work.steps:
             steps = work.steps
         end = begin + time
@@ -383,14 +353,6 @@ class Replica:
         if then < self._now:
             then = self._now
         return work, one, begin, steps, ahead, end, then, True
-
-    def _at_clock(self, one: StepTime, begin: float) -> StepTime:
-        """Return a step with chunks at the clock that steps before it leave."""
-        burst = self._times.burst
-        spare = min(burst.time, self._spare + max(0.0, begin - self._cooled))
-        one, self._spare = burst.step(one, spare)
-        self._cooled = begin + one.busy
-        return one
 
     def _shortened(self, launch: _Launch, now: float) -> float:
         """End a jump with the step in which a request arrives."""

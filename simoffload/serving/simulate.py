@@ -79,9 +79,7 @@ class StreamSimulation:
         self.steps = SimulatedSteps(self.planned)
         self._kept = KeptSteps(key_of(self.planned, without=("stream", "name", "description")))
         kept = {} if exact else self._kept.read()
-        self.table = StepTable(
-            self.steps, sizes=self.limits.graphs, exact=exact, kept=kept, burst=self.steps.burst
-        )
+        self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, kept=kept)
         self.checkpoints = StreamCheckpoints(f"{key_of(scenario)}{'-exact' * exact}")
 
     def _limits(self, scenario: LoadedScenario) -> tuple[ServingLimits, LoadedScenario]:

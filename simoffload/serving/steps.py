@@ -25,7 +25,7 @@ from types import MappingProxyType
 from simoffload.models import Sequences
 from simoffload.results import PassResult, Timeline
 from simoffload.scenario import LoadedScenario
-from simoffload.serving.replica import Burst, StepMix, StepTime, StepTimes
+from simoffload.serving.replica import StepMix, StepTime, StepTimes
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork
 from simoffload.simulation import Runner
 from simoffload.strategies import Phase
@@ -38,7 +38,6 @@ _LEAST = 2
 """Context of a sequence that generates its second token; only what goes beyond is an axis."""
 
 
-_STEADY = Burst()
 Evaluate = Callable[[tuple[Sequences, ...]], StepTime]
 """Function that simulates a step of a mixture of sequences."""
 
@@ -50,15 +49,11 @@ class SimulatedSteps:
         plan = scenario.plan()
         self._runner = Runner(scenario, keep=False)
         self._step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
-        self._spared: Callable[[tuple[Sequences, ...]], float] = plan.spared_s  # type: ignore[attr-defined]  # as well
-        self.burst = Burst(*plan.burst)  # type: ignore[attr-defined]  # as well
 
     def __call__(self, batch: tuple[Sequences, ...]) -> StepTime:
         """Return the times of a step."""
-        timeline, products = self._runner.timeline(self._step(batch)), 0.0
-        if self.burst.time and any(one.new_tokens > 1 for one in batch):
-            products = self._spared(batch) / (1 - 1 / self.burst.rate)
-        return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline), products)
+        timeline = self._runner.timeline(self._step(batch))
+        return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
 
     def mean(self, mix: StepMix) -> PassResult:
         """Return the step with the mean numbers of many, with its causes."""
@@ -113,9 +108,7 @@ _Times = tuple[float, float, float]
 """Time of a step, of the host, and of the busiest stream, or what they are beyond others [s]."""
 _DecodeLine = tuple[int, int, float, float]
 """Times of decode steps between two sums of contexts: begin, end, time at the begin, slope."""
-_Alone = tuple[float, float, float, float]
-"""Those times of prompts alone, and the part in products [s]."""
-_Line = tuple[int, int, _Alone, _Alone]
+_Line = tuple[int, int, _Times, _Times]
 """Line between the times of two numbers of tokens."""
 
 
@@ -143,7 +136,7 @@ class StepTable:
 
     ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
     takes as long as the next one. With ``exact`` every step is simulated as it is. ``kept`` are steps that
-    were simulated before. ``burst`` is how products are faster at first.
+    were simulated before.
     """
 
     def __init__(
@@ -153,16 +146,15 @@ class StepTable:
         sizes: Sequence[int] = (),
         bound: float = BOUND,
         exact: bool = False,
-        kept: Mapping[Point, tuple[float, float, float, float]] = MappingProxyType({}),
-        burst: Burst = _STEADY,
+        kept: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._kept, self.burst = kept, burst
+        self._kept = kept
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
         self._cells: dict[Point, _Cell] = {}
         self._alone: dict[int, list[_Line]] = {}
-        self._known_alone: dict[int, tuple[float, float, float]] = {}
+        self._known_alone: dict[int, tuple[float, float]] = {}
         self._decode: dict[int, dict[int, list[_DecodeLine]]] = {}
         self._latest: dict[int, _DecodeLine] = {}
         """Line that was used last, by the number of sequences."""
@@ -190,7 +182,7 @@ class StepTable:
             line = self._latest[sequences] = self._line(sequences, beyond)
         low, high, time, slope = line
         first = time + slope * (beyond - low)
-        row = first, 0.0, first, 0.0, slope * sequences, (high - beyond) // sequences + 1
+        row = first, 0.0, first, slope * sequences, (high - beyond) // sequences + 1
         return tuple.__new__(StepTime, row)  # in half the time
 
     def _padded(self, tokens: int) -> int:
@@ -269,16 +261,16 @@ class StepTable:
             host += part * (then[1] - last[1])
             busy += part * (then[2] - last[2])
             last = then
-        launching, working, products = self._known_alone.get(a) or self._prompts_alone(a)
+        launching, working = self._known_alone.get(a) or self._prompts_alone(a)
         host, busy = host + launching, busy + working
         after_host, after_busy = cell.beyond or self._beyond(cell)
-        return StepTime(time + max(host + after_host, busy + after_busy), host, busy, products)
+        return StepTime(time + max(host + after_host, busy + after_busy), host, busy)
 
     def _corner(self, cell: _Cell, corner: int) -> _Times:
         """Return what a cell has of a corner, by its number."""
         point = _place(cell, corner)
         time, host, busy, *_ = self._at(point)
-        launching, working, _ = self._prompts_alone(point[0])
+        launching, working = self._prompts_alone(point[0])
         after_host, after_busy = self._beyond(cell)
         ends = max(host + after_host, busy + after_busy)
         found = cell.corners[corner] = (time - ends, host - launching, busy - working)
@@ -291,24 +283,23 @@ class StepTable:
             cell.beyond = min(one[0] - one[1] for one in ends), min(one[0] - one[2] for one in ends)
         return cell.beyond
 
-    def _prompts_alone(self, tokens: int) -> tuple[float, float, float]:
-        """Return the work of the host and of the busiest stream in a step of so many tokens of prompts, and
-        what of it is products."""
+    def _prompts_alone(self, tokens: int) -> tuple[float, float]:
+        """Return the work of the host and of the busiest stream in a step of so many tokens of prompts."""
         known = self._known_alone.get(tokens)
         if known is None:
             number = (tokens - 1).bit_length()
             if number not in self._alone:
                 self._alone[number] = list(self._lines_alone(*_bracket(number, 1, 0)))
             low, high, begin, end = next(one for one in self._alone[number] if tokens <= one[1])
-            _, host, busy, products = _between(begin, end, (tokens - low) / (high - low or 1))
-            known = self._known_alone[tokens] = host, busy, products
+            _, host, busy = _between(begin, end, (tokens - low) / (high - low or 1))
+            known = self._known_alone[tokens] = host, busy
         return known
 
     def _lines_alone(self, low: int, high: int) -> Iterator[_Line]:
         """Yield the lines between two numbers of tokens of prompts alone."""
         middle = (low + high) // 2
         begin, end, right = (
-            self._at((one, 0, 0, -(-one * min(one, _CHUNK) // 2)))[:4] for one in (low, high, middle)
+            self._at((one, 0, 0, -(-one * min(one, _CHUNK) // 2)))[:3] for one in (low, high, middle)
         )
         found = _between(begin, end, (middle - low) / (high - low or 1))
         error = max(abs(a - b) for a, b in zip(found[1:], right[1:], strict=True)) / right[0]
@@ -363,15 +354,13 @@ class Scaled:
     """Scaled times of steps are longer by a factor, one for steps with chunks and one for others."""
 
     def __init__(self, times: StepTimes, chunks: float, decoding: float) -> None:
-        self._times, self._factors, self.burst = times, (decoding, chunks), times.burst
+        self._times, self._factors = times, (decoding, chunks)
 
     def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
         """Return the time of the first step of some work, and how it grows."""
-        time, host, busy, products, growth, steps = self._times.of(work, state)
+        time, host, busy, growth, steps = self._times.of(work, state)
         factor = self._factors[bool(work.chunks)]
-        return StepTime(
-            time * factor, host * factor, busy * factor, products * factor, growth * factor, steps
-        )
+        return StepTime(time * factor, host * factor, busy * factor, growth * factor, steps)
 
 
 def _bracket(number: int, doublings: int, axis: int) -> tuple[int, int]:
@@ -385,10 +374,10 @@ def _bracket(number: int, doublings: int, axis: int) -> tuple[int, int]:
     return (1 << (number - 1) * doublings) + (axis == 0) if number else 1, 1 << number * doublings
 
 
-def _between(begin: _Alone, end: _Alone, part: float) -> _Alone:
+def _between(begin: _Times, end: _Times, part: float) -> _Times:
     """Return the times at a part of the way between two."""
-    a, b, c, d = (one + part * (other - one) for one, other in zip(begin, end, strict=True))
-    return a, b, c, d
+    a, b, c = (one + part * (other - one) for one, other in zip(begin, end, strict=True))
+    return a, b, c
 
 
 def _place(cell: _Cell, corner: int) -> Point:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
-from simoffload.hardware import Machine
 from simoffload.models import (
     CacheForm,
     ModelShape,
@@ -145,14 +143,11 @@ class InferencePlan(Plan):
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules of each stage for any pass."""
-        return self._timings_on(self.machine)
-
-    def _timings_on(self, machine: Machine) -> tuple[PassTimings, ...]:
         fused = FusedPassTimings if self.compiled else LaunchedPassTimings
         kind, several = fused if self.fused else PassTimings, len(self.stages) > 1
         return tuple(
             kind(
-                machine=machine,
+                machine=self.machine,
                 model=stage,
                 modules=stage.distinct_modules if several else self.modules,
                 zero3=self.zero3,
@@ -264,30 +259,6 @@ class InferencePlan(Plan):
         batches = map(self.on_gpu, self.micro_batches(forward))
         times = [one.durations(batch) for batch in batches for one in self.stage_timings]
         return tuple(chain.from_iterable(times))
-
-    @property
-    def burst(self) -> tuple[float, float]:
-        """Rate of products before the GPU's power limit lowers the clock over the one after it, and how long
-        that takes [s]; 1 and 0: it does not."""
-        code = self.machine.accelerator.kernels
-        if not self.fused or code.burst is None or code.burst_time is None:
-            return 1.0, 0.0
-        return code.burst.value, code.burst_time.value
-
-    @cached_property
-    def _burst_timings(self) -> tuple[PassTimings, ...]:
-        """GPU times of the modules of each stage at the full clock; () where they are no others."""
-        gpu = self.machine.accelerator.at_full_clock
-        return () if gpu is None else self._timings_on(replace(self.machine, accelerator=gpu))
-
-    def spared_s(self, batch: tuple[Sequences, ...]) -> float:
-        """Return by how much shorter the GPU computes a pass at its full clock [s]."""
-        spared = [0.0]
-        for stage, *timings in zip(self.stages, self.stage_timings, self._burst_timings, strict=False):
-            counts = [count for modules, count in stage.outside_and_kinds() for _ in modules]
-            usual, burst = (one.durations(self.on_gpu(batch)) for one in timings)
-            spared.append(sum(n * (a - b) for n, a, b in zip(counts, usual, burst, strict=True)) * 1e-12)
-        return max(spared)
 
     def on_gpu(self, batch: tuple[Sequences, ...]) -> tuple[Sequences, ...]:
         """Return the sequences as the GPU computes them: without earlier tokens, if the CPU attends to

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Environment, Event
 
-from simoffload.serving.replica import Burst, Replica, ReplicaProcess, Served, StepTime, serve
+from simoffload.serving.replica import Replica, ReplicaProcess, Served, StepTime, serve
 from simoffload.serving.scheduler import (
     PrefixCache,
     ReplicaState,
@@ -62,16 +62,13 @@ class Linear(NamedTuple):
     """Share of the time of a step with chunks in which the host launches it."""
     gpu: float = 1.0
     """Share of that time in which it keeps the GPU from the next step."""
-    burst: Burst = Burst()
-    products: float = 0.0
-    """Share of that time in products."""
 
     def of(self, work: ScheduledWork, _: ReplicaState) -> StepTime:
         """Return the time of a step."""
         time = self.fixed + self.token * (work.tokens + work.sequences) + self.context * work.contexts
         time += self.attention * work.attention
         if work.chunks:
-            return StepTime(time, self.host * time, self.gpu * time, self.products * time)
+            return StepTime(time, self.host * time, self.gpu * time)
         return StepTime(time, growth=self.context * work.sequences, steps=work.steps)
 
 

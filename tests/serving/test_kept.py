@@ -124,12 +124,12 @@ def test_damaged_steps_are_simulated_again(monkeypatch: pytest.MonkeyPatch, fold
 
 
 def test_steps_are_kept_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = {(1, 1, 1, one): (1.0, 0.0, float(one + 1), 0.5) for one in range(160)}
+    steps = {(1, 1, 1, one): (1.0, 0.0, float(one + 1)) for one in range(160)}
     kept.KeptSteps("key").write(dict(list(steps.items())[:100]))
     kept.KeptSteps("key").write(dict(list(steps.items())[100:]))
     assert kept.KeptSteps("key").read() == steps
     monkeypatch.setattr(kept, "_MOST_POINTS", 100)
-    kept.KeptSteps("key").write({(2, 2, 2, 2): (1.0, 0.0, 1.0, 0.0)})
+    kept.KeptSteps("key").write({(2, 2, 2, 2): (1.0, 0.0, 1.0)})
     found = kept.KeptSteps("key").read()
     assert len(found) == 100
     assert (2, 2, 2, 2) in found
@@ -183,7 +183,7 @@ def test_what_was_used_first_is_removed(monkeypatch: pytest.MonkeyPatch) -> None
     write("search", age=0, parts=100)  # never one's own
     assert left() == {"search"}
     monkeypatch.setattr(kept, "INTERVAL", 30.0)
-    kept.KeptSteps("key").write({(1, 1, 1, 1): (1.0, 0.0, 1.0, 0.0)})
+    kept.KeptSteps("key").write({(1, 1, 1, 1): (1.0, 0.0, 1.0)})
     assert left() == {"search"}  # which may be at work
 
 

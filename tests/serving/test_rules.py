@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.serving.replica import Burst, Served, StepTime
+from simoffload.serving.replica import Served
 from simoffload.serving.scheduler import ReplicaState, StaticBatches
 from tests.serving.streams import Linear, poisson, replay, stream
 from validation.block_pool import BlockPool
@@ -205,24 +205,3 @@ def test_streams_at_their_edges() -> None:
         replay(stream([(0.0, 40, 10)]), blocks=3)
     with pytest.raises(InputError, match="need a token each"):
         replay(stream([(0.0, 0, 10)]))
-
-
-def test_products_after_other_work_keep_the_full_clock() -> None:
-    # Steps of 60 ms, of which 48 ms are products, 40 ms at the full clock: those spend what other work saved.
-    burst = Burst(1.2, 0.05)
-    step = StepTime(0.07, 0.0, 0.06, 0.048)
-    found, spare = burst.step(step, 0.05)
-    assert found.busy == pytest.approx(0.06 - 0.008)
-    assert found.time == pytest.approx(0.07 - 0.008)
-    assert spare == pytest.approx(0.05 - 0.04 + 0.012)
-    found, spare = burst.step(step, 0.014)
-    assert found.busy == pytest.approx(0.06 - 0.004)
-    assert spare == 0
-    assert burst.step(StepTime(0.07, 0.065, 0.06, 0.048), 0.05)[0].time == 0.065
-    times = Linear(fixed=0.03, token=1e-4, context=0, attention=0, burst=burst, products=0.8)
-    alone = replay(stream([(one * 1.0, 500, 1) for one in range(4)]), times=times)
-    crowd = replay(stream([(one * 1e-3, 2048, 1) for one in range(8)]), times=times)
-    hot = 0.03 + 2048e-4
-    assert alone.ttft == pytest.approx([0.08 * (1 - 0.8 / 6)] * 4)
-    assert crowd.finished[0] < hot
-    assert np.diff(crowd.finished)[-1] == pytest.approx(hot)

@@ -10,7 +10,7 @@ import pytest
 from simoffload.documents import parse_yaml
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.serving.replica import Burst, Replica, Served, StepTime, StepTimes, serve
+from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
 from simoffload.serving.steps import BOUND, SimulatedSteps, StepTable, _mixture
 from simoffload.simulation import simulate
@@ -75,8 +75,6 @@ def test_a_table_is_within_its_bound(model: str) -> None:
     errors = []
 
     class Both:
-        burst = Burst()
-
         def of(self, work: ScheduledWork, state: ReplicaState) -> StepTime:
             right = exact.of(work, state)
             errors.append(abs(table.of(work, state).time / right.time - 1))
