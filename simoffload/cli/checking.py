@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from simoffload.documents import Document
 
 _SCHEMA = "simoffload/check/1"
-Warnings = tuple[str, ...]
+
+
+class _Checked(NamedTuple):
+    """A _Checked is what there is to say of a file without problems."""
+
+    warnings: tuple[str, ...] = ()
+    about: str = ""
+    """What is in it, of a model."""
+
+
+_Check = Callable[["Document"], _Checked]
 
 
 def check(arguments: Namespace, console: Console) -> ExitCode:
@@ -32,23 +42,22 @@ def check_profiles(arguments: Namespace, console: Console) -> ExitCode:
     return _check(arguments, console, {"profile": _check_profile})
 
 
-def _check(
-    arguments: Namespace, console: Console, checks: dict[str, Callable[[Document], Warnings]]
-) -> ExitCode:
+def _check(arguments: Namespace, console: Console, checks: dict[str, _Check]) -> ExitCode:
     # Limits of the command line hold for all files together, those of a scenario for itself.
     with Waiting(console):
         found = (limited(_all) if arguments.overrides else _all)(arguments, checks)
     for one in found.passed:
         console.warn(
             warning if warning.startswith(f"{one.path}:") else f"{one.file}: {warning}"
-            for warning in one.warnings
+            for warning in one.found.warnings
         )
     if found.problems:
         raise InputError(found.problems)
-    lines = [f"{one.file}: ok ({one.kind}{one.about and f': {one.about}'})" for one in found.passed]
+    said = ((one.file, filter(None, (one.kind, one.found.about))) for one in found.passed)
+    lines = [f"{file}: ok ({': '.join(parts)})" for file, parts in said]
     files = [
-        {"file": one.file, "kind": one.kind, "warnings": list(one.warnings)}
-        | ({"about": one.about} if one.about else {})
+        {"file": one.file, "kind": one.kind, "warnings": list(one.found.warnings)}
+        | ({"about": one.found.about} if one.found.about else {})
         for one in found.passed
     ]
     console.answer("\n".join(lines), {"schema": _SCHEMA, "files": files})
@@ -63,9 +72,7 @@ class _Passed(NamedTuple):
     path: str
     """The path of the file in messages."""
     kind: str
-    warnings: Warnings
-    about: str = ""
-    """What is in it, of a GGUF file."""
+    found: _Checked
 
 
 class _Found(NamedTuple):
@@ -73,28 +80,24 @@ class _Found(NamedTuple):
     problems: list[Problem]
 
 
-def _all(arguments: Namespace, checks: dict[str, Callable[[Document], Warnings]]) -> _Found:
+def _all(arguments: Namespace, checks: dict[str, _Check]) -> _Found:
     passed: list[_Passed] = []
     problems: dict[Problem, None] = {}
     for file in steps(arguments.files, shortened):
         try:
-            passed.append(_checked(file, checks, arguments.overrides))
+            passed.append(_passed(file, checks, arguments.overrides))
         except InputError as error:
             problems |= dict.fromkeys(error.problems)
     return _Found(passed, list(problems))
 
 
 @limited
-def _checked(
-    file: str, checks: dict[str, Callable[[Document], Warnings]], overrides: Sequence[str]
-) -> _Passed:
+def _passed(file: str, checks: dict[str, _Check], overrides: Sequence[str]) -> _Passed:
     """Read and check a file; raises InputError with its problems."""
     from simoffload.documents import set_value
 
     keep(given_limits(overrides))
     now_doing(f"checking {shortened(file)}")
-    if file.lower().endswith(".gguf") and len(checks) > 1:
-        return _Passed(file, file, "GGUF file", (), _in_gguf(file))
     document = find(file, profiles_only=len(checks) == 1)
     kind = _kind(document) if len(checks) > 1 else next(iter(checks))
     if document.path == STDIN_NAME and kind in _FILES_ONLY:
@@ -112,6 +115,7 @@ def _kind(document: Document) -> str:
         "scenario": {"workload", "strategy", "platform"},
         "ds_config": {"zero_optimization", "aio", "train_batch_size", "train_micro_batch_size_per_gpu"},
         "model config": {"model_type", "architectures"},
+        "GGUF file": {"general.architecture"},
     }
     for kind, keys in marks.items():
         if keys.intersection(document.data):
@@ -123,12 +127,12 @@ def _kind(document: Document) -> str:
     raise InputError.at("", message, path=document.path)
 
 
-def _check_scenario(document: Document) -> Warnings:
+def _check_scenario(document: Document) -> _Checked:
     from simoffload.scenario import SWEEP, resolve
     from simoffload.simulation.capacity import memory_footprint
 
     problems: list[Problem] = []
-    swept: Warnings = ()
+    swept: tuple[str, ...] = ()
     try:
         scenario = resolve(document)
         plan = scenario.plan()
@@ -147,52 +151,45 @@ def _check_scenario(document: Document) -> Warnings:
         raise InputError(problems)
     found, narrow = (*scenario.warnings, *swept), [use.narrow for use in memory_footprint(scenario)]
     more = (*scenario.link_warnings(plan), *plan.warnings, *filter(None, narrow), *scenario.context_warnings)
-    return (*dict.fromkeys(found), *more)
+    return _Checked((*dict.fromkeys(found), *more))
 
 
-def _check_profile(document: Document) -> Warnings:
+def _check_profile(document: Document) -> _Checked:
     from simoffload.hardware import KINDS, Library, load_platform, memory_warnings, profile_warnings
 
     path = Path(document.path)
     library = Library(path.parent.parent if path.parent.name in KINDS else path.parent)
     entry = library.read(path, tuple(KINDS))
     if entry.use.kind != "platform":
-        return profile_warnings(library, entry)
+        return _Checked(profile_warnings(library, entry))
     platform = load_platform(path)
     machine = platform.machine(nodes=2 if platform.profile.network else 1)
-    return (*memory_warnings(platform.host, platform.inputs), *machine.overruns(machine.tiers))
+    return _Checked((*memory_warnings(platform.host, platform.inputs), *machine.overruns(machine.tiers)))
 
 
-def _check_ds_config(document: Document) -> Warnings:
+def _check_ds_config(document: Document) -> _Checked:
     from simoffload.documents import validate
     from simoffload.strategies.ds_config import DeepSpeedConfig, resolve_settings, resolve_training, trains
 
     config = validate(document, DeepSpeedConfig)
     try:
         if trains(config):
-            return resolve_training(config, hidden_size=1, dtype_bytes=2)[1]
-        return resolve_settings(config, hidden_size=1)[1]
+            return _Checked(resolve_training(config, hidden_size=1, dtype_bytes=2)[1])
+        return _Checked(resolve_settings(config, hidden_size=1)[1])
     except InputError as error:
         raise InputError(
             document.problem(tuple(one.key.split(".")), one.message) for one in error.problems
         ) from None
 
 
-def _check_model(document: Document) -> Warnings:
-    from simoffload.models import load_model
-
-    load_model({"config": Path(document.path).name}, root=document.root)
-    return ()
-
-
-def _in_gguf(file: str) -> str:
-    """Return what a GGUF file has, and the smallest shipped GPU that has room for it."""
+def _check_model(document: Document) -> _Checked:
+    """Return what a model has, and the smallest shipped GPU that has room for it."""
     from simoffload.hardware import Accelerator
     from simoffload.models import load_model
     from simoffload.planning.advise.options import shipped
     from simoffload.units import format_bytes
 
-    model = load_model({"config": file}, allow_path=True)
+    model = load_model({"config": Path(document.path).name}, root=document.root)
     sizes = Counter[str]()
     for modules, count in model.outside_and_kinds():
         for part in (one for module in modules for one in module.parameters if not one.tied):
@@ -205,15 +202,17 @@ def _in_gguf(file: str) -> str:
     if larger := [one for one in rooms if one[0] >= model.weight_bytes]:
         where = f"all of it has room in {min(larger)[1]}, and in larger GPUs"
     size = format_bytes(model.weight_bytes, binary=True)
-    return f"{model.name}, {model.family} with {model.num_hidden_layers} layers: {size} ({stored}); {where}"
+    has = f"{model.name}, {model.family} with {model.num_hidden_layers} layers"
+    return _Checked(about=f"{has}: {size} ({stored}); {where}")
 
 
 _BESIDE = 2 << 30
 """Memory of a GPU [B] that a cache, buffers and what ``--fit`` leaves free take at least: our choice."""
-_CHECKS: dict[str, Callable[[Document], Warnings]] = {
+_CHECKS: dict[str, _Check] = {
     "profile": _check_profile,
     "scenario": _check_scenario,
     "ds_config": _check_ds_config,
     "model config": _check_model,
+    "GGUF file": _check_model,
 }
 _FILES_ONLY = {"profile", "model config"}  # they refer to other files in their folder

@@ -48,14 +48,18 @@ def _stdin_text() -> str:
 
 
 def find(source: str, *, profiles_only: bool = False) -> Document:
-    """Read a document from a file, from standard input, or by the name of a shipped scenario or profile.
+    """Read a document from a file, from standard input, or by the name of a shipped scenario or profile; of a
+    GGUF file its metadata.
 
     Raises InputError with near names if there is no such file and nothing shipped of that name.
     """
-    from simoffload.documents import SUFFIXES, candidates, exists, named
+    from simoffload.documents import SUFFIXES, Document, candidates, exists, named
     from simoffload.hardware import list_profiles
+    from simoffload.models import GGUF, read_gguf
     from simoffload.scenario import find_scenario, list_scenarios
 
+    if source.lower().endswith(GGUF):
+        return Document(source, dict(read_gguf(source).metadata), Path(source).parent)
     if source == STDIN or Path(source).suffix in SUFFIXES or exists(source):
         return read(source)
     shipped = None if profiles_only else find_scenario(source)

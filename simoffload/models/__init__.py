@@ -27,7 +27,7 @@ from simoffload.models.cost import (
 )
 from simoffload.models.families import FAMILIES
 from simoffload.models.formats import FORMATS, Kernel, Method
-from simoffload.models.gguf_file import tensor_names
+from simoffload.models.gguf_file import read_gguf, tensor_names
 from simoffload.models.lora import nf4_bits, with_lora
 from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
 from simoffload.models.modules import (
@@ -110,6 +110,7 @@ __all__ = [
     "parameters_of",
     "quantized",
     "read_expression",
+    "read_gguf",
     "resembled_model",
     "stored_bytes",
     "tensor_names",

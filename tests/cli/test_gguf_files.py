@@ -33,6 +33,13 @@ def test_check_says_what_is_in_a_file_and_where_it_has_room(program) -> None:
     assert "all of it has room in NVIDIA GeForce RTX 3070 Ti 8 GB, and in larger GPUs" in answer.out
 
 
+@pytest.mark.usefixtures("model")
+def test_a_file_is_no_profile(program) -> None:
+    answer = program("profiles", "check", "seven.gguf")
+    assert (answer.status, answer.err.count("error:")) == (2, 1)
+    assert "Traceback" not in answer.err
+
+
 @pytest.mark.parametrize(("length", "message"), [(100, "is truncated"), (None, "no such file")])
 def test_a_broken_file_gets_one_message(program, model: Path, length: int | None, message: str) -> None:
     if length is None:
