@@ -270,17 +270,19 @@ DEFAULT_LIMITS = ("engine.timeout=60 s", "engine.memory=2 GiB", "engine.max_even
 
 def serve(arguments: Namespace, console: Console) -> ExitCode:
     """Serve the page until Ctrl-C, beginning with the scenario that was named."""
-    from simoffload.web.scenarios import variant_of
+    from simoffload.web.scenarios import model_files, open_models, variant_of
     from simoffload.web.server import serve
     from simoffload.web.state import State
 
     changes = CommandChanges.of(arguments, model=arguments.model)
     limits = given_limits((*DEFAULT_LIMITS, *changes.overrides))
-    name, start = arguments.scenario or arguments.model, None
+    name, start, models = arguments.scenario or arguments.model, None, ()
     if name:
         scenario = load(arguments.scenario, changes, console=console)
+        open_models(models := model_files(scenario))
         start = State((variant_of(scenario, name, changes.overrides),))
     elif any(one != "--set" and not one.startswith("engine.") for one in changes.options):
         raise InputError.at("", "name a scenario or a model to change", path="simoffload serve")
-    serve(arguments.host, arguments.port, limits=limits, start=start, say=console.print_lines)
+    host, port = arguments.host, arguments.port
+    serve(host, port, limits=limits, start=start, models=models, say=console.print_lines)
     return ExitCode.OK

@@ -30,6 +30,7 @@ from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.questions import QUESTIONS, START
+from simoffload.web.scenarios import open_models
 
 _BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
 """Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
@@ -88,8 +89,9 @@ class _PageJob:
 class Jobs:
     """Jobs are asked by pages and answered by worker processes, which are killed when they are closed."""
 
-    def __init__(self, kinds: Mapping[str, Kind]) -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: Mapping[str, Kind], models: Sequence[str] = ()) -> None:
+        """``models``: files of this machine that scenarios may have."""
+        self._kinds, self._models = kinds, models
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, JobOutcome] = OrderedDict()
         self._running: dict[Hashable, _PageJob] = {}
@@ -183,7 +185,7 @@ class Jobs:
 
     def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._folder.name, kind, registered_outside(), registered)
+        arguments = (theirs, self._folder.name, kind, self._models, registered_outside(), registered)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -226,7 +228,12 @@ class _PageWorker:
 
 
 def work(
-    connection: Connection, folder: str, kind: Kind, outside: Sequence[Any], metrics: Mapping[Any, Any]
+    connection: Connection,
+    folder: str,
+    kind: Kind,
+    models: Sequence[str],
+    outside: Sequence[Any],
+    metrics: Mapping[Any, Any],
 ) -> None:
     """Answer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
@@ -237,6 +244,7 @@ def work(
     _limit_memory(kind.limits.memory + _BEYOND_MEMORY)
     restrict(kind.limits)
     gc.set_threshold(100_000)
+    open_models(models)
     for one in outside:
         register(one)
     for (result, _), metric in metrics.items():

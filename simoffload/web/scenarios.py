@@ -15,16 +15,17 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from simoffload.documents import Edit, parse_json, parse_yaml, read_document, yaml_text
+from simoffload.documents import Edit, edited, parse_json, parse_yaml, read_document, yaml_text
 from simoffload.errors import InputError, shortened
 from simoffload.hardware import CPU, Tier
-from simoffload.models import is_model
+from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
 from simoffload.scenario import (
     USUAL_WORK,
     LoadedScenario,
     MachineParts,
+    ScenarioCache,
     default_scenario,
     find_scenario,
     resolve,
@@ -45,32 +46,51 @@ LOADS = {"poisson": "request_rate", "constant": "request_rate", "closed": "users
 _BLOCK = 16  # [tokens]
 _FIRST_LIMITS = {"ttft": "2 s", "tpot": "200 ms"}
 """Limits with which a stream begins: of Llama 2 70B in MLPerf Inference (``inference_rules.adoc``)."""
+_OPENED: set[str] = set()
+"""Files of models that scenarios of this process may have, wherever they are."""
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
 """Multiples of a number of the machine that a slider sets: an eighth to eight times."""
+
+
+def open_models(files: Sequence[str]) -> None:
+    """Let the scenarios of this process have the models of files that who started the page named."""
+    _OPENED.update(files)
 
 
 @lru_cache(maxsize=64)
 def load(variant: Variant) -> LoadedScenario:
     """Return the scenario of a variant. Raises InputError with the same problems as ``check``."""
-    base, edits = variant.base, variant.edits
+    base, edits, cache = variant.base, variant.edits, ScenarioCache()
+    for file in _OPENED:
+        cache.allow_model(file)
     if variant.config:
         Path(config_name(variant.config)).write_text(variant.config, encoding="utf-8")
     if "\n" in base:
-        return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits)
+        return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits, cache=cache)
     shipped = find_scenario(base)
     if shipped is not None:  # where the server has its files is nobody's business
         document = replace(read_document(shipped), path=base, root=shipped.parent)
-        return resolve(document, overrides=edits)
-    if not is_model(base):
+        return resolve(document, overrides=edits, cache=cache)
+    if not is_model(base) and base not in _OPENED:
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
+        text += " but the model with which it was started: simoffload serve FILE.gguf"
         raise InputError.at("", text, path=shortened(base))
     return default_scenario(base, DESKTOP, overrides=edits)
+
+
+def model_files(scenario: LoadedScenario) -> tuple[str, ...]:
+    """Return the file of a scenario's model with its whole path; () if its model has a name."""
+    model = scenario.document.data["model"]
+    file = model.get("config") if isinstance(model, Mapping) else is_model_file(model) and model
+    return (str(((scenario.document.root or Path()) / file).resolve()),) if file else ()
 
 
 def variant_of(scenario: LoadedScenario, name: str, edits: Sequence[str]) -> Variant:
     """Return the variant with the data of a scenario: what is shipped under the name with edits and sections
     that differ, otherwise its text. Raises InputError."""
-    data = scenario.document.data
+    document, files = scenario.document, model_files(scenario)
+    path = ("model",) if isinstance(document.data["model"], str) else ("model", "config")
+    data = edited(document, [Edit(path, file) for file in files]).data
     if find_scenario(name) is None and not is_model(name):
         return Variant(yaml_text(data))
     variant = Variant(name).edited(*edits)

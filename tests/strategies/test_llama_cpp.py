@@ -188,6 +188,16 @@ def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded(
     assert 5 * mapped.decode_tokens_per_s < kept.decode_tokens_per_s  # type: ignore[operator]
 
 
+def test_without_a_drive_pages_have_nowhere_to_go() -> None:
+    """What to add is said once; what is loaded needs memory, whatever drives there are."""
+    need = "add memory, or a drive (--drive) from which pages of the mapped file"
+    lacking = so.fit(scenario("llama-3.1-405b", platform="h100-1gpu-vm"))
+    assert [need in one for one in lacking.advice] == [True]
+    loaded = so.fit(scenario("llama-3.1-405b", "strategy.load_mode=none", platform="h100-1gpu-vm"))
+    assert [need in one for one in loaded.advice] == [False]
+    assert so.fit(scenario("llama-3.1-405b")).fits, "this machine has a drive"
+
+
 @pytest.mark.parametrize(
     ("model", "memory", "told"),
     [

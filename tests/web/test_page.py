@@ -19,9 +19,11 @@ import pytest
 from dash import Dash
 
 from simoffload.cli import main
-from simoffload.web.jobs import _ABANDONED, Jobs
+from simoffload.limits import Limits
+from simoffload.web.jobs import _ABANDONED, Jobs, Kind
 from simoffload.web.questions import START
-from simoffload.web.state import State
+from simoffload.web.state import State, Variant
+from tests.models.gguf_files import llama, llama_tensors, written
 from tests.web.conftest import PAGE, Post
 from tests.web.test_jobs import LONG, wait_for
 
@@ -172,3 +174,29 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, "simoffload.web.server")
     assert main(["serve"]) == 2
     assert "pip install 'simoffload[web]'" in capsys.readouterr().err
+
+
+def test_a_gguf_file_that_the_command_names_is_simulated_by_the_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its path is the only one that workers follow; another file of the machine stays closed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other"):
+        written(tmp_path / f"{name}.gguf", llama(), llama_tensors())
+    started: list[Any] = []
+    monkeypatch.setattr("simoffload.web.server.serve", lambda *_, **options: started.append(options))
+    monkeypatch.setattr("simoffload.web.scenarios._OPENED", set())
+    arguments = ["mine.gguf", "--gpu", "rtx-4090", "--set", "strategy.kind=llama_cpp"]
+    assert main(["serve", *arguments]) == 0
+    (options,) = started
+    jobs = Jobs({"quick": Kind(1, Limits(60.0))}, options["models"])
+    try:
+        found = jobs.ask("a", "quick", "answer", options["start"], wait=60)
+        assert found.value.sentence.startswith("mine, q4_k_m runs"), found
+        for path, message in (("other", "the page reads no files of the server but"), ("mine", "")):
+            base = State((Variant(str(tmp_path / f"{path}.gguf")),))
+            typed = jobs.ask("a", "quick", "answer", base, wait=60)
+            assert message in "".join(typed.value.problems)
+            assert bool(typed.value.problems) == bool(message)
+    finally:
+        jobs.close()

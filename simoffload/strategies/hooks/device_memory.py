@@ -127,6 +127,7 @@ _AHEAD = 128 << 10
 """Usual bytes that Linux reads around a missing page [B] (``VM_READAHEAD_PAGES``, include/linux/mm.h)."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
+_DRIVE = "add memory, or a drive (--drive) from which pages of the mapped file that have no room are read"
 _COPIES = 4
 """Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
 (``GGML_SCHED_MAX_COPIES``)."""
@@ -154,13 +155,15 @@ class DeviceMemory:
     """Tokens from which on weights are brought to the first GPU; None: never."""
     pinned: bool
     """Whether weights in host memory are page-locked, and not pages of a file."""
-    file: str
-    """Tier of the file to which pages that have no room leave; "" if none do."""
+    file: str | None
+    """Tier of the file to which pages that have no room leave; "" if the machine has no drive, None if none
+    leave."""
 
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What the fullest GPU holds, and host memory with what its system takes, and the file."""
-        size, on_host = self.weights_on_cpu, Held("dram", "weights", 0, pinned=self.pinned, kind="weights")
+        size, remedy = self.weights_on_cpu, _DRIVE if self.file == "" else ""
+        on_host = Held("dram", "weights", 0, pinned=self.pinned, remedy=remedy, kind="weights")
         found = [on_host._replace(size=size)]
         if self.file and size > self.left:
             complete = size + sum(one.size for (one, *_) in self.on_gpus)

@@ -330,7 +330,7 @@ class LlamaPlan(HookedPlan):
             ubatch_size=own.ubatch_size,
             least=_LEAST if own.op_offload else None,
             pinned=not own.mapped,
-            file=self.file if own.evicted else "",
+            file=self.file if own.evicted else None,
         )
 
     @property

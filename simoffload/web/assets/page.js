@@ -21,7 +21,7 @@ const measure = (event) => {
   const large = files.find((one) => one.size > Number(place.dataset.most));
   place.textContent = large
     ? `${large.name} has ${(large.size / 1e6).toFixed(1)} MB and was not read: drop a scenario, a ` +
-      `config.json or a list of prices, which has at most ${place.dataset.most / 1e6} MB; weights are not needed`
+      `config.json or a list of prices, which has at most ${place.dataset.most / 1e6} MB; weights are not needed, and simoffload serve FILE.gguf begins with a GGUF file`
     : "";
 };
 ["change", "drop"].forEach((kind) => document.addEventListener(kind, measure, true));
