@@ -141,7 +141,7 @@ $(CALIBRATE_VENV)/.packages: $(CALIBRATE_VENV)/.made requirements/torch.txt requ
 	@touch $@
 
 $(CALIBRATE_VENV)/.ready: $(CALIBRATE_VENV)/.packages
-	@echo "compiling DeepSpeed's storage, optimizer and communication libraries (two minutes on two cores) …"
+	@echo "compiling DeepSpeed's storage, optimizer and communication libraries (two minutes of one core) …"
 	@$(CALIBRATE) tests/calibration/libraries.py \
 	  >$(CALIBRATE_VENV)/compile.log 2>&1 || { tail -n 30 $(CALIBRATE_VENV)/compile.log >&2; exit 1; }
 	@touch $@
