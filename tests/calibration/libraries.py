@@ -1,7 +1,7 @@
 """Compile DeepSpeed's storage, optimizer and communication libraries for the CPU, with the Python of an
 environment that has it: python libraries.py.
 
-Nearly all of the time is that of PyTorch's headers, which each of the nineteen sources includes. So a compiler
+Nearly all of the time is that of headers of PyTorch, which each of nineteen sources includes. So a compiler
 that takes all sources of a library as one comes first on PATH for as long as this runs: the source that names
 the Python module includes the others, whose own objects are empty. It leaves out debug information,
 optimization and PyTorch's modules for C++, which DeepSpeed does not use.
