@@ -382,10 +382,7 @@ MOST_MODULES = 88
     "scenario",
     [
         "ddn/bloom-7b1",
-        "micron/opt-30b-nvme",
         "checkpoint/mlperf-8b",
-        "zenflow/llama-2-7b",
-        "fsdp/llama-3.1-8b",
         "checkpoint/llama-3.1-8b-training",
     ],
 )

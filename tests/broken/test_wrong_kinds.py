@@ -1,6 +1,6 @@
 """Every key of every kind of file, with kinds of values that do not belong there.
 
-Each key is tried with a third of them, in turn, and with all where tests explore (``tests/examples.py``).
+Each key is tried with a sixth of them, in turn, and with all where tests explore (``tests/examples.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRONG: tuple[Any, ...] = (
     *(0, 7, -1, 2.5, 1e300, 10**29, math.nan, math.inf, -math.inf),
     *([], ["x"], [[1, 2]], {}, {"x": 1}, {"value": None}, {"points": 3}),
 )
-EVERY = 1 if EXPLORES else 3
+EVERY = 1 if EXPLORES else 6
 DEEPEST = 8
 Location = tuple[str | int, ...]
 INFERENCE = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 3}
@@ -136,7 +136,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_scenario(kind: str) -> None:
     tree = scenario(kind)
     assert not refused(Scenario, tree)
     count, accepted = _checked(Scenario, tree)
-    assert count > 500
+    assert count > 1500 / EVERY
     assert accepted
     for changed in accepted:
         with suppress(InputError):
@@ -157,7 +157,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_profile(kind: str) -> None:
     tree = profile(kind)
     assert not refused(KINDS[kind], tree)
     count, _ = _checked(KINDS[kind], tree)
-    assert count > 30
+    assert count > 90 / EVERY
 
 
 SWEEP = """
@@ -171,8 +171,8 @@ constraints: [nodes < 4]
 def test_no_value_of_a_wrong_kind_breaks_a_sweep_or_a_ds_config() -> None:
     tree = parse_yaml(SWEEP, name="sweep").data
     assert not refused(SweepSection, tree)
-    assert _checked(SweepSection, tree)[0] > 30
-    assert _checked(DeepSpeedConfig, {})[0] > 300
+    assert _checked(SweepSection, tree)[0] > 90 / EVERY
+    assert _checked(DeepSpeedConfig, {})[0] > 900 / EVERY
 
 
 def test_no_value_of_a_wrong_kind_breaks_a_model() -> None:

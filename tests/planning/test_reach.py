@@ -16,6 +16,7 @@ from simoffload.planning.reach import Reach, quantity_at, reach
 from simoffload.report.from_reach import reach_document
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import simulate
+from tests.examples import one_in
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 
 SERVED, SHORT = "serving/llama-3.1-70b", ("workload.output_length=2",)
@@ -180,7 +181,7 @@ SWEPT: list[tuple[str, str, str, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "path", "slo", "low", "high"), SWEPT)
+@pytest.mark.parametrize(("name", "path", "slo", "low", "high"), one_in(2, SWEPT))
 def test_counts_are_those_of_a_fine_sweep(name: str, path: str, slo: str, low: int, high: int) -> None:
     scenario = so.load_scenario(name)
     found = reach(scenario, slo=slo, by=path, within=f"{low}..{high}")

@@ -118,7 +118,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     description = (scenario_file.name, *MANY, "--quiet", "--workers", "2", "--chunk", "1")
     dice, seen = random.Random(7), [0]
     journal = tmp_path / "killed.csv.journal"
-    for _ in range(some(3)):
+    for _ in range(some(2)):
         process = start(*description, "-o", "killed.csv", "--resume")
         enough = seen[-1] + dice.randint(0, 3)  # rows, and a little later, so that anything is going on
         while len(simulated(journal)) < enough and process.poll() is None:

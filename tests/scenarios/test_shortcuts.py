@@ -6,6 +6,7 @@ import pytest
 
 from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.simulation import simulate
+from tests.examples import one_in
 
 VERIFIED = [
     f"engine.{shortcut}=verify" for shortcut in ("rank_symmetry", "steady_state", "decode_extrapolation")
@@ -21,7 +22,7 @@ def few_layers(name: str, number: int = 12) -> str:
     return f"model={{name: {name.split('/')[1]}, num_hidden_layers: {number}}}"
 
 
-@pytest.mark.parametrize("name", [*INFERENCE, *PUBLISHED])
+@pytest.mark.parametrize("name", one_in(2, [*INFERENCE, *PUBLISHED]))
 def test_inference(name: str) -> None:
     overrides = ["workload.output_length=6", *([few_layers(name)] if name not in WHOLE else ())]
     result = simulate(load_scenario(name, overrides=[*overrides, *VERIFIED]))
@@ -36,7 +37,7 @@ def test_many_tokens(target: str) -> None:
     """A batch whose cache grows to decide: what bounds a step changes on the way."""
     overrides = [f"strategy.weights={target}", "workload.batch_size=16", "workload.output_length=40"]
     result = simulate(
-        load_scenario("ddn/bloom-7b1", overrides=[*overrides, few_layers("ddn/bloom-7b1", 6), *VERIFIED])
+        load_scenario("ddn/bloom-7b1", overrides=[*overrides, few_layers("ddn/bloom-7b1", 3), *VERIFIED])
     )
     assert len(result.decode) == 39
 

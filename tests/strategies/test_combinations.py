@@ -20,6 +20,7 @@ from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.strategies.passes.pass_writer import PassWriter
+from tests.examples import one_in
 from tests.strategies.staging import excess, parts_apart
 
 COMBINATIONS = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "combinations.py"))
@@ -113,8 +114,9 @@ def found(weights: str, cache: str) -> Found:
     )
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_bytes_are_conserved_whatever_the_cache_is(weights: str) -> None:
+@pytest.mark.parametrize(("number", "weights"), list(enumerate(WEIGHTS)))
+def test_bytes_are_conserved_whatever_the_cache_is(number: int, weights: str) -> None:
+    """With half of the caches, the other half for the next program."""
     plain = found(weights, "in HBM")
     held = plain.held("weights")
     offloaded = sum(held.values()) - held["hbm"]
@@ -122,7 +124,7 @@ def test_bytes_are_conserved_whatever_the_cache_is(weights: str) -> None:
     # ZeRO keeps small parameters on the GPU; kernels that read in place read tables by rows.
     assert plain.step.weights == pytest.approx(offloaded + twice, rel=1e-3)
     assert plain.step.files == pytest.approx(held["raid"] + twice * (held["raid"] > 0), rel=1e-3)
-    for cache in CACHES:
+    for cache in one_in(2, CACHES, first=number):
         answer = CELL(weights, cache).answer()
         if answer.startswith("no: "):
             assert any(name in answer for name in ("vLLM", "FlexGen", "num_gpus")), answer
@@ -203,7 +205,7 @@ def test_attention_does_not_overtake_its_cache(weights: str, cache: str) -> None
             assert [one for one, used in zip(stores, attention, strict=True) if one[0] < used[1]] == []
 
 
-@pytest.mark.parametrize(("number", "weights"), list(enumerate(WEIGHTS)))
+@pytest.mark.parametrize(("number", "weights"), one_in(2, enumerate(WEIGHTS)))
 def test_shortcuts_change_nothing(number: int, weights: str) -> None:
     """Steady states, equal ranks, and decode steps, of which 16 are simulated and the others derived; for
     each program the next of the caches that grow or move."""

@@ -46,15 +46,15 @@ def program() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the measured runs with every seventh of them."""
+    """The folder of the measured runs with every fifteenth of them."""
     folder = tmp_path_factory.mktemp("measured") / "measured"
     shutil.copytree(MEASURED, folder)
     count = 0
     for path in sorted(folder.glob("*/*/runs*.json")):
         record = json.loads(path.read_text("utf-8"))
-        first = -count % 7
+        first = -count % 15
         count += len(record["runs"])
-        record["runs"] = record["runs"][first::7]
+        record["runs"] = record["runs"][first::15]
         if record["runs"]:
             path.write_text(json.dumps(record), encoding="utf-8")
         else:
@@ -70,10 +70,10 @@ def lines(text: str, heads: str = "") -> set[str]:
 
 @pytest.mark.slow
 def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repository: Path) -> None:
-    """Every seventh measured run and every third published figure, written by the program itself."""
+    """Every fifteenth measured run and every sixth published figure, written by the program itself."""
     runs = {profile: compare_measured(sampled, profile) for profile in get_args(Profile)}
-    assert len(runs["own"]) > 25
-    references = [one.id for one in load_references()][::3]
+    assert len(runs["own"]) > 12
+    references = [one.id for one in load_references()][::6]
     figures = [row for row in compare_published(references) if row.reference.id in references]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "compare_measured", lambda profile: runs[profile])
@@ -91,7 +91,7 @@ def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repo
         r"\| set \| run \| model",
     ):
         rows = lines(written["docs/VALIDATION.md"], heads)
-        assert len(rows) > 10, heads
+        assert len(rows) > 4, heads
         assert rows - shipped == set(), "run python -m validation"
     for path in written:
         assert (repository / path).is_file()

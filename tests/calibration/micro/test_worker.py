@@ -66,8 +66,8 @@ def test_host_memory(host: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_hooks_of_real_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="calibration runs DeepSpeed")
-    # One training of each family, with one and with several micro-steps: each takes a quarter of a minute.
-    chosen = small_training_cases(1, deep=False)[::4]
+    # Two trainings, with one and with several micro-steps: each takes a quarter of a minute.
+    chosen = small_training_cases(1, deep=False)[::8]
     monkeypatch.setattr(small_models, "small_training_cases", lambda *_, **__: chosen)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     raw = measure(request("hooks")._replace(seconds=500.0), progress=ignore)
