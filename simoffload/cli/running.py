@@ -276,7 +276,8 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
 
     changes = CommandChanges.of(arguments, model=arguments.model)
     limits = given_limits((*DEFAULT_LIMITS, *changes.overrides))
-    name, start, models = arguments.scenario or arguments.model, None, ()
+    name, start = arguments.scenario or arguments.model, None
+    models: tuple[str, ...] = ()
     if name:
         scenario = load(arguments.scenario, changes, console=console)
         open_models(models := model_files(scenario))

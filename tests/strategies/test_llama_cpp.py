@@ -323,7 +323,7 @@ def test_a_part_of_the_experts_takes_its_part_of_the_time() -> None:
             '[0]": "ffn_banana=CPU" decides nothing: no tensor of qwen3_moe has such a name',
         ),
         (["exps=CPU", "up_exps=CPU"], '[1]": "up_exps=CPU" decides nothing'),
-        (["exps=GPU0"], 'tensors on "GPU0" are not simulated; those of CPU and CUDA0 are'),
+        (["exps=GPU0"], 'tensors cannot be on "GPU0"; the devices are CPU, CUDA0 (strategy.num_gpus)'),
         (["exps"], '"exps" is not PATTERN=DEVICE, such as'),
         (["=CPU"], "is not PATTERN=DEVICE"),
         (["(exps=CPU"], 'the pattern "(exps": "(exps" at character 1 has no ) after it'),

@@ -74,6 +74,35 @@ def test_each_gpu_holds_its_layers_their_cache_and_the_last_one_the_head() -> No
     assert last["buffers of the graph"] == inputs + (128256 + 4096) * row
 
 
+@pytest.mark.parametrize(("split", "units"), [("0,1", (0, 33)), ("1,0", (33, 0)), ("0,0", (17, 16))])
+def test_a_gpu_may_have_no_layers(split: str, units: tuple[int, int]) -> None:
+    """It then keeps what CUDA takes alone; zeros alone are no parts, as for llama.cpp."""
+    plan = plan_of(scenario("llama-3.1-8b", f"strategy.tensor_split={split}"))
+    assert plan.on_cpu.units == units
+    for gpu, number in enumerate(units):
+        if not number:
+            assert sizes(plan, gpu) | {"CUDA context": 0} == dict.fromkeys(sizes(plan, gpu), 0)
+            assert sizes(plan, gpu)["CUDA context"] == CONTEXT
+    one = so.simulate(scenario("llama-3.1-8b", gpus=1))
+    both = so.simulate(scenario("llama-3.1-8b", f"strategy.tensor_split={split}"))
+    assert (both.tpot_s == pytest.approx(one.tpot_s, rel=1e-6)) == (0 in units)
+
+
+def test_a_pattern_sends_tensors_to_another_gpu() -> None:
+    """The network of the first layer goes to the last GPU: its bytes, and two copies of hidden states more,
+    there and back; patterns keep the GPUs from computing parts of a prompt at the same time."""
+    sets = ("strategy.tensor_split=1,1", "workload.output_length=2")
+    plain = scenario("llama-3.1-8b", *sets)
+    moved = scenario("llama-3.1-8b", *sets, "strategy.override_tensor=blk.0.ffn=CUDA1")
+    before, after = plan_of(plain), plan_of(moved)
+    network = 3 * 4096 * 14336 * 34 // 32 + 4096 * 4  # the norm, ffn_norm, too
+    weights = [[sizes(plan, gpu)["weights"] for gpu in (0, 1)] for plan in (before, after)]
+    assert weights[1] == [weights[0][0] - network, weights[0][1] + network]
+    copy = sent_s(moved.machine, 4096 * 4)
+    times = [so.simulate(one).tpot_s or 0 for one in (plain, moved)]
+    assert times[1] - times[0] == pytest.approx(2 * copy, rel=0.02)
+
+
 def test_a_token_takes_the_layers_of_both_and_one_copy_more() -> None:
     """The hidden states of a token, 4,096 in single precision, go from one GPU to the other once."""
     one, two = (scenario("llama-3.1-8b", gpus=gpus) for gpus in (1, 2))
@@ -182,7 +211,13 @@ def test_the_command_names_the_gpus(sets: tuple[str, ...], command: str) -> None
     ("sets", "message"),
     [
         (("strategy.tensor_split=1,2,3",), "has 3 numbers, but num_gpus is 2; give one for each GPU"),
-        (("strategy.tensor_split=1,0",), "tensor_split"),
+        (("strategy.tensor_split=1,-1",), "tensor_split"),
+        (("strategy.override_tensor=blk.0.ffn_down=CUDA2",), "the devices are CPU, CUDA0, CUDA1"),
+        (("strategy.num_gpus=1", "strategy.override_tensor=blk.0=CUDA1"), "the devices are CPU, CUDA0 ("),
+        (
+            ("strategy.override_tensor=blk.0.ffn_up_exps=CUDA1", "model=qwen3-30b-a3b"),
+            "divides mlp.experts of layer 0 among GPUs, which is not simulated",
+        ),
         (("strategy.tensor_split=a,b",), "tensor_split"),
         (("strategy.split_mode=row",), "row is not simulated (llama.cpp calls row deprecated"),
         (("strategy.num_gpus=3",), "3 GPUs, but the platform has 2 GPUs"),

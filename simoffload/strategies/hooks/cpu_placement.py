@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from simoffload.bisection import first_that_holds
 from simoffload.documents import quoted, suggest
@@ -43,7 +43,7 @@ from simoffload.strategies.base import Home, Homes
 # that grows exponentially.
 
 
-CPU, _GPU = "CPU", "CUDA0"
+_CPU = "CPU"
 _LONGEST, _MOST = 1000, 1000
 """Most characters of a pattern, and most patterns."""
 
@@ -51,9 +51,19 @@ Overrides = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
 """Patterns as a list, or one of them."""
-Shares = dict[tuple[int, str], Fraction]
-"""Share of the bytes of a module, by the number of its layer (-1: outside) and its name, that is in host
-memory."""
+
+
+class _Overridden(NamedTuple):
+    """An _Overridden says where the tensors of a module are of which a pattern was found."""
+
+    on_cpu: Fraction
+    """Share of their bytes that is in host memory."""
+    gpu: int | None = None
+    """Number of the GPU that has the others; None: that of the layer."""
+
+
+Overridden = dict[tuple[int, str], _Overridden]
+"""Modules of which patterns decide, by the number of their layer (-1: outside) and their name."""
 
 
 class TensorOverride(NamedTuple):
@@ -61,7 +71,8 @@ class TensorOverride(NamedTuple):
 
     text: str
     place: str
-    on_cpu: bool
+    gpu: int | None
+    """Number of the GPU; None: host memory."""
     searches: tuple[tuple[Automaton, bool], ...]
     """What must be found, or must not."""
 
@@ -70,21 +81,24 @@ class TensorOverride(NamedTuple):
         return all(automaton.match(name) == wanted for automaton, wanted in self.searches)
 
 
-def read_overrides(texts: Sequence[str], path: str) -> tuple[TensorOverride, ...]:
-    """Read PATTERN=DEVICE. Raises InputError for what is not valid, and for another device."""
-    found = [_read(one, f"{path}[{number}]") for number, text in enumerate(texts) for one in text.split(",")]
+def read_overrides(texts: Sequence[str], path: str, *, gpus: int) -> tuple[TensorOverride, ...]:
+    """Read PATTERN=DEVICE for so many GPUs. Raises InputError for what is not valid, and for another
+    device."""
+    devices = {_CPU: None} | {f"CUDA{gpu}": gpu for gpu in range(gpus)}
+    parts = [(number, one) for number, text in enumerate(texts) for one in text.split(",")]
+    found = [_read(one, f"{path}[{number}]", devices) for number, one in parts]
     if len(found) > _MOST:
         raise InputError.at(path, f"{len(found):,} patterns; at most {_MOST:,} may be")
     return tuple(found)
 
 
-def _read(text: str, place: str) -> TensorOverride:
+def _read(text: str, place: str, devices: Mapping[str, int | None]) -> TensorOverride:
     pattern, sign, device = text.partition("=")
     if not pattern or not sign:
         raise InputError.at(place, f'{quoted(text)} is not PATTERN=DEVICE, such as "ffn_.*_exps=CPU"')
-    if device not in (CPU, _GPU):
-        known = f"{suggest(device, (CPU, _GPU))}; those of {CPU} and {_GPU} are"
-        raise InputError.at(place, f"tensors on {quoted(device)} are not simulated{known}")
+    if device not in devices:
+        known = f"{suggest(device, tuple(devices))}; the devices are {', '.join(devices)} (strategy.num_gpus)"
+        raise InputError.at(place, f"tensors cannot be on {quoted(device)}{known}")
     if len(pattern) > _LONGEST:
         raise InputError.at(place, f"has {len(pattern):,} characters; at most {_LONGEST:,} may be")
     try:
@@ -93,36 +107,39 @@ def _read(text: str, place: str) -> TensorOverride:
         searches = tuple([(Automaton([part]), wanted) for part, wanted in conditions_of(anywhere)])
     except ValueError as error:
         raise InputError.at(place, f"the pattern {quoted(pattern)}: {error}; {VALID}") from None
-    return TensorOverride(text, place, device == CPU, searches)
+    return TensorOverride(text, place, devices[device], searches)
 
 
-def overridden(
-    model: ModelShape, overrides: Sequence[TensorOverride], holds: Callable[[int, Module], bool]
-) -> Shares:
-    """Return the shares of the modules of which a pattern is found in the name of a tensor.
+def overridden(model: ModelShape, overrides: Sequence[TensorOverride], without: CpuPlacement) -> Overridden:
+    """Return the modules of which a pattern is found in the name of a tensor.
 
-    ``holds`` returns whether a module is in host memory without patterns. Raises InputError for a pattern
-    that decides nothing, or that sends a tensor to the GPU which other settings send to the CPU.
+    ``without`` is the placement without patterns. Raises InputError for a pattern that decides nothing, that
+    sends a tensor to a GPU which other settings send to the CPU, or that divides a module among GPUs.
     """
-    found, seen = Shares(), set[str]()
+    found, seen = Overridden(), set[str]()
     for layer, module in _modules(model):
-        size, on_cpu, decided = 0, Fraction(0), False
-        inside = holds(layer, module)
+        size, on_cpu, deciding, gpus = 0, Fraction(0), list[TensorOverride](), set[int]()
+        inside = without.holds(layer, module)
         for one in module.parameters:
             names = tensor_names(model, layer, one)
             stored = one.stored_bytes(model.dtype_bytes)
             size += stored
             for name in names:
                 first = next((each for each in overrides if each.found_in(name)), None)
+                gpu = None if inside else without.gpu(layer)
                 if first is not None:
-                    decided = True
-                    seen.add(first.place + first.text)
+                    deciding.append(first)
                     _check(first, name, inside)
-                here = inside if first is None else first.on_cpu
-                on_cpu += Fraction(stored * here, len(names))
+                    gpu = first.gpu
+                gpus |= set() if gpu is None else {gpu}
+                on_cpu += Fraction(stored * (gpu is None), len(names))
             on_cpu += stored * inside * (not names)
-        if decided and size:
-            found[layer, module.name] = on_cpu / size
+        seen |= {each.place + each.text for each in deciding}
+        if deciding and len(gpus) > 1:
+            text = f"{quoted(deciding[0].text)} divides {module.name} of layer {layer} among GPUs"
+            raise InputError.at(deciding[0].place, f"{text}, which is not simulated; send all of it to one")
+        if deciding and size:
+            found[layer, module.name] = _Overridden(on_cpu / size, *gpus)
     for each in overrides:
         if each.place + each.text not in seen:
             text = f"{quoted(each.text)} decides nothing: no tensor of {model.family} has such a name"
@@ -137,7 +154,7 @@ def _modules(model: ModelShape) -> Iterator[tuple[int, Module]]:
 
 
 def _check(first: TensorOverride, name: str, inside: bool) -> None:
-    if first.on_cpu or not inside:
+    if first.gpu is None or not inside:
         return
     if name == "token_embd.weight":
         text = "has embeddings on the GPU, which is not simulated: they are looked up in host memory"
@@ -171,9 +188,11 @@ def _numbers(value: Any) -> Any:
 
 SplitMode = Annotated[Literal["layer"], BeforeValidator(_layers_only)]
 Split = Annotated[
-    tuple[Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)], ...], BeforeValidator(_numbers)
+    tuple[Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)], ...],
+    BeforeValidator(_numbers),
+    AfterValidator(lambda value: value if any(value) else ()),
 ]
-"""Parts of the layers on each GPU, as a list, or as a text with commas."""
+"""Parts of the layers on each GPU, as a list, or as a text with commas; zeros alone are none given."""
 
 
 def divided_units(units: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -182,6 +201,10 @@ def divided_units(units: int, weights: Sequence[float]) -> tuple[int, ...]:
     ends = [Fraction(one) for one in accumulate(map(Fraction, weights))]
     owners = Counter(bisect_right(ends, Fraction(one, units) * ends[-1]) for one in range(units))
     return tuple(owners[gpu] for gpu in range(len(weights)))
+
+
+_INPUTS = ("", ".up_proj", ".gate_up_proj", ".dense_h_to_4h", ".gate_proj")
+"""Endings of the names of modules that compute the input of an activation."""
 
 
 class CpuPlacement(NamedTuple):
@@ -198,8 +221,8 @@ class CpuPlacement(NamedTuple):
     """Whether it attends in all layers, as the cache is in host memory."""
     kept: int = 0
     """Tensors of the first layer of ``experts`` that the GPU has room for: 1: up, 2: gate and up."""
-    overridden: Shares = {}  # noqa: RUF012 (never changed)
-    """Modules of which patterns say what is in host memory."""
+    overridden: Overridden = {}  # noqa: RUF012 (never changed)
+    """Modules of which patterns say where they are."""
     units: tuple[int, ...] = (0,)
     """Layers of each GPU, in order, of those behind ``before``; the head is one of the last GPU with any."""
 
@@ -216,7 +239,7 @@ class CpuPlacement(NamedTuple):
         """Return the share of a module that the CPU computes; ``layer`` is -1 outside of the layers."""
         found = self.overridden.get((layer, module.name))
         if found is not None:
-            return found
+            return found.on_cpu
         if self.kept and layer == self.experts.start and module.parallel == "experts" and module.parameters:
             sizes = {one.name: one.stored_bytes(_HALF) for one in module.parameters}
             inner = sum(size for name, size in sizes.items() if "down" not in name)
@@ -231,7 +254,8 @@ class CpuPlacement(NamedTuple):
     def home(self, layer: int, module: Module) -> Home:
         """Return the home of a module. With weights in host memory the first GPU computes it, if one does."""
         outside = layer < 0 and module.kind not in ("linear", "norm")  # before the layers
-        gpu = self.gpu(self.before if outside else layer)
+        found = self._override(layer, module)
+        gpu = self.gpu(self.before if outside else layer) if found is None or found.gpu is None else found.gpu
         if self.holds(layer, module):
             return Home("dram", gpu=gpu if module.kind == "attention" else 0)
         return Home(gpu=gpu)
@@ -255,8 +279,8 @@ class CpuPlacement(NamedTuple):
         units = divided_units(layers + (not found.head) - found.before, weights)
         experts = range(min(cpu_moe or 0, layers) if not isinstance(cpu_moe, str) else layers)
         found = found._replace(units=units, experts=experts)
-        read = read_overrides(patterns, "strategy.override_tensor")
-        return found._replace(overridden=overridden(model, read, found.holds)) if read else found
+        read = read_overrides(patterns, "strategy.override_tensor", gpus=len(weights))
+        return found._replace(overridden=overridden(model, read, found)) if read else found
 
     def homes(self, model: ModelShape) -> Homes:
         """Return the homes of all tensors."""
@@ -265,12 +289,8 @@ class CpuPlacement(NamedTuple):
     def holds(self, layer: int, module: Module) -> bool:
         """Return whether the CPU computes a module, or a part of it; an activation where the products before
         it are. ``layer`` is -1 outside of the layers."""
-        if self.overridden:
-            found = self.overridden.get((layer, module.name))
-            if found is None and module.kind == "activation":
-                found = self._before_activation(layer, module)
-            if found is not None:
-                return found > 0
+        if (found := self._override(layer, module)) is not None:
+            return found.on_cpu > 0
         if layer < 0:
             return module.kind == "embedding" or (self.head and module.kind in ("linear", "norm"))
         if layer < self.before:
@@ -300,13 +320,14 @@ class CpuPlacement(NamedTuple):
         own = layer if self.overridden else -1
         return layer < self.before, layer in self.experts, layer < self.networks, own, self.gpu(layer)
 
-    def _before_activation(self, layer: int, module: Module) -> Fraction | None:
-        """Return the share of what computes the input of an activation; None if patterns do not say it."""
-        network = module.name.rpartition(".")[0]
-        found = [
-            self.overridden.get((layer, f"{network}{one}"))
-            for one in ("", ".up_proj", ".gate_up_proj", ".dense_h_to_4h", ".gate_proj")
-        ]
+    def _override(self, layer: int, module: Module) -> _Overridden | None:
+        """Return where patterns send a module, or the input of an activation; None if they do not say it."""
+        if not self.overridden:
+            return None
+        names, network = [module.name], module.name.rpartition(".")[0]
+        if module.kind == "activation":
+            names += (f"{network}{one}" for one in _INPUTS)
+        found = (self.overridden.get((layer, name)) for name in names)
         return next((one for one in found if one is not None), None)
 
     def unused(self, model: ModelShape) -> Iterator[str]:
@@ -337,8 +358,8 @@ class CpuPlacement(NamedTuple):
         parts = (
             (one, self.share(number, one))
             for number, modules in layers
-            if gpu in (None, self.gpu(number))
             for one in modules
+            if gpu in (None, self.home(number, one).gpu)
         )
         return sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
 

@@ -66,11 +66,12 @@ class GraphBuffers:
         model, row, last = self.model, self.tokens * _SINGLE, self.placement.gpu(-1)
         hidden, logits = model.hidden_size * row, model.vocab_size * row
         sizes = [0 if self.placement.head or gpu != last else logits + hidden + self._gap]
-        if gpu != last:
+        layered = self.placement.units[gpu] > 0
+        if gpu != last and layered:
             layers = (one for layer, _ in model.kinds for one in layer)
             wide = max(one.out_features for one in layers if one.kind == "linear" and one.share == 1)
             sizes += [2 * wide * row + 2 * hidden]
-        if self.copies > 1:
+        if self.copies > 1 and layered:
             sizes = [one + self.copies * (hidden + sum(self._masks)) for one in sizes]
         if not self.brings or gpu:
             return max(sizes)
