@@ -53,8 +53,8 @@ def _check(arguments: Namespace, console: Console, checks: dict[str, _Check]) ->
         )
     if found.problems:
         raise InputError(found.problems)
-    said = ((one.file, filter(None, (one.kind, one.found.about))) for one in found.passed)
-    lines = [f"{file}: ok ({': '.join(parts)})" for file, parts in said]
+    parts = ((one.file, filter(None, (one.kind, one.found.about))) for one in found.passed)
+    lines = [f"{file}: ok ({': '.join(each)})" for file, each in parts]
     files = [
         {"file": one.file, "kind": one.kind, "warnings": list(one.found.warnings)}
         | ({"about": one.found.about} if one.found.about else {})

@@ -277,13 +277,14 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
     changes = CommandChanges.of(arguments, model=arguments.model)
     limits = given_limits((*DEFAULT_LIMITS, *changes.overrides))
     name, start = arguments.scenario or arguments.model, None
-    models: tuple[str, ...] = ()
+    prepare = None
     if name:
         scenario = load(arguments.scenario, changes, console=console)
-        open_models(models := model_files(scenario))
+        prepare = partial(open_models, model_files(scenario))
+        prepare()
         start = State((variant_of(scenario, name, changes.overrides),))
     elif any(one != "--set" and not one.startswith("engine.") for one in changes.options):
         raise InputError.at("", "name a scenario or a model to change", path="simoffload serve")
     host, port = arguments.host, arguments.port
-    serve(host, port, limits=limits, start=start, models=models, say=console.print_lines)
+    serve(host, port, limits=limits, start=start, prepare=prepare, say=console.print_lines)
     return ExitCode.OK

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from multiprocessing import get_context
@@ -30,7 +30,6 @@ from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.questions import QUESTIONS, START
-from simoffload.web.scenarios import open_models
 
 _BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
 """Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
@@ -89,9 +88,9 @@ class _PageJob:
 class Jobs:
     """Jobs are asked by pages and answered by worker processes, which are killed when they are closed."""
 
-    def __init__(self, kinds: Mapping[str, Kind], models: Sequence[str] = ()) -> None:
-        """``models``: files of this machine that scenarios may have."""
-        self._kinds, self._models = kinds, models
+    def __init__(self, kinds: Mapping[str, Kind], prepare: Callable[[], object] | None = None) -> None:
+        """``prepare`` is called in each worker before its first question."""
+        self._kinds, self._prepare = kinds, prepare
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, JobOutcome] = OrderedDict()
         self._running: dict[Hashable, _PageJob] = {}
@@ -185,7 +184,7 @@ class Jobs:
 
     def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._folder.name, kind, self._models, registered_outside(), registered)
+        arguments = (theirs, self._folder.name, kind, self._prepare, registered_outside(), registered)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -231,7 +230,7 @@ def work(
     connection: Connection,
     folder: str,
     kind: Kind,
-    models: Sequence[str],
+    prepare: Callable[[], object] | None,
     outside: Sequence[Any],
     metrics: Mapping[Any, Any],
 ) -> None:
@@ -244,7 +243,8 @@ def work(
     _limit_memory(kind.limits.memory + _BEYOND_MEMORY)
     restrict(kind.limits)
     gc.set_threshold(100_000)
-    open_models(models)
+    if prepare:
+        prepare()
     for one in outside:
         register(one)
     for (result, _), metric in metrics.items():

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from flask import Flask, Request, Response, abort, redirect, request
@@ -144,18 +144,18 @@ def serve(
     *,
     limits: Limits,
     start: State | None,
-    models: Sequence[str] = (),
+    prepare: Callable[[], object] | None = None,
     say: Callable[[str], None],
 ) -> None:
     """Serve the page until the process is interrupted; ``say`` is told its address. Each question has the
-    ``limits``. Scenarios may have ``models`` in files of this machine.
+    ``limits``, and each worker calls ``prepare`` first.
 
     Where other machines can reach it, it asks for a token. Raises InputError for an address that cannot be
     used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
     with _listening(host, port) as listening:
-        jobs = Jobs(kinds(os.cpu_count() or 2, limits), models)
+        jobs = Jobs(kinds(os.cpu_count() or 2, limits), prepare)
         try:
             app = application(jobs, token=token)
             logging.getLogger("waitress.queue").setLevel(logging.ERROR)

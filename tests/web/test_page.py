@@ -189,7 +189,7 @@ def test_a_gguf_file_that_the_command_names_is_simulated_by_the_workers(
     arguments = ["mine.gguf", "--gpu", "rtx-4090", "--set", "strategy.kind=llama_cpp"]
     assert main(["serve", *arguments]) == 0
     (options,) = started
-    jobs = Jobs({"quick": Kind(1, Limits(60.0))}, options["models"])
+    jobs = Jobs({"quick": Kind(1, Limits(60.0))}, options["prepare"])
     try:
         found = jobs.ask("a", "quick", "answer", options["start"], wait=60)
         assert found.value.sentence.startswith("mine, q4_k_m runs"), found

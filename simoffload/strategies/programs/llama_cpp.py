@@ -2,7 +2,7 @@
 
 Read in llama.cpp@0c1e5709 (version 0.5.0; src/llama-model.cpp, src/llama-mmap.cpp, common/arg.cpp): the last
 ``gpu_layers`` of all layers and the head are on the GPUs; embeddings are in host memory. Without any number
-the program chooses it itself (``hooks/cpu_placement.py``).
+it chooses itself (``hooks/cpu_placement.py``).
 """
 
 from __future__ import annotations
