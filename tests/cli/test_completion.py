@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.cli.conftest import Program
+from tests.examples import one_in
 
 
 def proposed(line: str) -> list[str]:
@@ -23,14 +24,17 @@ def proposed(line: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [
-        ("simoffload a", ["advise"]),
-        ("simoffload run ddn/bloom-7", ["ddn/bloom-7b1"]),
-        ("simoffload run x --gpu rtx-40", ["rtx-4080", "rtx-4090"]),
-        ("simoffload run x --set workload.batch", ["workload.batch_size="]),
-        ("simoffload reach x --by strategy.ds_config.aio.queue", ["strategy.ds_config.aio.queue_depth"]),
-        ("simoffload profiles show titan-rtx-", ["titan-rtx-2gpu"]),
-    ],
+    one_in(
+        2,
+        [
+            ("simoffload a", ["advise"]),
+            ("simoffload run ddn/bloom-7", ["ddn/bloom-7b1"]),
+            ("simoffload run x --gpu rtx-40", ["rtx-4080", "rtx-4090"]),
+            ("simoffload run x --set workload.batch", ["workload.batch_size="]),
+            ("simoffload reach x --by strategy.ds_config.aio.queue", ["strategy.ds_config.aio.queue_depth"]),
+            ("simoffload profiles show titan-rtx-", ["titan-rtx-2gpu"]),
+        ],
+    ),
 )
 def test_what_tab_proposes(line: str, words: list[str]) -> None:
     assert proposed(line) == words
