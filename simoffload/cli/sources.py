@@ -53,13 +53,12 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
 
     Raises InputError with near names if there is no such file and nothing shipped of that name.
     """
-    from simoffload.documents import SUFFIXES, Document, candidates, exists, named
+    from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
-    from simoffload.models import GGUF, read_gguf
-    from simoffload.scenario import find_scenario, list_scenarios
+    from simoffload.scenario import find_scenario, gguf_document, list_scenarios
 
-    if source.lower().endswith(GGUF):
-        return Document(source, dict(read_gguf(source).metadata), Path(source).parent)
+    if (of_model := gguf_document(source)) is not None:
+        return of_model
     if source == STDIN or Path(source).suffix in SUFFIXES or exists(source):
         return read(source)
     shipped = None if profiles_only else find_scenario(source)

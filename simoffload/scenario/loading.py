@@ -51,6 +51,7 @@ from simoffload.models import (
     is_model,
     is_model_file,
     list_models,
+    read_gguf,
     resembled_model,
 )
 from simoffload.scenario.cache import ScenarioCache
@@ -528,6 +529,16 @@ def find_scenario(name: str) -> Path | None:
     """Return the file of a shipped scenario; None if there is none of that name."""
     meant = named(name, list_scenarios())
     return shipped_folder("scenarios") / f"{meant[0]}.yaml" if len(meant) == 1 else None
+
+
+def gguf_document(source: str) -> Document | None:
+    """Return the metadata of a GGUF file as a document; None for the path of another file.
+
+    Raises InputError for a file that llama.cpp would not load.
+    """
+    if not source.lower().endswith(GGUF):
+        return None
+    return Document(source, dict(read_gguf(source).metadata), Path(source).parent)
 
 
 def names_model(source: str) -> bool:
