@@ -190,7 +190,7 @@ def test_what_is_not_measured_is_said_and_widens_the_interval() -> None:
         low, high = so.confidence(result).interval("tpot_s")
         widths.append(high / low)
     assert widths[1] > 1.05 * widths[0]
-    assert [result.uncompared for result in (one, two)] == [(), ("divided layers among GPUs",)]
+    assert [result.uncompared for result in (one, two)] == [(), ("divided layers among GPUs without links",)]
 
 
 @pytest.mark.parametrize(

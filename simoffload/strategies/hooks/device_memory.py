@@ -16,7 +16,6 @@ from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
 from simoffload.strategies.hooks.on_cpu import MappedWeights
 from simoffload.strategies.memory import DISPLAY, cache_term, system_memory
-from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
 # -- buffers in which ggml keeps what a graph computes, on the GPU and in host memory --------------
@@ -191,6 +190,13 @@ class DeviceMemory:
         return bool(self.file) and self.left < self.model.weight_bytes
 
     @property
+    def uncompared(self) -> tuple[str, ...]:
+        """What it does that no run was compared with."""
+        found = ("read missing pages of its weights",) * self.lacks_pages
+        apart = len(self.placement.units) > 1 and not self.machine.accelerator.interconnect
+        return found + ("divided layers among GPUs without links",) * apart
+
+    @property
     def page_warnings(self) -> Iterator[str]:
         """Yield what to do where pages of the file are missing."""
         if not self.lacks_pages:
@@ -205,10 +211,8 @@ class DeviceMemory:
                 text += ", and all that tokens choose is read; to count what is found in memory, state"
                 yield f"{text} profiles.host/{host}.read_ahead (read_ahead_kb of the drive)"
             elif ahead > _AHEAD:
-                text += (
-                    f", and Linux reads {format_bytes(ahead, binary=True)} around each missing page; lower"
-                )
-                yield f"{text} that (blockdev --setra 256 DRIVE): tokens took 1/3 to 1/12 of the time"
+                text += f", and Linux reads {ahead >> 10:,} KiB around each missing page; lower that"
+                yield f"{text} (blockdev --setra 256 DRIVE): tokens took 1/3 to 1/12 of the time"
             else:
                 yield f"{text}: add memory, or take a smaller format"
 

@@ -291,12 +291,9 @@ class LlamaPlan(HookedPlan):
     @property
     def basis(self) -> Basis:
         """Numbers on which its times rest: those of products on the CPU among them."""
-        products = self.machine.host.products
-        rates = self.machine.accelerator.llama_kernels.deciding
-        lacking = ("read missing pages of its weights",) * self.memory.lacks_pages
-        if self.driven > 1 and not self.machine.accelerator.interconnect:
-            lacking += ("divided layers among GPUs without links",)
-        return super().basis._replace(cpu_costs=products.deciding, gpu_rates=rates, uncompared=lacking)
+        products, kernels = self.machine.host.products, self.machine.accelerator.llama_kernels
+        decide = {"cpu_costs": products.deciding, "gpu_rates": kernels.deciding}
+        return super().basis._replace(**decide, uncompared=self.memory.uncompared)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
