@@ -292,8 +292,8 @@ class LlamaPlan(HookedPlan):
     def basis(self) -> Basis:
         """Numbers on which its times rest: those of products on the CPU among them."""
         products, kernels = self.machine.host.products, self.machine.accelerator.llama_kernels
-        decide = {"cpu_costs": products.deciding, "gpu_rates": kernels.deciding}
-        return super().basis._replace(**decide, uncompared=self.memory.uncompared)
+        found = super().basis._replace(uncompared=self.memory.uncompared)
+        return found._replace(cpu_costs=products.deciding, gpu_rates=kernels.deciding)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:
