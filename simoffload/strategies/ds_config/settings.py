@@ -4,13 +4,12 @@ ds_config that is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
-from simoffload.recent import Recent
 from simoffload.results import Change
 from simoffload.strategies.base import Plan, Tunable, memory_tunables, uses_storage
 from simoffload.strategies.base import target as target_of
@@ -197,15 +196,11 @@ def resolve_settings(
     Raises ValueError for text that is not a version, and InputError, with DeepSpeed's key, for a stage that
     does not offload parameters and for refused keys.
     """
-    own: Any = {"version": version, "hidden_size": hidden_size}
-    key = (id(config), *own.values())
-    found: tuple[OffloadSettings, tuple[str, ...]]
-    _, found = _RESOLVED.get(key, lambda: (config, _for_inference(config, **own)))
+    key = version, hidden_size
+    if key not in config.resolved:
+        config.resolved[key] = _for_inference(config, version=version, hidden_size=hidden_size)
+    found: tuple[OffloadSettings, tuple[str, ...]] = config.resolved[key]
     return found
-
-
-_RESOLVED: Recent[Hashable, tuple[DeepSpeedConfig, Any]] = Recent()
-"""Settings of the last configurations, which keep their identity: one is asked for with many workloads."""
 
 
 def _for_inference(
@@ -261,9 +256,10 @@ def resolve_training(
     Raises InputError, with DeepSpeed's key, for combinations that DeepSpeed refuses or that are not modelled.
     """
     own: Any = {"version": version, "hidden_size": hidden_size, "dtype_bytes": dtype_bytes}
-    key = (id(config), *own.values())
-    found: tuple[TrainingSettings, tuple[str, ...]]
-    _, found = _RESOLVED.get(key, lambda: (config, _for_training(config, **own)))
+    key = tuple(own.values())
+    if key not in config.resolved:
+        config.resolved[key] = _for_training(config, **own)
+    found: tuple[TrainingSettings, tuple[str, ...]] = config.resolved[key]
     return found
 
 
