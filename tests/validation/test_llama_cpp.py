@@ -93,7 +93,7 @@ def test_the_page_has_what_is_predicted() -> None:
 
 
 def test_page_faults_take_as_long_as_recorded() -> None:
-    """Dense models read all anew; of experts only the order of magnitude is right."""
+    """Dense models read all anew, experts what is missing and what Linux reads around it."""
     rates = {one.name: one for part in ("fit", "holdout") for one in faulting_rates(part)}
     short = {name: one for name, one in rates.items() if one.measured < 10}
     dense = [one for name, one in short.items() if name.startswith("llama")]
@@ -106,5 +106,8 @@ def test_page_faults_take_as_long_as_recorded() -> None:
     experts = [one for one in short.values() if one not in dense]
     assert [one.name for one in experts if not one.inside] == [
         "gpt-oss-20b-mxfp4 -ngl 99 -ncmoe 99 10",
-        "qwen3-30b-a3b-q4_k_m -ngl 99 -ncmoe 99 8",
-    ], "docs/llama-cpp.md says so"
+        "gpt-oss-20b-mxfp4 -ngl 0 9",
+    ], "the first was still becoming faster"
+    others = faulting_rates("two H200, own profile")
+    assert len(others) == 7
+    assert all(one.inside and -0.5 < one.error < 0.4 for one in others), "docs/measurements/llama-cpp.md"
