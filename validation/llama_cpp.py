@@ -30,6 +30,7 @@ __all__ = [
     "Buffers",
     "Placed",
     "Rate",
+    "divided_placements",
     "faulting_rates",
     "llama_cpp_rows",
     "llama_cpp_tables",
@@ -100,11 +101,13 @@ class Placed(NamedTuple):
 
     part: str
     name: str
-    chosen: tuple[int, int, int]
-    """Layers on the CPU, first layer whose experts are there, and tensors of it that are on the GPU."""
-    predicted: tuple[int, int, int]
+    chosen: tuple[int, ...]
+    """Layers on the CPU, first layer whose experts are there, and tensors of it that are on the GPU; of two
+    GPUs the layers of the first one, the layer whose experts the next one has and tensors that stay, and the
+    last two numbers."""
+    predicted: tuple[int, ...]
     reported: tuple[Buffers, Buffers]
-    """Buffers on the GPU and in host memory."""
+    """Buffers on the GPU and in host memory, or on both GPUs."""
     found: tuple[Buffers, Buffers]
 
 
@@ -292,6 +295,48 @@ def placements(part: str) -> Iterator[Placed]:
         yield Placed(part, one["name"], chosen, predicted, (reported[0], reported[1]), (found[0], found[1]))
 
 
+def divided_placements(part: str) -> Iterator[Placed]:
+    """Yield the same of models that two GPUs divide, of which both have as much memory.
+
+    Left out are recorded contexts that ``--fit`` chose for a dense model that has room with them: it would
+    not divide the layers anew.
+    """
+    for one in _records(part, _TWO):
+        rooms = re.findall(r"fit ([\d.]+) and ([\d.]+) GiB", one.get("name", ""))
+        dense = "-ot" not in one.get("chosen", "") and one["name"].endswith("context 0")
+        if one["part"] != "placed" or rooms[0][0] != rooms[0][1] or (dense and "ngl 81" in one["chosen"]):
+            continue
+        model, own = _model(one["name"].split()[0])
+        (context,) = re.findall(r"-c (\d+)", one["chosen"])
+        room = f"profiles.accelerator/{_OWN_OF_TWO.accelerator}.hbm_capacity={float(rooms[0][0]) + 1:g} GiB"
+        lengths = (f"workload.prompt_length={int(context) - 1}", "workload.output_length=1", room)
+        plan: Any = _scenario(model, _OWN_OF_TWO.platform, *own, *lengths, "strategy.num_gpus=2").plan()
+        layers, placed = plan.model.num_hidden_layers, plan.on_cpu
+        units = re.findall(r"-ts (\d+),", one["chosen"])
+        outside = {
+            device: [
+                (int(layer), _KEPT.get(what, 0))
+                for layer, what in re.findall(_OUTSIDE + device, one["chosen"])
+            ]
+            for device in ("CUDA1", "CPU")
+        }
+        first, kept = (outside["CPU"] or [(layers, 0)])[0]
+        next_gpu, stays = (outside["CUDA1"] or [(-1, 0)])[0]
+        chosen = (int(units[0]) if units else placed.units[0], next_gpu, stays, first, kept)
+        over = (placed.overflowing or ((-1, 0),))[0]
+        start = placed.experts.start if placed.experts else layers
+        predicted = (placed.units[0], *over, start, placed.kept)
+        reported = [Buffers(*map(float, line.split()[1:])) for line in one["memory"][:2]]
+        found = [Buffers(*(part.size / _MIB for part in gpu[:3])) for gpu in plan.memory.on_gpus]
+        pairs = (reported[0], reported[1]), (found[0], found[1])
+        yield Placed(part, one["name"], chosen, predicted, *pairs)
+
+
+_KEPT = {"down": 2, "(gate|gate_up|down)": 1}
+"""Tensors of a layer that stay where these leave."""
+_OUTSIDE = r"blk\\\.(\d+)\\\.ffn_(down|\([a-z_|]+\))[^=]*="
+
+
 def _buffers(plan: Any, tier: str) -> Buffers:
     names = ("weights", "key-value cache", "buffers of the graph")
     sizes = [sum(one.size for one in plan.held if (one.tier, one.name) == (tier, name)) for name in names]
@@ -365,12 +410,17 @@ def llama_cpp_tables() -> str:
         _line(f"published {kind}", [one for one in published if one.part == kind]) for kind in _ABSOLUTE
     ]
     placed = [one for part in ("fit", "holdout") for one in placements(part)]
-    parts = ["\n".join((_HEAD, *own, *judged)), _placed(placed), _shapes(published), _single(published)]
+    divided = [one for part in ("fit", "holdout") for one in divided_placements(part)]
+    parts = ["\n".join((_HEAD, *own, *judged)), _placed(placed)]
+    parts += [_placed(divided, "two GPUs, set", host="second GPU")]
+    parts += [_shapes(published), _single(published)]
     return "\n\n".join(parts) + "\n"
 
 
-def _placed(placed: Sequence[Placed]) -> str:
-    head = "| set | equal placements by `--fit` | model within 3 % | cache | graph, GPU | graph, host |"
+def _placed(placed: Sequence[Placed], about: str = "set", *, host: str = "host") -> str:
+    head = (
+        f"| {about} | equal placements by `--fit` | model within 3 % | cache | graph, GPU | graph, {host} |"
+    )
     lines = [head, "|---|---:|---:|---:|---:|---:|"]
     for part in ("fit", "holdout"):
         own = [one for one in placed if one.part == part]

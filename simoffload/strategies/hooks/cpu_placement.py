@@ -225,6 +225,9 @@ class CpuPlacement(NamedTuple):
     """Modules of which patterns say where they are."""
     units: tuple[int, ...] = (0,)
     """Layers of each GPU, in order, of those behind ``before``; the head is one of the last GPU with any."""
+    overflowing: tuple[tuple[int, int], ...] = ()
+    """Last layers of GPUs whose experts the next GPU computes, each with the tensors of it that stay, as
+    ``kept``."""
 
     def shares(self, model: ModelShape) -> tuple[Mapping[str, Fraction], ...]:
         """Return the modules of each layer that the CPU computes, and behind them those outside, by name with
@@ -241,9 +244,7 @@ class CpuPlacement(NamedTuple):
         if found is not None:
             return found.on_cpu
         if self.kept and layer == self.experts.start and module.parallel == "experts" and module.parameters:
-            sizes = {one.name: one.stored_bytes(_HALF) for one in module.parameters}
-            inner = sum(size for name, size in sizes.items() if "down" not in name)
-            return 1 - Fraction(self.kept * inner, 2 * sum(sizes.values()))
+            return 1 - _part(module, self.kept)
         return Fraction(self.holds(layer, module))
 
     def gpu(self, layer: int) -> int:
@@ -253,12 +254,17 @@ class CpuPlacement(NamedTuple):
 
     def home(self, layer: int, module: Module) -> Home:
         """Return the home of a module. With weights in host memory the first GPU computes it, if one does."""
-        outside = layer < 0 and module.kind not in ("linear", "norm")  # before the layers
-        found = self._override(layer, module)
-        gpu = self.gpu(self.before if outside else layer) if found is None or found.gpu is None else found.gpu
+        gpu = self._gpu_of(layer, module)
         if self.holds(layer, module):
             return Home("dram", gpu=gpu if module.kind == "attention" else 0)
-        return Home(gpu=gpu)
+        return Home(gpu=gpu + (module.share < 1 and layer in dict(self.overflowing)))
+
+    def _gpu_of(self, layer: int, module: Module) -> int:
+        """Return the number of the GPU with what is on GPUs of a module, or next to which it is."""
+        outside = layer < 0 and module.kind not in ("linear", "norm")  # before the layers
+        found = self._override(layer, module)
+        named = None if found is None else found.gpu
+        return self.gpu(self.before if outside else layer) if named is None else named
 
     def behind(self, layers: int, on_gpu: int) -> CpuPlacement:
         """Return the same with the last ``on_gpu`` of all ``layers`` and the head on the GPUs."""
@@ -317,7 +323,7 @@ class CpuPlacement(NamedTuple):
     def decides(self, layer: int) -> Hashable:
         """Return all that decides what ``home`` says of the modules of a layer, equal for layers of which it
         says the same."""
-        own = layer if self.overridden else -1
+        own = layer if self.overridden or layer in dict(self.overflowing) else -1
         return layer < self.before, layer in self.experts, layer < self.networks, own, self.gpu(layer)
 
     def _override(self, layer: int, module: Module) -> _Overridden | None:
@@ -351,7 +357,7 @@ class CpuPlacement(NamedTuple):
 
     def kept_bytes(self, model: ModelShape, gpu: int | None = None) -> int:
         """Return the size [B] of the tensors on all GPUs, or on one, of modules that the CPU computes in
-        part."""
+        part, and of those that another GPU computes than the one they are on: below zero on the former."""
         layers = (*enumerate(model.layers), (-1, (*model.modules_before, *model.modules_after)))
         if not self.overridden:
             layers = layers[self.experts.start : self.experts.start + 1] if self.kept else ()
@@ -359,9 +365,22 @@ class CpuPlacement(NamedTuple):
             (one, self.share(number, one))
             for number, modules in layers
             for one in modules
-            if gpu in (None, self.home(number, one).gpu)
+            if gpu in (None, self._gpu_of(number, one))
         )
-        return sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
+        found = sum(round((1 - share) * stored_bytes([one], model)) for one, share in parts if 0 < share < 1)
+        for layer, kept in self.overflowing if gpu is not None else ():
+            sign = (self.gpu(layer) == gpu) - (self.gpu(layer) + 1 == gpu)
+            for one in model.layers[layer] if sign else ():
+                if one.parallel == "experts" and one.parameters:
+                    found += sign * round(_part(one, kept) * stored_bytes([one], model))
+        return found
+
+
+def _part(experts: Module, kept: int) -> Fraction:
+    """Return the share of the weights of experts that some of their tensors have: 1: up, 2: gate and up."""
+    sizes = {one.name: one.stored_bytes(_HALF) for one in experts.parameters}
+    inner = sum(size for name, size in sizes.items() if "down" not in name)
+    return Fraction(kept * inner, 2 * sum(sizes.values()))
 
 
 _FITTED: Recent[Hashable, tuple[ModelShape, CpuPlacement]] = Recent()
@@ -376,10 +395,9 @@ def fitted(
     ``named`` has all on the GPUs, and ``spare`` returns what each GPU would have left [B]. If it suffices
     nothing changes. Otherwise whole layers fill the GPUs from the last layer and the last GPU on; of a
     mixture of experts without the experts, which then fill the GPUs from the first layer and the first GPU
-    on, those of one more layer tensor by tensor. Where the experts of the last GPU leave it, its first layer
-    keeps them, as the program counts the head as a layer whose experts could leave.
-
-    Left out: the program also divides the tensors of one more layer between a GPU and the next one.
+    on, those of one more layer tensor by tensor, between a GPU and the next one as well. Where the experts of
+    the last GPU leave it, its first layer keeps them, as the program counts the head as a layer whose experts
+    could leave. Left out: with the experts of one more layer the router leaves, too.
     """
     return _FITTED.get((id(model), key), lambda: (model, _fitted(named, model, spare)))[1]
 
@@ -391,9 +409,10 @@ def _fitted(
         return named
     layers, gpus = model.num_hidden_layers, range(len(named.units))
     mixture = any(module.parallel == "experts" for module in model.distinct_modules)
+    overflowing: tuple[tuple[int, int], ...] = ()
 
     def placed(units: Sequence[int], full: int = 0) -> CpuPlacement:
-        found = named.behind(layers, sum(units))._replace(units=tuple(units))
+        found = named.behind(layers, sum(units))._replace(units=tuple(units), overflowing=overflowing)
         begin = found.before + full
         begin += begin >= layers + 1 - units[-1]
         return found._replace(experts=range(min(begin, layers), layers)) if mixture else found
@@ -417,6 +436,17 @@ def _fitted(
         )
         units, dense = _with_experts(units, dense, gpu, count)
         full += count
+        if gpu == gpus[-1] or not sum(dense):
+            break
+        moved, rest = _with_experts(units, dense, gpu, 1)
+        last, before = layers + 1 - sum(units) + full, overflowing
+        for kept in (2, 1, 0):
+            overflowing = (*before, (last, kept))
+            if min(spare(placed(moved, full + 1))[gpu : gpu + 2]) > 0:
+                units, dense, full = moved, rest, full + 1
+                break
+        else:
+            overflowing = before
     found = placed(units, full)
     more = [found._replace(kept=number) for number in (2, 1)] if found.experts else []
     return next((one for one in more if min(spare(one)) >= 0), found)

@@ -80,9 +80,12 @@ class GraphBuffers:
             (id(layer), self.placement.decides(number)): number for number, layer in enumerate(model.layers)
         }
         for number in kinds.values():
+            brought = list(self._brought(number, model.layers[number]))
+            if self.placement.gpu(number):  # alone there: two matrices at once, and what they multiply
+                sizes.append(hidden + sum(sorted(size for _, size in brought)[-2:]))
+                continue
             sizes += [
-                size + mask + 3 * hidden + chosen * (wide * row + hidden)
-                for (chosen, wide), size in self._brought(number, model.layers[number])
+                size + mask + 3 * hidden + chosen * (wide * row + hidden) for (chosen, wide), size in brought
             ]
         return max(sizes)
 
