@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simoffload import __version__
-from simoffload.documents import exists, file_errors
+from simoffload.documents import exists, file_errors, quoted
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
 from simoffload.strategies.cache.kv_cache import DEFAULT
@@ -62,7 +62,7 @@ _WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_p
 """The worker of each kind of strategy that has no engine."""
 _PROBE, _PROBE_TASK = "simoffload_calibrate.micro.host:probe_host", {"duration": 1.6}
 """The function that times calls of the host thread, and for how long [s]."""
-_SETTINGS = ("model", "workload", "stream", "strategy", "ds_config", "kv_cache")
+_SETTINGS = ("model", "workload", "stream", "strategy", "ds_config", "kv_cache", "ranks")
 """The keys of a record that are settings of its run."""
 RUNS, LOG = "runs.json", "log.txt"
 _PART_OF_MEMORY = 0.3
@@ -131,12 +131,21 @@ def run_cases(
     the next one starts in new processes. Swap files are always removed; on Ctrl-C the finished runs are kept
     in ``runs.json``. Raises InputError, before anything is written, for wrong folders and missing packages.
     """
+    existed, work_folder = settings.folder.exists(), settings.folder / ".work"
+
+    def clean() -> None:
+        shutil.rmtree(work_folder, ignore_errors=True)
+        for name in ("zero_stage_3", *(f"{index:03d}" for index in range(len(cases)))):
+            shutil.rmtree(settings.swap_folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            settings.swap_folder.rmdir()
+
+    recording = _Recording(cases, settings)
+    if recording.continues:
+        clean()  # what is left of runs that were killed
     missing = check(cases, settings)
     if missing:
         raise _refusal("", missing)
-    recording = _Recording(cases, settings)
-    existed = settings.folder.exists()
-    work_folder = settings.folder / ".work"
     try:
         work_folder.mkdir(parents=True)
         settings.swap_folder.mkdir(parents=True, exist_ok=True)
@@ -150,11 +159,7 @@ def run_cases(
     finally:
         if recording.results:
             recording.write()
-        shutil.rmtree(work_folder, ignore_errors=True)
-        for name in ("zero_stage_3", *(f"{index:03d}" for index in range(len(cases)))):
-            shutil.rmtree(settings.swap_folder / name, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            settings.swap_folder.rmdir()
+        clean()
         if not existed and not (settings.folder / LOG).exists():
             with contextlib.suppress(OSError):
                 settings.folder.rmdir()
@@ -170,7 +175,9 @@ class _Recording:
         self.results: dict[int, dict[str, Any]] = {}
         self.probes: list[dict[str, Any]] = []
         """The speeds of the host thread, before and after the runs of an engine."""
-        if settings.resume:
+        self.continues = settings.resume and self._path.is_file()
+        """Whether the file has runs already."""
+        if self.continues:
             self._resume(settings)
 
     def _resume(self, settings: LaunchSettings) -> None:
@@ -187,6 +194,9 @@ class _Recording:
                 text = f"{case.request.name} was recorded with another {others[0]}; record into a new folder"
                 raise _refusal("--resume", text)
             self.results[index] = one
+        if lost := known.keys() - {case.request.name for case in self._cases}:
+            text = f"{self._path} has {quoted(min(lost))}, which RUNS has not; name the same files"
+            raise _refusal("--resume", text)
         self.probes = data.get("probes", [])
 
     @property

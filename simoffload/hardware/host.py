@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.ggml import CpuProducts
@@ -116,6 +116,16 @@ class CpuOptimizer(Frozen):
         return whole_rate(saturating(threads * thread, limit / processes))
 
 
+def _read_ahead(size: int) -> int:
+    if not 4096 <= size <= _MOST_AHEAD:
+        raise ValueError("must be between a page, 4 KiB, and 1 GiB; the usual value is 128 KiB")
+    return size
+
+
+_MOST_AHEAD = 1 << 30
+"""Largest read-ahead that is accepted [B]: our choice, beyond arrays' and network filesystems'."""
+
+
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
@@ -150,7 +160,7 @@ class Host(Profile):
     """Largest rate at which PyTorch copies from a mapped file that is not in the page cache, with any number
     of threads (Accelerate, FlexGen); None: not measured, so that only the drive, Linux's read-ahead and the
     threads limit it (docs/measurements/mapped-files.md)."""
-    read_ahead: Sourced[PositiveBytes] | None = None
+    read_ahead: Sourced[Annotated[PositiveBytes, AfterValidator(_read_ahead)]] | None = None
     """Bytes that Linux reads around a missing page of a mapped file, and ahead of a reader (``read_ahead_kb``
     of the drive); None: not known."""
     new_memory: NewMemory | None = None

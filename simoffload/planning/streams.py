@@ -376,7 +376,10 @@ def _with_limits(scenario: LoadedScenario, slo: str | Sequence[str]) -> LoadedSc
         Edit(("stream", "slo", one.name), f"{one.limit} s" if one.metric.unit.name == "s" else one.limit)
         for one in levels
     ]
-    return scenario.edited(*edits) if edits else scenario
+    found = scenario.edited(*edits) if edits else scenario
+    if edits and found.scenario.stream and not found.scenario.stream.slo.any:
+        raise InputError.at("--slo", "attain needs a limit that so many requests keep, such as ttft=2s")
+    return found
 
 
 def _rescaled(

@@ -87,13 +87,16 @@ def measure_page_faults(job: Job) -> dict[str, Any]:
 
 
 def _read_ahead(file: Path) -> int:
-    """Return the bytes that Linux reads around a missing page of a file; 0 if it does not say."""
+    """Return the bytes that Linux reads around a missing page of a file; 0 if it does not say. A partition
+    has what its drive has."""
     device = file.stat().st_dev
-    try:
-        kib = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()
-        return int(kib) << 10
-    except (OSError, ValueError):
-        return 0
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    block = Path(f"/sys/dev/block/{numbers}").resolve()
+    drive = block.parent if (block / "partition").exists() else block
+    for path in (drive / "queue" / "read_ahead_kb", Path(f"/sys/class/bdi/{numbers}/read_ahead_kb")):
+        with suppress(OSError, ValueError):
+            return int(path.read_text()) << 10
+    return 0
 
 
 def _write(file: Path, size: int) -> None:
@@ -217,7 +220,7 @@ def measure_products(job: Job) -> dict[str, Any]:
                 break
             rows += _products(ggml, name, number)
         experts = [_experts(ggml, *one) for one in FORMATS.items() if job.in_time()]
-        meetings, changes = _meetings(ggml), _changes(ggml)
+        meetings, changes = _meetings(ggml), _changes(ggml) if job.in_time() else []
         return {"products": rows, "experts": experts, "meetings": meetings, "changes": changes}
 
 
@@ -314,7 +317,7 @@ class _Ggml:
 
     def in_turn(self, backends: Sequence[Any]) -> list[float]:
         """Return the time [s], by repetition, of a small operation on each of ``backends``, one after the
-        other, in which ggml's scheduler copies the result of one to the next."""
+        other, in which ggml's scheduler copies the result of one to the next; none if it cannot."""
         context = self.call("init", _Parameters(self._room(len(backends)), None, True))
         graph = self.call("new_graph_custom", context, _NODES, False)
         both = (_POINTER * 2)(self.gpu, self.cpu)
@@ -330,10 +333,11 @@ class _Ggml:
         times = []
         try:
             if not self.call("backend_sched_alloc_graph", schedule, graph):
-                raise SkippedError("ggml has no memory for a chain of operations")
+                return []
             for _ in range(_CHAINS):
                 begin = time.perf_counter()
-                self.call("backend_sched_graph_compute", schedule, graph)
+                if self.call("backend_sched_graph_compute", schedule, graph):
+                    return []
                 times.append(time.perf_counter() - begin)
         finally:
             self.call("backend_sched_free", schedule)
@@ -432,7 +436,6 @@ def _changes(ggml: _Ggml) -> list[dict[str, Any]]:
         return []
     ggml.call("backend_cpu_set_n_threads", ggml.cpu, thread_counts()[-1])
     pairs = {"gpu": (ggml.gpu, ggml.gpu), "cpu": (ggml.cpu, ggml.cpu), "both": (ggml.gpu, ggml.cpu)}
-    return [
-        {"where": where, "operations": _CHANGES, "seconds": ggml.in_turn([*pair] * (_CHANGES // 2))}
-        for where, pair in pairs.items()
-    ]
+    times = {where: ggml.in_turn([*pair] * (_CHANGES // 2)) for where, pair in pairs.items()}
+    rows = [{"where": where, "operations": _CHANGES, "seconds": each} for where, each in times.items()]
+    return rows if all(times.values()) else []

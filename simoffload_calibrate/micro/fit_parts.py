@@ -162,7 +162,7 @@ def _hbm_rate(sections: Sections) -> tuple[float, float, int]:
     """
     rows = [row for row in sections.get("hbm", {}).get("within", []) if row["bytes"] >= _LARGE]
     rates = [2 * row["bytes"] / row["copy_seconds"] for row in rows]
-    return (max(rates), max(rates) / min(rates) - 1, len(rates)) if rates else (0.0, 0.0, 0)
+    return (max(rates), 1 - min(rates) / max(rates), len(rates)) if rates else (0.0, 0.0, 0)
 
 
 def fit_hbm(sections: Sections, bandwidth: float) -> dict[str, Fitted]:
@@ -388,7 +388,7 @@ def fit_products(measured: Measured) -> dict[str, Fitted]:
             found[key] = Fitted(f"{flops_text(value)}/s", what, count, residual, hypot(residual, noise))
     found |= _tiles(speeds, noise) | _meetings(measured) | _changes(measured)
     together = max((row["threads"] for row in rows), default=0)
-    one_token = [row for row in rows if row["tokens"] == 1 < row["threads"] == together]
+    one_token = [row for row in rows if row["tokens"] == 1 and row["threads"] == together > 1]
     chosen = measured.sections.get("ggml", {}).get("experts", [])
     found |= _shares_read(measured, "weights", one_token, threads, "of one token by all threads")
     return found | _shares_read(measured, "experts", chosen, threads, "with chosen experts")

@@ -145,6 +145,7 @@ def test_what_fails_is_recorded_and_the_others_go_on(
 def test_a_run_that_ended_early_is_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(tmp_path, BATCHES, options=("--quick",)) == 0
     before = written(tmp_path)["runs"]
+    (tmp_path / "out" / ".work" / "model").mkdir(parents=True)  # as after a run that was killed
     assert calibrate(tmp_path, BATCHES, STREAM, options=("--quick", "--resume")) == 0
     after = written(tmp_path)
     assert [run["name"] for run in after["runs"]][:2] == [run["name"] for run in before]
@@ -156,6 +157,9 @@ def test_a_run_that_ended_early_is_continued(tmp_path: Path, capsys: pytest.Capt
     changed = {**BATCHES, "workload": {**BATCHES["workload"], "output_length": 13}}
     assert calibrate(tmp_path, changed, options=("--resume",)) == 2
     assert "was recorded with another workload; record into a new folder" in capsys.readouterr().err
+    assert calibrate(tmp_path, BATCHES, options=("--resume",)) == 2
+    assert "which RUNS has not; name the same files" in capsys.readouterr().err
+    assert written(tmp_path) == after
     (tmp_path / "out" / "runs.json").write_text("{}")
     assert calibrate(tmp_path, BATCHES, options=("--resume",)) == 2
     assert "not a record of" in capsys.readouterr().err

@@ -297,3 +297,8 @@ def test_tokens_cost_what_the_time_of_a_stream_costs() -> None:
     assert draws[1].watts == pytest.approx(draws[1].idle_w, rel=0.05)
     within = stream("stream.replications=1", slo="ttft=10s").priced()
     assert within["cost_per_million_tokens_within"] == within["cost_per_million_tokens"]
+
+
+def test_a_share_of_requests_needs_a_limit() -> None:
+    with pytest.raises(InputError, match="attain needs a limit that so many requests keep"):
+        stream(slo="attain=0.99")

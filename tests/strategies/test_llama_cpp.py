@@ -11,7 +11,6 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.models import Module
 from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
@@ -141,8 +140,8 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
     assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 768\n"]
 
 
-def _faulted(plan: Any, module: Module, *, read: float = 1e6, stored: float = 64e6) -> float:
-    found: float = plan.memory.pages.faulted(module, read=read, stored=stored, matrices=384)
+def _faulted(plan: Any, matrix: float) -> float:
+    found: float = plan.memory.pages.faulted(read=1e6, stored=64e6, matrix=matrix)
     return found
 
 
@@ -151,31 +150,35 @@ def test_pages_are_missing_where_memory_is_short() -> None:
     weights of the GPU, has no room."""
     memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
     dense = plan_of(scenario("llama-3.3-70b", memory, "strategy.gpu_layers=8"))
-    assert _faulted(dense, dense.model.layers[0][3]) == 1e6
+    assert _faulted(dense, 0.0) == 1e6
     mixture = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all"))
-    (experts,) = [one for one in mixture.model.layers[0] if one.parallel == "experts" and one.parameters]
-    assert _faulted(mixture, experts) == 1e6
-    assert not _faulted(plan_of(scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")), experts)
+    assert _faulted(mixture, 1e6) == 1e6
+    assert not _faulted(plan_of(scenario("qwen3-30b-a3b", "strategy.cpu_moe=all")), 1e6)
     pinned = so.fit(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", "strategy.load_mode=none"))
     assert not pinned.fits
 
 
-def test_what_linux_reads_around_experts_is_read_with_them() -> None:
-    """The share that has no room of what is chosen, and of twice the read-ahead for each matrix of an expert;
-    at most the whole layer, as no page is read twice."""
-    memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=24 GiB"
+@pytest.mark.parametrize(
+    ("model", "matrix"),
+    [("qwen3-30b-a3b", 2048 * 768), ("gpt-oss-20b", 2880 * 2880)],
+)
+def test_what_linux_reads_around_experts_is_read_with_them(model: str, matrix: int) -> None:
+    """The share that has no room of what is chosen, and of twice the read-ahead for each of three matrices of
+    an expert; at most the whole layer, as no page is read twice."""
+    memory = "profiles.host/desktop-ddr5-128gb.memory_capacity=18 GiB"
 
-    def read(ahead: str) -> float:
+    def one(ahead: str) -> LoadedScenario:
         stated = f"{{value: {ahead}, origin: measured, source: sysfs, date: 2026-11-28}}"
         known = f"profiles.host/desktop-ddr5-128gb.read_ahead={stated}"
-        plan: Any = plan_of(scenario("qwen3-30b-a3b", memory, "strategy.cpu_moe=all", known))
-        (experts,) = [one for one in plan.model.layers[0] if one.parallel == "experts" and one.parameters]
-        pages = plan.memory.pages
-        return _faulted(plan, experts) / (1 - pages.room / pages.file)
+        return scenario(model, memory, "strategy.cpu_moe=all", known)
 
-    matrix = 64e6 / 384
-    assert read("128 KiB") == pytest.approx(1e6 * (1 + 2 * 128 * 1024 / matrix))
-    assert read("8 MiB") == pytest.approx(64e6)
+    usual, most = (
+        busy(so.simulate(one(ahead)))["nvme read (page faults of experts)"] for ahead in ("128 KiB", "1 GiB")
+    )
+    shape = plan_of(one("128 KiB")).model
+    chosen = shape.experts_per_token / shape.num_experts
+    size = 34 / 32 * matrix  # of q8_0
+    assert usual / most == pytest.approx(chosen * (1 + 2 * 128 * 1024 / size), rel=0.02)
 
 
 def test_experts_fault_where_the_file_has_no_room_and_not_where_they_are_loaded() -> None:
@@ -215,6 +218,8 @@ def test_what_missing_pages_mean_is_told(model: str, memory: str, told: str) -> 
     plan = plan_of(scenario(model, quantization, host, chosen))
     found = [one for one in plan.warnings if "mapped file" in one]
     assert [told in one for one in found] == [True] * bool(told)
+    on_gpu = scenario(model, quantization, host.replace(memory, "14 GiB"), "strategy.gpu_layers=all")
+    assert not plan_of(on_gpu).memory.lacks_pages, "the embeddings alone are in host memory"
 
 
 def test_a_cache_in_host_memory_is_attended_to_there() -> None:

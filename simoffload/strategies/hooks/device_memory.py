@@ -16,7 +16,7 @@ from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
 from simoffload.strategies.hooks.on_cpu import MappedWeights
 from simoffload.strategies.memory import DISPLAY, cache_term, system_memory
-from simoffload.workload import Inference
+from simoffload.workload import READ_AHEAD, Inference
 
 # -- buffers in which ggml keeps what a graph computes, on the GPU and in host memory --------------
 # Reference: ggml/src/ggml-alloc.c of llama.cpp@0c1e5709; compared with what llama.cpp reports in
@@ -60,7 +60,7 @@ class GraphBuffers:
         At the end these are logits and hidden states, above which the results of experts of the last layer
         leave a gap if the GPU computes them (``ggml_gallocr``); without the head the results of the widest
         product (an estimate); and where a tensor is brought to the GPU, that tensor with what is read and
-        written.
+        written; with such a tensor of another GPU's layer two of them.
         """
         model, row, last = self.model, self.tokens * _SINGLE, self.placement.gpu(-1)
         hidden, logits = model.hidden_size * row, model.vocab_size * row
@@ -81,7 +81,7 @@ class GraphBuffers:
         }
         for number in kinds.values():
             brought = list(self._brought(number, model.layers[number]))
-            if self.placement.gpu(number):  # alone there: two matrices at once, and what they multiply
+            if brought and self.placement.gpu(number):  # alone there: two matrices at once, and what they multiply
                 sizes.append(hidden + sum(sorted(size for _, size in brought)[-2:]))
                 continue
             sizes += [
@@ -126,8 +126,6 @@ CONTEXT = 527 << 20
 (docs/measurements/h100-2026-11-27)."""
 MARGIN = 1 << 30
 """Memory of each GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
-_AHEAD = 128 << 10
-"""Usual bytes that Linux reads around a missing page [B] (``VM_READAHEAD_PAGES``, include/linux/mm.h)."""
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 _DRIVE = "add memory, or a drive (--drive) from which pages of the mapped file that have no room are read"
@@ -189,8 +187,17 @@ class DeviceMemory:
 
     @property
     def lacks_pages(self) -> bool:
-        """Whether the file has no room in memory, so that pages of experts are read for each token."""
-        return bool(self.file) and self.left < self.model.weight_bytes
+        """Whether pages are read for each token: those of weights on the CPU that have no room, or those of
+        experts there as soon as the file has none."""
+        least = self.model.weight_bytes if self._computes_experts else self.weights_on_cpu
+        return bool(self.file) and self.left < least
+
+    @property
+    def _computes_experts(self) -> bool:
+        """Whether the CPU computes experts of any layer."""
+        layers = enumerate(self.model.layers)
+        experts = ((at, one) for at, layer in layers for one in layer if one.share < 1 and one.parameters)
+        return any(self.placement.holds(at, one) for at, one in experts)
 
     @property
     def uncompared(self) -> tuple[str, ...]:
@@ -213,7 +220,7 @@ class DeviceMemory:
             if ahead is None:
                 text += ", and all that tokens choose is read; to count what is found in memory, state"
                 yield f"{text} profiles.host/{host}.read_ahead (read_ahead_kb of the drive)"
-            elif ahead > _AHEAD:
+            elif ahead > READ_AHEAD:
                 text += f", and Linux reads {ahead >> 10:,} KiB around each missing page; lower that"
                 yield f"{text} (blockdev --setra 256 DRIVE): tokens took 1/3 to 1/12 of the time"
             else:

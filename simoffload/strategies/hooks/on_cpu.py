@@ -74,14 +74,14 @@ class MappedWeights(NamedTuple):
     ahead: int | None
     """Bytes that Linux reads around a missing page [B], if known."""
 
-    def faulted(self, module: Module, *, read: float, stored: float, matrices: int) -> float:
+    def faulted(self, *, read: float, stored: float, matrix: float) -> float:
         """Return what page faults bring of a module [B] of which a pass reads ``read`` [B] of ``stored`` [B];
-        its experts have so many ``matrices``, others none."""
-        if module.share == 1 or not stored:
+        ``matrix``: size of a matrix of one of its experts [B], 0 if it has none."""
+        if not matrix:
             return read * (self.room < self.on_cpu)
         if self.ahead is None:
             return read * (self.room < self.file)
-        around = 1 + 2 * self.ahead * matrices / stored
+        around = 1 + 2 * self.ahead / matrix
         return max(0.0, 1 - self.room / self.file) * min(stored, around * read)
 
 
@@ -176,10 +176,13 @@ class OnCpu(Hook):
 
     def _fault(self, module: Module, out: PassWriter) -> None:
         """Bring the pages of weights that are not in memory."""
-        stored = stored_bytes([module], self._model) * float(self._here[module.name])
-        matrices = self._model.num_experts * len(module.parameters) if self._chosen(module) else 0
-        read = self._read(module, out)
-        if size := round(self._settings.pages.faulted(module, read=read, stored=stored, matrices=matrices)):
+        complete, read = stored_bytes([module], self._model), self._read(module, out)
+        stored, matrix = complete * float(self._here[module.name]), 0.0
+        if self._chosen(module):  # gate and up, fused or not, and down; biases are no matrices
+            weights = [one.name for one in module.parameters if not one.name.endswith("bias")]
+            count = sum(1 + ("gate_up" in name) for name in weights)
+            matrix = complete / (self._model.num_experts * count) if count else 0.0
+        if size := round(self._settings.pages.faulted(read=read, stored=stored, matrix=matrix)):
             most = out.machine.host.products.page_faults.value
             purpose: Purpose = "page faults of experts" if self._chosen(module) else "page faults"
             file = self._settings.file
