@@ -13,6 +13,7 @@ from validation.llama_cpp import (
     _ABSOLUTE,
     _PUBLISHED,
     _line,
+    divided_placements,
     faulting_rates,
     placements,
     published_rates,
@@ -60,6 +61,19 @@ def test_placements_by_fit(part: str, most: int) -> None:
             assert found.context == pytest.approx(reported.context, rel=0.03, abs=1)
         total, told = sum(one.found[0]), sum(one.reported[0])
         assert total == pytest.approx(told, rel=0.03)
+
+
+@pytest.mark.parametrize(("part", "number"), [("fit", 16), ("holdout", 7)])
+def test_placements_on_two_gpus_by_fit(part: str, number: int) -> None:
+    """Layers, and the tensors of the one that overflows to the next GPU, are those that ``--fit`` chose."""
+    placed = list(divided_placements(part))
+    assert len(placed) == number
+    for one in placed:
+        assert one.chosen == one.predicted, one.name
+        for found, reported in zip(one.found, one.reported, strict=True):
+            assert found.model == pytest.approx(reported.model, rel=0.03, abs=1)
+            assert found.context == pytest.approx(reported.context, rel=0.03, abs=1)
+            assert sum(found) == pytest.approx(sum(reported), rel=0.03)
 
 
 SINGLE = {
