@@ -438,12 +438,12 @@ def _fitted(
         full += count
         if gpu == gpus[-1] or not sum(dense):
             break
-        moved, fewer = _with_experts(units, dense, gpu, 1)
+        longer, fewer = _with_experts(units, dense, gpu, 1)
         last, before = layers + 1 - sum(units) + full, overflowing
         for kept in (2, 1, 0):
             overflowing = (*before, (last, kept))
-            if min(spare(placed(moved, full + 1))[gpu : gpu + 2]) > 0:
-                units, dense, full = moved, fewer, full + 1
+            if min(spare(placed(longer, full + 1))[gpu : gpu + 2]) > 0:
+                units, dense, full = longer, fewer, full + 1
                 break
         else:
             overflowing = before

@@ -65,13 +65,13 @@ class MappedWeights(NamedTuple):
     (docs/measurements/llama-cpp.md has the runs of both).
     """
 
-    file: int
+    file: int = 0
     """Size of the file [B]."""
-    on_cpu: int
+    on_cpu: int = 0
     """Size of the weights that the CPU reads [B]."""
-    room: int
+    room: int = 0
     """Memory for pages [B]."""
-    ahead: int | None
+    ahead: int | None = None
     """Bytes that Linux reads around a missing page [B], if known."""
 
     def faulted(self, *, read: float, stored: float, matrix: float) -> float:
@@ -93,8 +93,8 @@ class CpuSettings(NamedTuple):
     """Tokens from which on weights are copied to the GPU; None: never."""
     pinned: bool
     """Whether weights in host memory are page-locked."""
-    pages: MappedWeights
-    """Pages of the file of the weights, some of which page faults bring."""
+    pages: MappedWeights = MappedWeights()
+    """Pages of the file of the weights, some of which page faults bring; by default none."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
 

@@ -495,9 +495,9 @@ def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) 
 # ======================  =========================================================================
 
 
-Graphs = Literal["whole", "pieces", "none"]
-"""Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention, or
-launched one by one."""
+Graphs = Literal["whole", "pieces", "none", "uncompiled"]
+"""Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention,
+launched one by one within pieces of compiled code, or without any."""
 _CAPTURED = {"": 512, "mxfp4": 256}
 """Most tokens of a pass for which CUDA graphs are captured (``max_cudagraph_capture_size``,
 vllm/config/vllm.py: at most 512, and twice ``max_num_seqs``, which is 256 by default), by the kernel of the
@@ -718,9 +718,9 @@ class FusedTiming(Timing):
 
 class LaunchedTiming(FusedTiming):
     """A LaunchedTiming has the durations of fused kernels that the host launches one by one, as with
-    ``--enforce-eager``."""
+    ``--enforce-eager``, without pieces of compiled code."""
 
-    graphs = "none"
+    graphs = "uncompiled"
 
 
 class FusedPassTimings(PassTimings):
