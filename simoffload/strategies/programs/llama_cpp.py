@@ -146,7 +146,8 @@ class LlamaCpp(HookedStrategy):
             plan = cls(num_gpus=gpus).plan(model, workload, machine)
         except InputError:  # in weights of another program
             return
-        loads = plan.memory.lacks_pages and plan.memory.weights_on_cpu <= plan.memory.left
+        memory = plan.memory
+        loads = bool(memory.file) and memory.weights_on_cpu <= memory.left < memory.model.weight_bytes
         written: dict[str, Any] = {"kind": "llama_cpp"} | ({"load_mode": "none"} if loads else {})
         written |= {"num_gpus": gpus} if gpus > 1 else {}
         text = f"llama.cpp with {plan.on_cpu.phrase(model)}{', loaded (-lm none)' * loads}"
