@@ -314,7 +314,7 @@ class GpuAllocation(Frozen):
     """Rate of releasing the bytes of blocks."""
 
 
-# -- compiled engines --------------------------------------------------------------------------------------
+# -- compiled engines ------------------------------------------------------------------------------
 # Kernels of compiled serving engines (vLLM, torch.compile) on a GPU, and the host thread that launches
 # them.
 #

@@ -718,7 +718,7 @@ class MovedCache(Hook):
         out.add("copy", stream, fixed=fixed, size=size, route=route, label=CACHE_LABEL, after=after)
 
 
-# -- attention on the CPU ---------------------------------------------------------------------------------
+# -- attention on the CPU --------------------------------------------------------------------------
 # Attention on the CPU over a cache in host memory, as in DeepSpeed's example of ZeRO-Inference since 2023.
 #
 # Reference: tjruwase/transformers@35515d7d (branch kvcache-offload-cpu, of transformers 4.32),

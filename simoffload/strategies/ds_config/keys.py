@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
@@ -720,12 +720,6 @@ class DeepSpeedConfig(ConfigSection):
     """DeepSpeed's own checkpointing of activations."""
     checkpoint: CheckpointSection | None = None
     """Settings of writing checkpoints; without them ``torch.save`` writes."""
-
-    @cached_property
-    def resolved(self) -> dict[tuple[Any, ...], Any]:
-        """Settings that were worked out of it, by what else decides them: it is asked for with many
-        workloads."""
-        return {}
 
     @property
     def quantized_initialization(self) -> QuantizedInitializationSection | None:

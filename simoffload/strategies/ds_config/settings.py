@@ -196,16 +196,6 @@ def resolve_settings(
     Raises ValueError for text that is not a version, and InputError, with DeepSpeed's key, for a stage that
     does not offload parameters and for refused keys.
     """
-    key = version, hidden_size
-    if key not in config.resolved:
-        config.resolved[key] = _for_inference(config, version=version, hidden_size=hidden_size)
-    found: tuple[OffloadSettings, tuple[str, ...]] = config.resolved[key]
-    return found
-
-
-def _for_inference(
-    config: DeepSpeedConfig, *, version: str, hidden_size: int
-) -> tuple[OffloadSettings, tuple[str, ...]]:
     stage = config.zero_optimization.stage
     if stage != 3:
         text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"
@@ -255,17 +245,6 @@ def resolve_training(
 
     Raises InputError, with DeepSpeed's key, for combinations that DeepSpeed refuses or that are not modelled.
     """
-    own: Any = {"version": version, "hidden_size": hidden_size, "dtype_bytes": dtype_bytes}
-    key = tuple(own.values())
-    if key not in config.resolved:
-        config.resolved[key] = _for_training(config, **own)
-    found: tuple[TrainingSettings, tuple[str, ...]] = config.resolved[key]
-    return found
-
-
-def _for_training(
-    config: DeepSpeedConfig, *, version: str, hidden_size: int, dtype_bytes: int
-) -> tuple[TrainingSettings, tuple[str, ...]]:
     zero = config.zero_optimization
     refuse_keys(config, training=True)
     params, warnings = fetch_settings(config, version=version, hidden_size=hidden_size)

@@ -81,9 +81,8 @@ class GraphBuffers:
         }
         for number in kinds.values():
             brought = list(self._brought(number, model.layers[number]))
-            if brought and self.placement.gpu(
-                number
-            ):  # alone there: two matrices at once, and what they multiply
+            # Of a layer of another GPU they are alone there: two matrices at once, and what they multiply.
+            if brought and self.placement.gpu(number):
                 sizes.append(hidden + sum(sorted(size for _, size in brought)[-2:]))
                 continue
             sizes += [
