@@ -185,10 +185,11 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     }
 
 
-def _remarks(run: RecordedRun) -> tuple[str, ...]:
-    if run.attention is None or run.attention in get_args(Attention):
-        return ()
-    return (f'attention "{run.attention}" is not modelled; the family\'s default is predicted',)
+def _remarks(run: RecordedRun) -> Iterator[str]:
+    if run.attention is not None and run.attention not in get_args(Attention):
+        yield f'attention "{run.attention}" is not modelled; the family\'s default is predicted'
+    if run.compilations:
+        yield f"{plural(run.compilations, 'kernel')} compiled during the run, which no prediction contains"
 
 
 def _inference(scenario: LoadedScenario, first: bool) -> Prediction:

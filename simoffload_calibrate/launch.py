@@ -332,6 +332,7 @@ class _Session(NamedTuple):
                 self.recording.results[index] = {"error": "was interrupted"}
                 settings = self.settings
                 case = case_data(index, self.cases[index], trace=settings.trace, quick=settings.quick)
+                case["seconds"] = self._limit
                 answer = self._call(job, worker.runs, {"case": case})
                 self._keep(index, answer, started)
                 remaining.remove(index)
@@ -342,8 +343,12 @@ class _Session(NamedTuple):
                 self._probe(job)
 
     def _call(self, job: JobProcesses, runs: str, task: Mapping[str, Any]) -> dict[str, Any]:
-        limit = min(self.settings.seconds_per_case, self.deadline - time.monotonic())
-        return job.call(runs, task, limit=limit)
+        return job.call(runs, task, limit=self._limit)
+
+    @property
+    def _limit(self) -> float:
+        """The time [s] that a task may take now."""
+        return min(self.settings.seconds_per_case, self.deadline - time.monotonic())
 
     def _keep(self, index: int, answer: Mapping[str, Any], started: Mapping[str, Any]) -> None:
         reason = answer.get("skipped") or answer.get("failed")

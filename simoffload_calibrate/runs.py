@@ -113,6 +113,7 @@ def engine_settings(
         "gpu_memory_utilization": strategy.gpu_memory_utilization,
         "max_num_batched_tokens": strategy.max_num_batched_tokens,
         "num_gpu_blocks_override": strategy.kv_blocks,
+        "max_cudagraph_capture_size": strategy.max_cudagraph_capture_size,
         "tensor_parallel_size": strategy.tensor_parallel_size,
         "pipeline_parallel_size": strategy.pipeline_parallel_size,
         "enforce_eager": not strategy.compiled,
@@ -131,6 +132,7 @@ def engine_settings(
         }
         options |= {key: value for key, value in stated.items() if value is not None}
     config = {
+        **({"n_group": 1, "topk_group": 1} if "n_routed_experts" in hf_config else {}),  # vLLM needs them
         **hf_config,
         "architectures": [FAMILIES[shape.family].traits.architecture],
         "torch_dtype": shape.dtype,

@@ -32,8 +32,8 @@ platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
 strategy: {strategy}
 """
-_SERVED = "{kind: tensor_parallel, compiled: true}"
-_OFFLOADED = "{{kind: vllm_cpu_offload, cpu_offload_gb: {gb}}}"
+_SERVED = "{{kind: tensor_parallel, compiled: true, max_cudagraph_capture_size: {graph}}}"
+_OFFLOADED = "{{kind: vllm_cpu_offload, cpu_offload_gb: {gb}, max_cudagraph_capture_size: {graph}}}"
 """Strategies without and with weights that kernels read in host memory."""
 
 
@@ -82,12 +82,14 @@ def serving_steps(folder: Path = _FOLDER) -> tuple[ServedStep, ...]:
 def _predicted(file: str, row: dict[str, str]) -> ServedStep:
     decodes, context = row["work"] == "decode", int(row["context"])
     quantization = f", quantization: {row['quantization']}" if row["quantization"] else ""
+    served = _OFFLOADED if row["cpu_offload_gb"] else _SERVED
+    graph = row["max_cudagraph_capture_size"] or "null"
     text = _SCENARIO.format(
         model=row["model"],
         quantization=quantization,
         routing=_routing(row["routing"]),
         platform=_PLATFORMS[file.partition("-")[0]],
-        strategy=_OFFLOADED.format(gb=row["cpu_offload_gb"]) if row["cpu_offload_gb"] else _SERVED,
+        strategy=served.format(gb=row["cpu_offload_gb"], graph=graph),
         batch=row["batch"],
         prompt=context - decodes,
         output=3 if decodes else 1,

@@ -28,18 +28,16 @@ _CHUNK = 16 << 10
 """Tokens that vLLM's kernels of experts process at once (``VLLM_FUSED_MOE_CHUNK_SIZE``, vllm/envs.py)."""
 
 
-def activation_bytes(
-    model: ModelShape, *, batch: int, tokens: int, fused: bool = False, at_once: int | None = None
-) -> int:
+def activation_bytes(model: ModelShape, *, batch: int, tokens: int, fused: bool = False) -> int:
     """Return the peak of a prefill's activations [B], counted in transformers' code (an estimate), or with
-    ``fused`` in that of vLLM. Of all tokens ``at_once`` are computed at once, by default all.
+    ``fused`` in that of vLLM.
 
     It is the largest of these: the scores of eager attention (in the model's type, their softmax in single
     precision and its cast back); queries, keys, values and results of latent attention, which expands them;
     the two intermediates of the MLP; the tensors of experts. In addition the hidden states of the block and
     the logits of the last position in single precision.
     """
-    together = batch * tokens if at_once is None else min(batch * tokens, at_once)
+    together = batch * tokens
     hidden = _HIDDEN_COPIES * together * model.hidden_size * model.dtype_bytes
     scores = together * model.num_attention_heads * tokens * (2 * model.dtype_bytes + 4)
     if model.attention == "sdpa":
@@ -48,7 +46,7 @@ def activation_bytes(
     wide = max(model.intermediate_size, *inside, 0)
     intermediate = 2 * together * wide * model.dtype_bytes
     chosen = min(together, _CHUNK) if fused else together
-    routed = chosen * _of_experts(model, fused=fused) * model.dtype_bytes
+    routed = experts_bytes(model, chosen, fused=fused)
     expanded = 0
     if model.latent_width is not None:
         expanded = 2 * together * model.num_attention_heads * model.head_widths * model.dtype_bytes
@@ -56,8 +54,8 @@ def activation_bytes(
     return hidden + max(scores, expanded, intermediate, routed) + logits
 
 
-def _of_experts(model: ModelShape, *, fused: bool) -> int:
-    """Return the elements per token that experts in one module occupy at their peak.
+def experts_bytes(model: ModelShape, tokens: int, *, fused: bool = True) -> int:
+    """Return the size [B] of the buffers that experts in one module occupy at their peak for some tokens.
 
     In transformers (``grouped_mm_experts_forward``) there are, for each expert of a token, either its input,
     the result of the first product, the activation and its product with the other half, or its input, result,
@@ -70,7 +68,7 @@ def _of_experts(model: ModelShape, *, fused: bool) -> int:
     each = max(hidden + 4 * wide, 4 * hidden)
     if fused:
         each = max(wide, hidden) + max(2 * wide, hidden)
-    return model.experts_per_token * each
+    return tokens * model.experts_per_token * each * model.dtype_bytes
 
 
 def cache_bytes(model: ModelShape, workload: Inference, *, block: int = 0) -> int:
@@ -118,29 +116,27 @@ def working_memory(
     *,
     cache: Sequence[Held] | None = None,
     fused: bool = False,
+    program: Sequence[Held] | None = None,
     at_once: int | None = None,
-    libraries: Sequence[Held] | None = None,
 ) -> tuple[Held, ...]:
-    """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, activations,
-    ``libraries``, by default CUDA and NCCL, and in DRAM the operating system.
+    """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, that of the
+    ``program``, by default activations, CUDA and NCCL, and in DRAM the operating system.
 
     ``fused``: in code like vLLM's instead of transformers'. ``at_once``: number of tokens that are computed
     at once, by default all.
     """
-    batch = workload.batch_size
-    together = batch * workload.prompt_length if at_once is None else at_once
-    largest = dequantized_bytes(model, tokens=together)
-    context = Held("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes)
+    batch, length = workload.batch_size, workload.prompt_length
+    largest = dequantized_bytes(model, tokens=batch * length if at_once is None else at_once)
+    if program is None:
+        size = activation_bytes(model, batch=batch, tokens=length, fused=fused)
+        program = (
+            Held("hbm", "activations", size, remedy="lower batch_size or prompt_length"),
+            Held("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
+        )
     return (
         *([Held("hbm", "largest weight written in full", largest)] if largest else ()),
         *([cache_term("hbm", cache_bytes(model, workload))] if cache is None else cache),
-        Held(
-            "hbm",
-            "activations",
-            activation_bytes(model, batch=batch, tokens=workload.prompt_length, fused=fused, at_once=at_once),
-            remedy="lower batch_size or prompt_length" + ", or max_num_batched_tokens" * bool(at_once),
-        ),
-        *([context] if libraries is None else libraries),
+        *program,
         system_memory(machine),
     )
 

@@ -5,6 +5,7 @@ The calls are those of vLLM 0.25.1, with the engine in this process (``VLLM_ENAB
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,10 @@ from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
+
+
+_ROUTER_BIASES = (".router.bias", ".gate.bias", ".gate.e_score_correction_bias")
+"""Ends of the names of parameters that shift the scores of experts."""
 
 
 class Output(NamedTuple):
@@ -45,7 +50,17 @@ class Engine:
         self.steps: list[tuple[float, ...]] = []
         """For each scheduled step: begin, time of the scheduler [s], tokens, sequences, and the numbers of
         running, waiting and preempted requests."""
+        self.compilations = 0
+        """Number of Triton kernels that were compiled since it was set to 0."""
         self._log_steps(getattr(self._core, "scheduler", None))
+        self._count_compilations()
+        self._spread_experts()
+
+    @property
+    def _worker(self) -> Any:
+        """The worker of a single GPU; None for an engine with several."""
+        executor = getattr(self._core, "model_executor", None)
+        return getattr(getattr(executor, "driver_worker", None), "worker", None)
 
     def _log_steps(self, scheduler: Any) -> None:
         if scheduler is None:
@@ -65,6 +80,27 @@ class Engine:
 
         scheduler.schedule = logged
 
+    def _count_compilations(self) -> None:
+        """Count kernels that are compiled while requests are served, as vLLM's own monitor sees them."""
+        with contextlib.suppress(ImportError):
+            from triton import knobs
+
+            before = knobs.runtime.jit_post_compile_hook
+
+            def counted(**named: Any) -> Any:
+                self.compilations += 1
+                return None if before is None else before(**named)
+
+            knobs.runtime.jit_post_compile_hook = counted
+
+    def _spread_experts(self) -> None:
+        """Remove biases of routers: random ones are larger than what the router computes of a token, so that all
+        tokens would choose the same experts."""
+        model = getattr(getattr(self._worker, "model_runner", None), "model", None)
+        for name, one in [] if model is None else model.named_parameters():
+            if name.endswith(_ROUTER_BIASES):
+                one.data.zero_()
+
     def facts(self) -> dict[str, Any]:
         """Return what the engine has chosen, and its memory [B]."""
         config = self._config
@@ -82,9 +118,7 @@ class Engine:
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         """Yield the memory [B] that the worker of a single GPU reports, and that of the GPU."""
-        executor = getattr(self._core, "model_executor", None)
-        worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-        runner = getattr(worker, "model_runner", None)
+        worker, runner = self._worker, getattr(self._worker, "model_runner", None)
         reported = {
             "weights": (runner, "model_memory_usage"),
             "peak_activation": (worker, "peak_activation_memory"),

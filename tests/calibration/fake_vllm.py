@@ -7,6 +7,7 @@ from pathlib import Path
 _ENGINE = """\
 import json, os, time
 from types import SimpleNamespace as Space
+from triton import knobs
 
 class Scheduler:
     def __init__(self):
@@ -32,6 +33,7 @@ class LLMEngine:
             file.write(json.dumps(seen) + "\\n")
         if config["model_type"] == "opt":
             raise RuntimeError("no kernel for this model")
+        self.uncompiled = 3
         self.vllm_config = Space(
             model_config=Space(get_vocab_size=lambda: config["vocab_size"]),
             cache_config=Space(
@@ -46,7 +48,10 @@ class LLMEngine:
             ),
             compilation_config=Space(cudagraph_capture_sizes=given.get("cudagraph_capture_sizes", [1, 2, 4])),
         )
-        worker = Space(peak_activation_memory=5, model_runner=Space(model_memory_usage=16_000_000_000))
+        bias = Space(data=Space(zero_=lambda: open(os.environ["SEEN"] + ".zeroed", "w").close()))
+        layers = [("model.layers.0.mlp.router.bias", bias), ("model.norm.weight", None)]
+        runner = Space(model_memory_usage=16_000_000_000, model=Space(named_parameters=lambda: layers))
+        worker = Space(peak_activation_memory=5, model_runner=runner)
         executor = Space(driver_worker=Space(worker=worker))
         core = Space(scheduler=Scheduler(), model_executor=executor)
         self.engine_core = Space(engine_core=core)
@@ -59,6 +64,9 @@ class LLMEngine:
         ids = prompt["prompt_token_ids"]
         if len(ids) == 666:
             raise ValueError("an unlucky prompt")
+        if len(ids) == 333 and self.uncompiled:
+            self.uncompiled -= 1
+            knobs.runtime.jit_post_compile_hook(fn=None)
         if len(ids) == 60_000:
             time.sleep(60)
         one = Space(key=key, prompt=ids, left=sampling.max_tokens)
@@ -85,6 +93,10 @@ _FILES = {
     "torch/__init__.py": "from torch import cuda, distributed\n",
     "torch/cuda.py": "def is_available():\n    return False\n",
     "torch/distributed.py": "",
+    "triton.py": (
+        "from types import SimpleNamespace\n"
+        "knobs = SimpleNamespace(runtime=SimpleNamespace(jit_post_compile_hook=None))\n"
+    ),
     "vllm/__init__.py": (
         "from types import SimpleNamespace\n__version__ = '0.25.1'\n"
         "def SamplingParams(**given):\n    return SimpleNamespace(**given)\n"

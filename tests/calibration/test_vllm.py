@@ -97,6 +97,37 @@ def test_batches_and_streams_share_an_engine(tmp_path: Path) -> None:
         assert sum(run["steps"]["tokens"]) == sum(requests["prompt"]) + 4 * 20
 
 
+def test_a_run_in_which_kernels_are_compiled_is_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiling = {**STREAM, "stream": {**STREAM["stream"], "num_prompts": 1, "prefixes": []}}
+    compiling["stream"] |= {
+        "arrivals": {"kind": "constant", "request_rate": 100},
+        "prompt": {"kind": "fixed", "tokens": 333},
+    }
+    assert calibrate(tmp_path, compiling) == 0
+    assert [run["compilations"] for run in written(tmp_path)["runs"]] == [0]
+    (tmp_path / "out" / "runs.json").rename(tmp_path / "kept.json")
+    (tmp_path / "out" / "log.txt").unlink()
+    assert calibrate(tmp_path, compiling, options=("--quick",)) == 0
+    assert [run["compilations"] for run in written(tmp_path)["runs"]] == [1]
+    capsys.readouterr()
+    path = str(tmp_path / "out" / "runs.json")
+    assert main(["calibrate", "compare", path, "--platform", "h100-1gpu-vm"]) == 0
+    assert "1 kernel compiled during the run" in capsys.readouterr().out
+
+
+def test_biases_of_routers_are_removed(tmp_path: Path) -> None:
+    assert calibrate(tmp_path, BATCHES, options=("--quick",)) == 0
+    assert (tmp_path / "seen.jsonl.zeroed").exists()
+
+
+def test_one_decode_step_is_not_timed(tmp_path: Path) -> None:
+    short = {**BATCHES, "workload": {**BATCHES["workload"], "batch_size": 1, "output_length": 2}}
+    assert calibrate(tmp_path, short) == 0
+    assert {step["name"] for run in written(tmp_path)["runs"] for step in run["passes"]} == {"prefill"}
+
+
 def test_records_are_compared_with_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(tmp_path, BATCHES, STREAM, options=("--quick",)) == 0
     path = tmp_path / "out" / "runs.json"

@@ -97,6 +97,7 @@ class DeepseekV2(LatentConfig):
     traits: ClassVar[Traits] = expert_traits(
         "DeepseekV2ForCausalLM",
         lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
+        older_runner=False,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}
 

@@ -194,6 +194,7 @@ class GptOss(ExpertsConfig, SlidingConfig):
         attention="eager",  # the fused kernels have no sinks
         operations=EXPERT_OPERATIONS._replace(eager=EAGER + 6),
         half_softmax=True,
+        largest_graph=1024,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"

@@ -9,7 +9,7 @@ from simoffload.hardware import Path
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind
 from simoffload.strategies.passes.pass_writer import HOST, Awaited, Call, Hook, PassWriter, StagePass
-from simoffload.strategies.passes.timing import Graphs, graphs_of, picoseconds
+from simoffload.strategies.passes.timing import FusedTiming, Graphs, picoseconds
 
 if TYPE_CHECKING:
     from simoffload.strategies.plan import InferencePlan
@@ -31,9 +31,8 @@ class CompiledCode(Hook):
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:
         """Prepare a step, or launch its graph."""
-        self.carry = self._graphs[stage.stage] = graphs_of(
-            self._plan.divided.stages[stage.stage], stage.batch
-        )
+        assert isinstance(stage.timing, FusedTiming)
+        self.carry = self._graphs[stage.stage] = stage.timing.graphs
         costs, captured = out.machine.host.compiled_costs, self.carry == "whole"
         out.builder.segment("step")
         out.launch("graph" if captured else "step", costs.kernel.value if captured else costs.step.value)

@@ -498,18 +498,6 @@ def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) 
 Graphs = Literal["whole", "pieces", "none", "uncompiled"]
 """Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention,
 launched one by one within pieces of compiled code, or without any."""
-_CAPTURED = {"": 512, "mxfp4": 256}
-"""Most tokens of a pass for which CUDA graphs are captured (``max_cudagraph_capture_size``,
-vllm/config/vllm.py: at most 512, and twice ``max_num_seqs``, which is 256 by default), by the kernel of the
-experts' weights. The run of MXFP4 that predictions are compared with captured them up to 256 tokens."""
-
-
-def graphs_of(model: ModelShape, batch: Sequence[Sequences]) -> Graphs:
-    """Return which CUDA graphs a pass uses (``FULL_AND_PIECEWISE``, vLLM's default)."""
-    if all(one.new_tokens == 1 < one.context for one in batch):
-        return "whole"
-    captured = _CAPTURED.get(experts_kernel(model), _CAPTURED[""])
-    return "pieces" if sum(one.number * one.new_tokens for one in batch) <= captured else "none"
 
 
 def experts_kernel(model: ModelShape) -> Kernel:
@@ -587,8 +575,11 @@ class FusedTiming(Timing):
 
     @cached_property
     def graphs(self) -> Graphs:
-        """Which CUDA graphs the pass uses."""
-        return graphs_of(self._model, self._batch)
+        """Which CUDA graphs the pass uses (``FULL_AND_PIECEWISE``, vLLM's default)."""
+        if self.decodes:
+            return "whole"
+        tokens = sum(one.number * one.new_tokens for one in self._batch)
+        return "pieces" if tokens <= self._model.traits.largest_graph else "none"
 
     def kernels(self, module: Module) -> int:
         """Count the kernels of one call of ``module``."""

@@ -58,6 +58,7 @@ from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
     MOST_SEQUENCES,
     UTILIZATION,
+    EngineCode,
     Stored,
     VllmEngine,
     block_bytes,
@@ -154,21 +155,21 @@ class TensorParallelPlan(InferencePlan):
         """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
             return super()._working_memory(part, workload, cache)
-        libraries = self.engine.memory(
-            part,
-            self.machine,
-            sequences=workload.batch_size,
-            compiled=self.compiled,
-            alone=self.degrees.tensor * self.degrees.pipeline == 1,
-        )
+        alone = self.degrees.tensor * self.degrees.pipeline == 1
+        code = EngineCode(compiled=self.compiled, alone=alone, older=self.older_runner)
+        program = self.engine.memory(part, self.machine, sequences=workload.batch_size, code=code)
         if self.engine.blocks is not None:
             size = self.engine.blocks * self._block_bytes(part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
         at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
-        return working_memory(
-            part, workload, self.machine, cache=cache, fused=self.fused, at_once=at_once, libraries=libraries
-        )
+        return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
+
+    @property
+    def older_runner(self) -> bool:
+        """Whether vLLM runs the model with its first model runner."""
+        stated = self.model.traits.older_runner
+        return bool(self.model.num_experts) if stated is None else stated
 
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))
@@ -197,7 +198,7 @@ class TensorParallelPlan(InferencePlan):
         if engine is None or blocks is None:
             return None
         sequences = min(engine.tokens, default_sequences(self.machine))
-        graphs = graph_sizes(sequences) if self.compiled else ()
+        graphs = graph_sizes(sequences, self.model.traits.largest_graph) if self.compiled else ()
         return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs)
 
     @property
@@ -232,6 +233,12 @@ Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 DIVIDED = "parts of {} in each GPU"
 """Phrase for weights that are divided among GPUs."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_ENGINE_KEYS = (
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "kv_blocks",
+    "max_cudagraph_capture_size",
+)
 
 
 class DividedStrategy(CachingStrategy):
@@ -259,6 +266,9 @@ class DividedStrategy(CachingStrategy):
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
     as many as fit."""
+    max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
+    """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more. None:
+    as vLLM chooses, 512, and 1,024 for gpt-oss."""
 
     @model_validator(mode="before")
     @classmethod
@@ -295,7 +305,7 @@ class DividedStrategy(CachingStrategy):
                 utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
             )
-        for key in ("max_num_batched_tokens", "gpu_memory_utilization", "kv_blocks"):
+        for key in _ENGINE_KEYS:
             if getattr(self, key) != type(self).model_fields[key].default:
                 text = (
                     "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
@@ -308,7 +318,12 @@ class DividedStrategy(CachingStrategy):
         check_dtype(model)
         form = self.kv_cache.format
         check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
-        return model.as_served()
+        served, largest = model.as_served(), self.max_cudagraph_capture_size
+        return (
+            served
+            if largest is None
+            else replace(served, traits=served.traits._replace(largest_graph=largest))
+        )
 
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
         """Return the options of ``vllm serve`` for limits that are not its defaults."""
@@ -318,6 +333,7 @@ class DividedStrategy(CachingStrategy):
         named: dict[str, float | None] = {
             "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
             "num-gpu-blocks-override": self.kv_blocks,
+            "max-cudagraph-capture-size": self.max_cudagraph_capture_size,
         }
         if engine is not None and engine.utilization != UTILIZATION:
             named["gpu-memory-utilization"] = engine.utilization

@@ -373,6 +373,11 @@ class VllmOffloadPlan(TensorParallelPlan):
         return True
 
     @property
+    def older_runner(self) -> bool:
+        """Whether it is the first model runner, as always with weights in host memory."""
+        return super().older_runner or any(map(size_of, self.offloaded))
+
+    @property
     def basis(self) -> Basis:
         """The same, compared with runs that had weights in host memory if it has any."""
         found = super().basis

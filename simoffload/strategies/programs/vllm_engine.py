@@ -24,7 +24,8 @@ from simoffload.hardware import Machine
 from simoffload.models import Kernel, ModelShape, Module, Sequences
 from simoffload.strategies.base import Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves
-from simoffload.strategies.memory import DISPLAY
+from simoffload.strategies.memory import DISPLAY, activation_bytes, experts_bytes
+from simoffload.strategies.passes.timing import experts_kernel
 from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference
 
@@ -133,17 +134,31 @@ _FULLER = (0.95, 0.97)
 """Larger fractions that are tried where that is too little; our choice."""
 _TIGHT = 0.98
 """Fraction from which a warning states what must be free; our choice."""
-_CONTEXT = 500_000_000
-"""Memory of a GPU [B] that the CUDA context takes before vLLM starts (an estimate, some 0.2 to 1 GB)."""
+_CONTEXT = 552_000_000
+"""Memory of a GPU [B] that the CUDA context takes before vLLM starts: total less free on an H200, driver
+580.159.04 (docs/measurements/vllm.md)."""
 _GIB = 1 << 30
-_ALONE = 850_000_000
-"""CUDA context and libraries [B] of a process that does not communicate: vLLM 0.25.1 on one H200 had 0.844 GB
-beyond PyTorch's memory, with five CUDA graphs."""
-_GRAPH = 5_550_000 / 32
-"""Driver's memory [B] of the CUDA graphs of one batch size for each layer: in the same runs, with 51 sizes
-instead of 5 there were 255 MB more, for 32 layers."""
-_LARGEST_GRAPH = 512
+_LIBRARIES = 150_000_000
+"""Memory [B] that a process which does not communicate takes beyond PyTorch's while it is profiled: 145 to 168
+MB in six engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
+_GRAPHS, _GRAPH = 218_000_000, 193_000
+"""Estimate [B] of vLLM's older model runner for its CUDA graphs: of all, and for each layer and size, from
+533 MB (32 layers, 51 sizes) and 690 MB (48, 51); of 24 layers and 83 sizes it was 619 (the same)."""
+_PROCESSORS = 132
+"""Rows of logits in single precision that top-k keeps beside those of sequences, one for each multiprocessor of
+an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
 _MOST_SEQUENCES = 1024
+
+
+class EngineCode(NamedTuple):
+    """An EngineCode says which code of vLLM runs, as far as its memory depends on it."""
+
+    compiled: bool
+    """Whether the model is compiled and captured in CUDA graphs."""
+    alone: bool
+    """Whether no other GPU has parts of the model, so that there are no buffers of NCCL."""
+    older: bool
+    """Whether it is the first model runner, which samples with more memory."""
 
 
 class VllmEngine(NamedTuple):
@@ -213,27 +228,56 @@ class VllmEngine(NamedTuple):
         return [*found, tuple(parts)]
 
     def memory(
-        self, stage: ModelShape, machine: Machine, *, sequences: int, compiled: bool, alone: bool
+        self, stage: ModelShape, machine: Machine, *, sequences: int, code: EngineCode
     ) -> tuple[Held, ...]:
-        """Return what the engine of a GPU needs beyond the model's work, and what it leaves free.
+        """Return what the engine of a GPU needs beyond weights and blocks, and what it leaves free.
 
-        ``alone``: no other GPU has parts of the model, so that there are no buffers of NCCL.
+        Blocks get the stated share of the GPU's memory less weights, the peak of a step of as many tokens as
+        are computed at once with ``sequences``, what libraries took meanwhile, and, with the older model
+        runner, an estimate for CUDA graphs; graphs of the other one and the CUDA context are in what is left
+        free (``gpu_worker.py``, ``determine_available_memory``; docs/measurements/vllm.md).
         """
         gpu, capacity = machine.accelerator, machine.tiers["hbm"].capacity
-        context = min(gpu.reserved_bytes, _ALONE) if alone else gpu.reserved_bytes
-        graphs = round(_GRAPH * stage.num_hidden_layers * len(graph_sizes(sequences))) if compiled else 0
-        left = Held(
-            "hbm",
-            f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
-            capacity - int(self.utilization * capacity),
-            remedy="raise gpu_memory_utilization",
-            spare=True,
-        )
+        libraries = _LIBRARIES if code.alone else max(_LIBRARIES, gpu.reserved_bytes - _CONTEXT)
+        sizes = len(graph_sizes(sequences, stage.traits.largest_graph)) if code.compiled else 0
+        graphs = round(_GRAPHS + _GRAPH * stage.num_hidden_layers * sizes) if sizes else 0
+        left = capacity - int(self.utilization * capacity) - _CONTEXT - (0 if code.older else graphs)
         return (
-            Held("hbm", "CUDA context and workspace", context),
+            Held(
+                "hbm",
+                "activations",
+                self._peak(stage, sequences=sequences, code=code),
+                remedy="lower max_num_batched_tokens or max_num_seqs",
+            ),
+            Held("hbm", "CUDA context and workspace", _CONTEXT + libraries),
             *([Held("hbm", "CUDA graphs", graphs)] if graphs else ()),
-            left,
+            Held(
+                "hbm",
+                f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
+                max(0, left),
+                remedy="raise gpu_memory_utilization",
+                spare=True,
+            ),
         )
+
+    def _peak(self, stage: ModelShape, *, sequences: int, code: EngineCode) -> int:
+        """Return the peak [B] of the step with which vLLM profiles memory: in a layer, while it samples a
+        token of every sequence, or with the newer model runner while it compiles, with a copy of the embedding
+        as an input.
+
+        Traces of allocations of three models on an H200 have these parts (docs/measurements/vllm.md). With the
+        older runner three copies of all logits in single precision exist at once, and buffers of experts are
+        kept.
+        """
+        size, rows = stage.dtype_bytes, sequences * stage.vocab_size
+        inside = activation_bytes(stage, batch=1, tokens=self.tokens, fused=True)
+        states = 2 * self.tokens * stage.hidden_size * size
+        kept = experts_bytes(stage, self.tokens) if experts_kernel(stage) != "mxfp4" else 0
+        sampled = states + kept + rows * (size + 4)
+        if code.older:
+            return max(inside, sampled + 4 * (2 * rows + _PROCESSORS * stage.vocab_size))
+        inputs = states + stage.vocab_size * stage.hidden_size * size if code.compiled else 0
+        return max(inside, sampled, inputs)
 
 
 def _taken(machine: Machine) -> tuple[int, str]:
@@ -322,11 +366,11 @@ def default_sequences(machine: Machine) -> int:
     return 1024 if default_tokens(machine) > 2_048 else 256
 
 
-def graph_sizes(sequences: int) -> tuple[int, ...]:
+def graph_sizes(sequences: int, largest: int = 512) -> tuple[int, ...]:
     """Return the batch sizes of which vLLM captures CUDA graphs for ``sequences`` at most: 1, 2, 4, then by 8
-    and from 256 on by 16, up to twice the sequences and 512."""
-    most = min(2 * min(sequences, _MOST_SEQUENCES), _LARGEST_GRAPH)
-    sizes: Iterator[int] = chain((1, 2, 4), range(8, 256, 8), range(256, _LARGEST_GRAPH + 1, 16))
+    and from 256 on by 16, up to twice the sequences and the ``largest``."""
+    most = min(2 * min(sequences, _MOST_SEQUENCES), largest)
+    sizes: Iterator[int] = chain((1, 2, 4), range(8, 256, 8), range(256, largest + 1, 16))
     return tuple(one for one in sizes if one <= most)
 
 
