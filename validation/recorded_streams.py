@@ -29,8 +29,16 @@ from validation.block_pool import BlockPool
 
 _ROOT = Path(__file__).parents[1]
 _SHAREGPT = _ROOT / "validation" / "streams" / "vllm-0.19.csv"
-_OWN = _ROOT / "docs" / "measurements" / "h100-2026-11-28"
-_ENGINES = ("llama-8b", "llama-8b-more", "llama-8b-scarce", "qwen3-14b", "qwen3-30b")
+_OWN = _ROOT / "docs" / "measurements"
+_ENGINES = {
+    "h100-1gpu-vm": (
+        *("h100-2026-11-28/vllm-llama-8b", "h100-2026-11-28/vllm-llama-8b-more"),
+        *("h100-2026-11-28/vllm-llama-8b-scarce", "h100-2026-11-28/vllm-qwen3-14b"),
+        *("h100-2026-11-28/vllm-qwen3-30b", "h100-2026-11-28/vllm-third-machine"),
+    ),
+    "h200-1gpu-vm": ("h200-2026-11-28/vllm-first-gpu", "h200-2026-11-28/vllm-second-gpu"),
+}
+"""Records of our engines, by the shipped machine with their GPU."""
 _GRAPHS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """Batch sizes of the CUDA graphs of vLLM for 256 sequences (``config/vllm.py``)."""
 
@@ -46,7 +54,7 @@ class RecordedStream(NamedTuple):
     """A RecordedStream is a stream that vLLM served, with its times."""
 
     part: str
-    """Set of the stream: fit, holdout, or published."""
+    """Set of the stream: fit, holdout, published, or "beside" of a machine that ran two engines at once."""
     engine: str
     platform: str
     run: RecordedRun
@@ -138,14 +146,17 @@ def sharegpt(
     return RecordedStream("published", f"vllm-0.19 {gpu} {model}", platform, found, None)
 
 
-def own_streams(engine: str) -> Iterator[RecordedStream]:
-    """Yield the streams of one of our engines."""
-    path = _OWN / f"vllm-{engine}.json"
-    written = json.loads(path.read_text("utf-8"))["runs"]
-    for run, raw in zip(read_records(path).runs, written, strict=True):
-        if run.requests is not None:
-            preempted = sum(raw["steps"]["preempted"])
-            yield RecordedStream(raw["set"], f"vllm-0.25 {engine}", "h100-1gpu-vm", run, preempted)
+def own_streams() -> Iterator[RecordedStream]:
+    """Yield the streams of our engines."""
+    for platform, files in _ENGINES.items():
+        for file in files:
+            path = _OWN / f"{file}.json"
+            written = json.loads(path.read_text("utf-8"))["runs"]
+            for run, raw in zip(read_records(path).runs, written, strict=True):
+                if run.requests is not None:
+                    preempted = sum(raw["steps"]["preempted"])
+                    engine = path.stem.replace("vllm-", "vllm-0.25 ")
+                    yield RecordedStream(raw["set"], engine, platform, run, preempted)
 
 
 @cache
@@ -157,7 +168,7 @@ def predicted_streams() -> tuple[PredictedStream, ...]:
         sharegpt("RTXPRO6000_Llama-3.1-8B", **on_server),
         sharegpt("RTXPRO6000_Qwen3-32B", ranks=2, **on_server),
     )
-    return tuple(predicted((*(one for engine in _ENGINES for one in own_streams(engine)), *published)))
+    return tuple(predicted((*own_streams(), *published)))
 
 
 def predicted(streams: Sequence[RecordedStream]) -> Iterator[PredictedStream]:

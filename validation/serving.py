@@ -114,9 +114,10 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
 
 
 def _routing(chosen: str) -> str:
-    """Return the key of a model of whose experts the router of dummy weights chose the same, "4 of 32"."""
-    if not chosen:
-        return ""
+    """Return the key of a model of whose experts the router of dummy weights chose the same, "4 of 32", or
+    all alike, "uniform"."""
+    if chosen in ("", "uniform"):
+        return ", routing: uniform" if chosen else ""
     used, experts = map(int, chosen.split(" of "))
     return f", routing: {{frequencies: {[1] * used + [0] * (experts - used)}}}"
 

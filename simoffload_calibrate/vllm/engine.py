@@ -20,10 +20,6 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 
-_ROUTER_BIASES = (".router.bias", ".gate.bias", ".gate.e_score_correction_bias")
-"""Ends of the names of parameters that shift the scores of experts."""
-
-
 class Output(NamedTuple):
     """New tokens of a request after a step."""
 
@@ -94,11 +90,11 @@ class Engine:
             knobs.runtime.jit_post_compile_hook = counted
 
     def _spread_experts(self) -> None:
-        """Remove biases of routers: random ones are larger than what the router computes of a token, so that all
-        tokens would choose the same experts."""
+        """Remove biases: random ones add up to more than what is computed of a token, so that all tokens
+        would choose the same experts."""
         model = getattr(getattr(self._worker, "model_runner", None), "model", None)
         for name, one in [] if model is None else model.named_parameters():
-            if name.endswith(_ROUTER_BIASES):
+            if name.endswith("bias"):
                 one.data.zero_()
 
     def facts(self) -> dict[str, Any]:

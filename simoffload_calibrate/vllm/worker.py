@@ -20,8 +20,8 @@ _REPETITIONS, _ENOUGH = 4, 8.0
 """The number of timed batches of a run, and the time [s] after which no other begins (our choice); one before
 them is not counted, in which kernels are loaded."""
 _ATTEMPTS = 4
-"""The number of times that a run is made at most, while kernels are compiled in it (our choice). Triton compiles
-some kernels anew for numbers of tokens that no step had before, which stops the engine for a second."""
+"""The number of times that a run is made at most, while kernels are compiled in it (our choice). Triton
+compiles some kernels anew for numbers of tokens that no step had before, which takes about a second."""
 _SETTLING, _DRAINING = 3, 2
 """The number of decode steps at the begin and at the end of a batch that are not counted: with asynchronous
 scheduling, steps of other batches overlap with them."""
@@ -53,8 +53,8 @@ def start(job: Job) -> dict[str, Any]:
 def carry_out(job: Job) -> dict[str, Any]:
     """Run the batch or the stream of a task and return its record.
 
-    A run in which kernels were compiled is made again, as often as its time limit and ``_ATTEMPTS`` allow; the
-    record says how many were compiled in the last one.
+    A run in which kernels were compiled is made again, as often as its time limit and ``_ATTEMPTS`` allow;
+    the record says how many were compiled in the last one.
     """
     case, engine = job.data["case"], job.kept["engine"]
     clock = time.perf_counter

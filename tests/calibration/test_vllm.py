@@ -260,3 +260,13 @@ def test_turns_of_conversations_follow_the_answers(tmp_path: Path) -> None:
             )
     (compared,) = compare_file(tmp_path / "out" / "runs.json", platform="h100-1gpu-vm").runs
     assert compared.reason == ""
+
+
+def test_routers_of_random_weights_are_predicted_to_choose_evenly(tmp_path: Path) -> None:
+    mixture = {**BATCHES, "model": "qwen3-30b-a3b"}
+    stated = {**mixture, "name": "stated", "model": {"name": "qwen3-30b-a3b", "routing": {"zipf": 1.5}}}
+    assert calibrate(tmp_path, mixture, stated, BATCHES | {"name": "dense"}, options=("--quick",)) == 0
+    models = {run["name"].partition(",")[0]: run["model"] for run in written(tmp_path)["runs"]}
+    assert models["batches"]["routing"] == "uniform"
+    assert models["stated"]["routing"] == {"zipf": 1.5}
+    assert "routing" not in models["dense"]

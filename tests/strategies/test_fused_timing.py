@@ -17,7 +17,7 @@ from simoffload.models import Sequences
 from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.strategies.passes.timing import FusedTiming, graphs_of
+from simoffload.strategies.passes.timing import FusedTiming
 from validation.serving import serving_steps
 
 _SCENARIO = """\
@@ -25,13 +25,13 @@ name: served
 model: {{name: {model}{more}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
-strategy: {{kind: {kind}, compiled: {compiled}}}
+strategy: {{kind: {kind}, compiled: {compiled}, max_cudagraph_capture_size: {most}}}
 """
 
 
 def scenario(model: str, quantization: str = "", **keys: Any) -> LoadedScenario:
     more = f", quantization: {quantization}" if quantization else ""
-    served = {"kind": "tensor_parallel", "compiled": "true"}
+    served = {"kind": "tensor_parallel", "compiled": "true", "most": "null"}
     given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **served, **keys}
     return resolve(parse_yaml(_SCENARIO.format(model=model, more=more, **given), name="served.yaml"))
 
@@ -72,11 +72,20 @@ def test_kernels_of_a_layer_are_counted_by_family(model: str, quantization: str,
 
 
 def test_steps_are_whole_graphs_short_prefills_pieces_and_long_ones_none() -> None:
-    plan: Any = scenario("llama-3.1-8b").plan()
-    model = plan.divided.stages[0]
-    assert graphs_of(model, [Sequences(8, 1, 600)]) == "whole"
-    assert graphs_of(model, [Sequences(1, 512, 512)]) == "pieces"
-    assert graphs_of(model, [Sequences(2, 512, 512)]) == "none"
+    def graphs(
+        number: int, new: int, context: int, *, model: str = "llama-3.1-8b", most: str = "null"
+    ) -> str:
+        plan: Any = scenario(model, most=most).plan()
+        found: str = plan.timings.timing((Sequences(number, new, context),)).graphs
+        return found
+
+    assert graphs(8, 1, 600) == "whole"
+    assert graphs(1, 512, 512) == "pieces"
+    assert graphs(2, 512, 512) == "none"
+    assert graphs(2, 512, 512, model="gpt-oss-20b") == "pieces"
+    assert graphs(2, 513, 513, model="gpt-oss-20b") == "none"
+    assert graphs(2, 512, 512, most="1024") == "pieces"
+    assert graphs(1, 512, 512, most="256") == "none"
 
 
 def test_without_graphs_the_host_launches_every_kernel() -> None:
@@ -130,8 +139,8 @@ def test_the_host_is_the_floor_of_a_prefill_of_experts() -> None:
 
 def test_experts_in_mxfp4_are_launched_by_python() -> None:
     """Its Triton kernels take the host 1.9 ms a layer where their call was measured alone: 24 layers."""
-    assert 0.04 < simulated("gpt-oss-20b", "mxfp4", prompt=512).ttft_s < 0.08
-    assert simulated("gpt-oss-20b", "mxfp4", prompt=256).ttft_s < 0.02
+    assert 0.04 < simulated("gpt-oss-20b", "mxfp4", prompt=512, most="256").ttft_s < 0.08
+    assert simulated("gpt-oss-20b", "mxfp4", prompt=512).ttft_s < 0.02
 
 
 def test_a_decode_step_waits_for_the_next_one_to_be_prepared() -> None:
@@ -171,7 +180,7 @@ def test_steps_in_view_are_predicted_within_a_tenth() -> None:
     steps = [one for one in serving_steps() if one.part == "fit"]
     assert len(steps) > 10
     missed = [(one.model, one.work) for one in steps if abs(one.error) >= 0.1 or not one.inside]
-    assert missed == [("gpt-oss-20b", "prefill")], "docs/limits.md says so"
+    assert missed == [("qwen3-30b-a3b", "prefill"), ("gpt-oss-20b", "prefill")], "docs/limits.md says so"
 
 
 # -- intervals ------------------------------------------------------------------------------------
@@ -225,11 +234,11 @@ _FILES = {"h100": "h100-1gpu-vm", "h200": "h200-1gpu-vm"}
 @pytest.mark.parametrize("gpu", _FILES)
 def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
     """The table of what real runs did has all rows of the records, and no sentence denies one of them."""
-    text = (repository / f"validation/serving/{gpu}-vllm-0.25.csv").read_text("utf-8")
     most: dict[tuple[str, str, str], int] = {}
-    for row in csv.DictReader(text.splitlines()):
-        key = row["model"], row["quantization"], row["cpu_offload_gb"]
-        most[key] = max(most.get(key, 1), int(row["batch"]))
+    for path in (repository / "validation" / "serving").glob(f"{gpu}-vllm-0.25*.csv"):
+        for row in csv.DictReader(path.read_text("utf-8").splitlines()):
+            key = row["model"], row["quantization"], row["cpu_offload_gb"]
+            most[key] = max(most.get(key, 1), int(row["batch"]))
     assert len(most) >= 4
     for (model, quantization, offloaded), batch in most.items():
         loaded = scenario(model, quantization, platform=_FILES[gpu], batch=batch)
@@ -237,14 +246,15 @@ def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
             strategy = {"kind": "vllm_cpu_offload", "cpu_offload_gb": int(offloaded)}
             loaded = loaded.edited(Edit(("strategy",), strategy))
         found = confidence(so.fit(loaded))
-        group = "vllm" if (model, quantization, offloaded) == ("llama-3.1-8b", "", "") else "vllm (others)"
+        dense = model in ("llama-3.1-8b", "qwen3-14b") and not (quantization or offloaded)
+        group = "vllm" if dense else "vllm (others)"
         assert (found.unlike, found.row.group) == ("", group), (model, quantization, offloaded)
 
 
 @pytest.mark.parametrize(
     ("model", "quantization", "keys", "unlike"),
     [
-        ("llama-3.1-8b", "int4-g128", {"platform": "h200-1gpu-vm"}, "served weights as int4-g128 on {}"),
+        ("qwen3-30b-a3b", "fp8", {"platform": "h200-1gpu-vm"}, "served experts as fp8 on {}"),
         ("qwen3-30b-a3b", "int4-g128", {"platform": "h100-1gpu-vm"}, "served experts as int4-g128 on {}"),
         ("llama-3.1-8b", "fp8", {"platform": "h100-1gpu-vm"}, "served weights as fp8 on {}"),
         ("llama-3.1-8b", "", {"platform": "h100-1gpu-vm", "batch": 256}, ""),

@@ -41,7 +41,8 @@ def test_a_card_whose_kernels_were_measured_one_by_one_is_within_a_tenth() -> No
 
 
 def test_streams_below_the_knee_are_predicted() -> None:
-    streams = [one for one in own_streams("llama-8b") if one.run.name in {"uniform 8/s", "uniform 16/s"}]
+    names = {"vllm-0.25 llama-8b uniform 8/s", "vllm-0.25 llama-8b uniform 16/s"}
+    streams = [one for one in own_streams() if f"{one.engine} {one.run.name}" in names]
     found = list(predicted(streams))
     for one in found:
         for name, bar in (("ttft mean", 0.15), ("tpot mean", 0.1)):
@@ -55,5 +56,5 @@ def test_streams_below_the_knee_are_predicted() -> None:
 
 def test_a_common_text_is_found_as_often_as_recorded() -> None:
     # All but the first request of each of four texts of 2,048 tokens.
-    (stream,) = [one for one in own_streams("llama-8b-more") if one.run.name == "common 20/s"]
+    (stream,) = [one for one in own_streams() if one.run.name == "common 20/s"]
     assert stream.replay(Linear(8e-3, 2e-5, 4e-8)).cached.sum() == 196 * 2048

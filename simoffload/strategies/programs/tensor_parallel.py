@@ -267,8 +267,8 @@ class DividedStrategy(CachingStrategy):
     """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
     as many as fit."""
     max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
-    """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more. None:
-    as vLLM chooses, 512, and 1,024 for gpt-oss."""
+    """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more.
+    None: as vLLM chooses, 512, and 1,024 for gpt-oss."""
 
     @model_validator(mode="before")
     @classmethod

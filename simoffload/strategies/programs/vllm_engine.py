@@ -57,7 +57,9 @@ class ServedRuns(NamedTuple):
 
 _RUNS = (
     ServedRuns("NVIDIA H100 SXM5", frozenset({"", "int4"}), frozenset({"", "mxfp4"}), frozenset({""})),
-    ServedRuns("NVIDIA H200 SXM5", frozenset({""}), frozenset({"", "mxfp4"}), frozenset({""})),
+    ServedRuns(
+        "NVIDIA H200 SXM5", frozenset({"", "int4", "float8"}), frozenset({"", "mxfp4"}), frozenset({""})
+    ),
 )
 
 
@@ -139,14 +141,14 @@ _CONTEXT = 552_000_000
 580.159.04 (docs/measurements/vllm.md)."""
 _GIB = 1 << 30
 _LIBRARIES = 150_000_000
-"""Memory [B] that a process which does not communicate takes beyond PyTorch's while it is profiled: 145 to 168
-MB in six engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
+"""Memory [B] that a process which does not communicate takes beyond PyTorch's while it is profiled: 145 to
+168 MB in six engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
 _GRAPHS, _GRAPH = 218_000_000, 193_000
 """Estimate [B] of vLLM's older model runner for its CUDA graphs: of all, and for each layer and size, from
 533 MB (32 layers, 51 sizes) and 690 MB (48, 51); of 24 layers and 83 sizes it was 619 (the same)."""
 _PROCESSORS = 132
-"""Rows of logits in single precision that top-k keeps beside those of sequences, one for each multiprocessor of
-an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
+"""Rows of logits in single precision that top-k keeps beside those of sequences, one for each multiprocessor
+of an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
 _MOST_SEQUENCES = 1024
 
 
@@ -262,12 +264,12 @@ class VllmEngine(NamedTuple):
 
     def _peak(self, stage: ModelShape, *, sequences: int, code: EngineCode) -> int:
         """Return the peak [B] of the step with which vLLM profiles memory: in a layer, while it samples a
-        token of every sequence, or with the newer model runner while it compiles, with a copy of the embedding
-        as an input.
+        token of every sequence, or with the newer model runner while it compiles, with a copy of its part of
+        the embedding as an input.
 
-        Traces of allocations of three models on an H200 have these parts (docs/measurements/vllm.md). With the
-        older runner three copies of all logits in single precision exist at once, and buffers of experts are
-        kept.
+        Traces of allocations of three models on an H200 have these parts (docs/measurements/vllm.md). With
+        the older runner three copies of all logits in single precision exist at once, and buffers of experts
+        are kept.
         """
         size, rows = stage.dtype_bytes, sequences * stage.vocab_size
         inside = activation_bytes(stage, batch=1, tokens=self.tokens, fused=True)
@@ -276,8 +278,9 @@ class VllmEngine(NamedTuple):
         sampled = states + kept + rows * (size + 4)
         if code.older:
             return max(inside, sampled + 4 * (2 * rows + _PROCESSORS * stage.vocab_size))
-        inputs = states + stage.vocab_size * stage.hidden_size * size if code.compiled else 0
-        return max(inside, sampled, inputs)
+        first = (one for one in stage.modules_before if one.kind == "embedding")
+        table = max((one.numel for module in first for one in module.parameters), default=0) * size
+        return max(inside, sampled, states + table if code.compiled else 0)
 
 
 def _taken(machine: Machine) -> tuple[int, str]:
