@@ -519,12 +519,13 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
     _check_length(document, at, checked, shape.max_position_embeddings)
     settings, hf_config = checked.strategy, checked.model.hf_config(root=document.root)
     config, homes, engine, requests = None, None, None, None
-    if checked.served is not None:
+    served_by = checked.served
+    if served_by is not None:
         if shape.num_experts and checked.model.routing is None:  # as routers with random weights choose
             model = checked.model.model_copy(update={"routing": "uniform"})
             checked = checked.model_copy(update={"model": model})
         try:
-            engine = engine_settings(checked.served, checked.stream, shape, hf_config)
+            engine = engine_settings(served_by, checked.stream, shape, hf_config)
             if checked.stream is not None:
                 limit = shape.max_position_embeddings
                 requests = stream_requests(checked.stream, document.root, limit=limit)
