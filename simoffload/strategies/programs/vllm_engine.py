@@ -146,6 +146,9 @@ _LIBRARIES = 150_000_000
 _GRAPHS, _GRAPH = 218_000_000, 193_000
 """Estimate [B] of vLLM's older model runner for its CUDA graphs: of all, and for each layer and size, from
 533 MB (32 layers, 51 sizes) and 690 MB (48, 51); of 24 layers and 83 sizes it was 619 (the same)."""
+_GRAPH_OF_SIZE = 20_000_000
+"""Memory [B] of the newer runner's CUDA graphs for each size: 0.90 to 1.01 GiB for 51 in four engines with 32
+and 40 layers, 0.09 GiB for 4 with 4 layers (the same)."""
 _PROCESSORS = 132
 """Rows of logits in single precision that top-k keeps beside those of sequences, one for each multiprocessor
 of an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
@@ -242,7 +245,9 @@ class VllmEngine(NamedTuple):
         gpu, capacity = machine.accelerator, machine.tiers["hbm"].capacity
         libraries = _LIBRARIES if code.alone else max(_LIBRARIES, gpu.reserved_bytes - _CONTEXT)
         sizes = len(graph_sizes(sequences, stage.traits.largest_graph)) if code.compiled else 0
-        graphs = round(_GRAPHS + _GRAPH * stage.num_hidden_layers * sizes) if sizes else 0
+        graphs = sizes * _GRAPH_OF_SIZE
+        if code.older and sizes:
+            graphs = _GRAPHS + _GRAPH * stage.num_hidden_layers * sizes
         left = capacity - int(self.utilization * capacity) - _CONTEXT - (0 if code.older else graphs)
         return (
             Held(
