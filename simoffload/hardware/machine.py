@@ -273,16 +273,22 @@ class Machine:
             raise InputError.at(key, f"{gpu.id} has no GPUDirect Storage ({stated.source}); set it to false")
         return ()
 
-    def gather(self, gpu: int, ranks: int, *, first: int = 0) -> Path:
+    def gather(self, gpu: int, ranks: int, *, first: int = 0, compiled: bool = False) -> Path:
         """Return the path of the bytes that a GPU receives in an all-gather among GPUs ``first`` to ``first``
-        + ``ranks`` - 1.
+        + ``ranks`` - 1, or in an all-reduce of ``compiled`` code.
 
         A ring: a GPU receives all bytes from its predecessor. Raises ValueError unless ``gpu`` is one of at
         least two such GPUs.
         """
         if not first <= gpu < first + ranks <= self.gpus or ranks < 2:
             raise ValueError(f"no all-gather to GPU {gpu} among {ranks} of {self.gpus} GPU(s)")
-        return self._between(f"all-gather to gpu{gpu}", first + (gpu - first - 1) % ranks, gpu)
+        before = first + (gpu - first - 1) % ranks
+        found = self._between(f"all-gather to gpu{gpu}", before, gpu)
+        if not compiled or not self.topology.ports or self._node(before) != self._node(gpu):
+            return found
+        kernels = self.accelerator.kernels
+        curve = Curve.flat(round(found.curve.rate(1) * kernels.all_reduce_share.value))
+        return replace(found, latency=kernels.all_reduce_s(ranks), curve=curve)
 
     def send(self, sender: int, receiver: int) -> Path:
         """Return the path of the bytes that one GPU sends to another."""

@@ -343,6 +343,14 @@ class ServingKernels(NamedTuple):
     float8: Sourced[Share]
     mxfp4: Sourced[Share]
     decoded: Sourced[Share]
+    all_reduce_latency: Sourced[Seconds]
+    all_reduce_step: Sourced[Seconds]
+    all_reduce_share: Sourced[Share]
+
+    def all_reduce_s(self, gpus: int) -> float:
+        """Return the time [s] of an all-reduce among so many GPUs, apart from its bytes: those of a ring go
+        on 2 (n - 1) times."""
+        return self.all_reduce_latency.value + 2 * (gpus - 2) * self.all_reduce_step.value
 
     def share(self, kernel: Kernel) -> float:
         """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
@@ -393,6 +401,13 @@ class CompiledKernels(Frozen):
     decoded: Sourced[Share] | None = None
     """Rate of large products with weights that are decoded over that of products with 16 bits; None: an
     estimate."""
+    all_reduce_latency: Sourced[Seconds] | None = None
+    """Time of an all-reduce over links between two GPUs in a CUDA graph, apart from its bytes; None: an
+    estimate."""
+    all_reduce_step: Sourced[Seconds] | None = None
+    """Time of each step more with more GPUs, two for each of them; None: an estimate."""
+    all_reduce_share: Sourced[Share] | None = None
+    """Rate at which its bytes move over that of the links; None: an estimate."""
 
     def serving(self, **of_gpu: Provenance) -> ServingKernels:
         """Return all numbers of a GPU whose profile is completed: those that are stated, others ``of_gpu``,
@@ -432,6 +447,12 @@ class UnmeasuredKernels(CompiledKernels):
     """The same for experts in MXFP4."""
     decoded: Sourced[Share]
     """Rate of large products with weights that are decoded over that of products with 16 bits."""
+    all_reduce_latency: Sourced[Seconds]
+    """Time of an all-reduce over links between two GPUs in a CUDA graph, apart from its bytes."""
+    all_reduce_step: Sourced[Seconds]
+    """Time of each step more with more GPUs."""
+    all_reduce_share: Sourced[Share]
+    """Rate at which its bytes move over that of the links."""
 
 
 class CompiledCosts(Frozen):

@@ -119,12 +119,13 @@ class Collectives(_Exchange):
     def _over_ring(self, kind: OpKind, cause: CauseKind, elements: float, out: PassWriter) -> None:
         """Let every GPU receive ``elements`` from its predecessor in the ring of its stage."""
         self._launch(Cause(cause), out, within_graphs=True)
-        path = partial(_ring, out, self._plan.degrees.tensor)
+        path = partial(_ring, out, self._plan)
         self._transfer(kind, Cause(cause), self.stream("all-reduce"), elements, path, out)
 
 
-def _ring(out: PassWriter, tensor: int, gpu: int) -> Path:
-    return out.machine.gather(gpu, tensor, first=gpu - gpu % tensor)
+def _ring(out: PassWriter, plan: InferencePlan, gpu: int) -> Path:
+    tensor = plan.degrees.tensor
+    return out.machine.gather(gpu, tensor, first=gpu - gpu % tensor, compiled=plan.compiled)
 
 
 class Pipeline(_Exchange):
