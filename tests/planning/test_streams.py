@@ -250,6 +250,14 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["stream", str(file), "--slo", "nothing=1"]) == 2
 
 
+def test_other_commands_say_that_they_simulate_one_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "fit"):
+        assert main([command, "serving/llama-3.1-8b-chat"]) == 0
+        assert "which simoffload stream simulates; this is one batch" in capsys.readouterr().err
+    assert main(["stream", "serving/llama-3.1-8b-chat", "--set", "stream.num_prompts=5"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_intervals_contain_errors_of_steps_which_a_queue_amplifies() -> None:
     light, heavy = (
         stream("stream.replications=1", f"stream.arrivals.request_rate={rate}", "stream.num_prompts=200")
