@@ -98,7 +98,7 @@ class _Bounded(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}; exchange them")
+            raise ValueError(f"min {self.min} is above max {self.max}; lower min, or raise max")
         return self
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import chain, islice
@@ -23,7 +24,7 @@ import numpy as np
 from simoffload.documents import candidates, either, exists, file_errors, quoted
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.requests import Requests, arrival_times, open_requests
+from simoffload.serving.requests import Requests, arranged, open_requests
 from simoffload.serving.scheduler import Runs
 from simoffload.shipped import shipped_folder
 
@@ -85,7 +86,8 @@ def read_trace(
         )
     if not kept:
         what = f"has no requests after the first {trace.skip}" if trace.skip else "has no requests"
-        raise reader.error(f"{what}{f' but {reader.failed} that failed' if reader.failed else ''}")
+        advice = "lower skip" if trace.skip else "name a file with recorded requests"
+        raise reader.error(f"{what}{f' but {reader.failed} that failed' if reader.failed else ''}; {advice}")
     kept.sort(key=lambda one: one.arrival)
     arrival = np.array([one.arrival for one in kept]) - kept[0].arrival
     lengths = np.array([(one.prompt, one.output) for one in kept], dtype=np.int64)
@@ -95,13 +97,13 @@ def read_trace(
     runs, repeat = [one.runs for one in kept], trace.repeat
     period = arrival[-1] * len(kept) / max(1, len(kept) - 1)
     arrival = (np.arange(repeat)[:, None] * period + arrival).ravel()
+    prompt, output = np.tile(lengths, (repeat, 1)).T
+    requests = open_requests(arrival, prompt.copy(), output.copy(), runs * repeat)
     if options.arrivals is not None:
         assert draw is not None
-        arrival = arrival_times(options.arrivals, draw, len(arrival))
-    prompt, output = np.tile(lengths, (repeat, 1)).T
-    return RecordedTrace(
-        open_requests(arrival, prompt.copy(), output.copy(), runs * repeat), kind, reader.failed
-    )
+        arrival, after = arranged(options.arrivals, draw, np.ones(len(arrival), dtype=np.int64))
+        requests = requests._replace(arrival=arrival, after=after)
+    return RecordedTrace(requests, kind, reader.failed)
 
 
 def _located(name: str, root: Path | None) -> Path:
@@ -136,6 +138,7 @@ class _Reader:
 
     def __init__(self, path: str, file: TextIO) -> None:
         self._path, self._file, self._line = path, file, 0
+        self._first = ""
         self.failed = 0
 
     def error(self, message: str, *, line: int | None = None) -> InputError:
@@ -148,6 +151,7 @@ class _Reader:
         first = next((one for one in lines if one.strip()), "")
         if not first:
             raise self.error("is empty; name a file with recorded requests")
+        self._first = first.strip()
         if first.lstrip().startswith("{"):
             return self._json(first, lines)
         names = [one.strip().casefold() for one in next(csv.reader([first]))]
@@ -159,7 +163,8 @@ class _Reader:
 
     def _unknown(self) -> InputError:
         known = either([one.kind for one in _TABLES] + ["Mooncake", "vllm bench --save-detailed", "AIPerf"])
-        return self.error(f"its format is not known; it can be {known}", line=self._line)
+        text = f"its format is not known by its first line, {quoted(self._first)}; it can be {known}"
+        return self.error(text, line=self._line)
 
     def _lines(self) -> Iterator[str]:
         while True:
@@ -192,6 +197,7 @@ class _Reader:
                 KeyError,
                 IndexError,
                 AttributeError,
+                OverflowError,
             ) as error:
                 why = str(error) if isinstance(error, _BrokenRowError) else _reason(error)
                 raise self.error(f"a broken row: {why}; correct or remove it", line=self._line) from None
@@ -271,27 +277,37 @@ def _read_table(
 
 
 def _read_line(read: Callable[[Mapping[str, Any]], Row | None], text: str) -> Row | None:
-    return read(json.loads(text))
+    found = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+    if not isinstance(found, dict):
+        raise _BrokenRowError("it is no object of JSON")
+    return read(found)
 
 
 def _number(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not isfinite(number):
-        raise _BrokenRowError(f"{shortened(str(value))} is no finite number")
-    return number
+    with suppress(ValueError, TypeError, OverflowError):
+        if not isinstance(value, bool) and isfinite(number := float(value)):
+            return number
+    raise _BrokenRowError(f"{quoted(str(value))} is no finite number")
 
 
 def _tokens(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise _BrokenRowError(f"{shortened(str(value))} is no number of tokens")
-    return int(value)
+    number = _number(value)
+    if not number.is_integer():
+        raise _BrokenRowError(f"{quoted(str(value))} is no whole number of tokens")
+    return int(number)
 
 
 def _azure(stamp: str, prompt: str, output: str) -> Row | None:
     """Return a request of Azure; its stamps have up to seven decimals, and in 2024 an offset."""
     second, _, part = stamp.strip().partition(".")
     digits = part[: len(part) - len(part.lstrip("0123456789"))]
-    day = datetime.fromisoformat(second.removesuffix("Z").partition("+")[0])
+    try:
+        day = datetime.fromisoformat(second.removesuffix("Z").partition("+")[0])
+    except ValueError:
+        text = f"{quoted(stamp)} is no date and time, such as 2023-11-16 18:15:46.68"
+        raise _BrokenRowError(text) from None
     seconds = (day - datetime(2020, 1, 1)).total_seconds()  # noqa: DTZ001
     if _tokens(output) == 0:
         return None

@@ -139,16 +139,22 @@ def test_no_more_of_a_file_is_read_than_needed(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("a,b\n1,2\n", r"trace:1: its format is not known; it can be Azure, BurstGPT"),
+        (
+            "a,b\n1,2\n",
+            r'trace:1: its format is not known by its first line, "a,b"; it can be Azure, BurstGPT',
+        ),
         ('{"a": 1}\n', "its format is not known"),
-        ("arrival,prompt,output\n", "has no requests"),
+        ("arrival,prompt,output\n", "has no requests; name a file with recorded requests"),
         ("arrival,prompt,output\n1,2,3\n1,2\n", "trace:3: a broken row: too few columns"),
-        ("arrival,prompt,output\n1,x,3\n", "trace:2: a broken row: invalid literal"),
-        ("arrival,prompt,output\nnan,1,3\n", "trace:2: a broken row: nan is no finite number"),
+        ("arrival,prompt,output\n1,x,3\n", 'trace:2: a broken row: "x" is no finite number'),
+        ("arrival,prompt,output\n1,4.5,3\n", 'trace:2: a broken row: "4.5" is no whole number of tokens'),
+        ("arrival,prompt,output\nnan,1,3\n", 'trace:2: a broken row: "nan" is no finite number'),
         ("arrival,prompt,output\n1,0,3\n", "trace:2: a broken row: its prompt has 0 tokens"),
         ("arrival,prompt,output\n1,1,-3\n", "trace:2: a broken row: its output has -3 tokens"),
         (FORMATS["BurstGPT"].splitlines()[0] + "\n5,,1,GPT,1,0,1,x\n", "has no requests but 1 that failed"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "trace:2: a broken row"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", '"yesterday" is no date and time'),
+        ('{"timestamp": 1, "input_length": 6, "output_length": 2}\n{oops', "trace:2: .* no object of JSON"),
+        ('{"timestamp": 1, "input_length": 6, "output_length": 1%s}' % ("0" * 400), "is no finite number"),
         ('{"timestamp": 1, "input_length": 600, "output_length": 2, "hash_ids": [1]}', "1 hash_ids for 600"),
         ('{"timestamp": 1, "input_length": 6, "output_length": 2, "hash_ids": ["a"]}', "no whole numbers"),
         ('{"timestamp": 1, "hash_ids": [1]}', "trace:1: a broken row: no input_length"),
@@ -161,6 +167,18 @@ def test_broken_files_are_refused_with_their_line(tmp_path: Path, text: str, mes
     with pytest.raises(InputError, match=message) as error:
         read(written(tmp_path, text))
     assert len(error.value.problems) == 1
+
+
+def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
+    assert rows(read(written(tmp_path, "arrival,prompt,output\n0,10.0,1e2\n")).requests) == [(0.0, 10, 100)]
+
+
+def test_users_send_the_recorded_requests() -> None:
+    draw = np.random.default_rng(0)
+    requests = read(AZURE, number=5, draw=draw, arrivals={"kind": "closed", "users": 2}).requests
+    assert requests.prompt.tolist() == read(AZURE, number=5).requests.prompt.tolist()
+    assert requests.after.tolist() == [-1, -1, 0, 1, 2]
+    assert not requests.arrival.any()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

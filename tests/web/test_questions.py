@@ -324,7 +324,7 @@ def test_every_kind_of_a_length_can_be_chosen() -> None:
 def test_a_mistake_in_a_length_is_said_at_its_number() -> None:
     begun = answer(with_stream(ENGINE), "length stream.output", "uniform").state
     wrong = inputs(answer(begun, "edit stream.output.min", "900"))
-    assert wrong["length stream.output"].problem == "min 900 is above max 48; exchange them"
+    assert wrong["length stream.output"].problem == "min 900 is above max 48; lower min, or raise max"
     assert wrong["length stream.output"].value == "uniform"
     assert wrong["edit stream.output.min"].value == "900"
     followed = answer(begun, "edit stream.output.min", "900")
