@@ -128,7 +128,8 @@ class StreamSimulation:
             text = (
                 "no block of the key-value cache fits beside the weights and what a step of "
                 f"{limits.tokens} tokens and {limits.sequences} sequences needs; lower "
-                "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (simoffload fit shows the memory)"
+                "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (see simoffload "
+                "fit)"
             )
             raise self._refusal(text)
         return limits, scenario
