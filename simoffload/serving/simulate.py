@@ -128,8 +128,8 @@ class StreamSimulation:
             text = (
                 "no block of the key-value cache fits beside the weights and what a step of "
                 f"{limits.tokens} tokens and {limits.sequences} sequences needs; lower "
-                "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (see simoffload "
-                "fit)"
+                "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (simoffload "
+                "fit has the memory)"
             )
             raise self._refusal(text)
         return limits, scenario

@@ -1,9 +1,10 @@
-"""Recorded requests: traces of Mooncake, Azure and BurstGPT, files of ``vllm bench`` and AIPerf, own CSV.
+"""Recorded requests: traces of Mooncake, Qwen-Bailian, Azure and BurstGPT, files of ``vllm bench`` and
+AIPerf, own CSV.
 
 A format is known by its first line. Files of lines are read row by row, and only as far as needed.
 Formats: kvcache-ai/Mooncake@3b5a594 (FAST25-release/traces), Azure/AzurePublicDataset@b469a11 (2023, 2024),
-HPMLL/BurstGPT@e92f533, ``vllm/benchmarks/serve.py`` of vLLM 0.33.0 (``--save-detailed``), records of AIPerf
-0.13.0 (``profile_export.jsonl``).
+alibaba-edu/qwen-bailian-usagetraces-anon@03a51e3, HPMLL/BurstGPT@e92f533, ``vllm/benchmarks/serve.py`` of
+vLLM 0.33.0 (``--save-detailed``), records of AIPerf 0.13.0 (``profile_export.jsonl``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
@@ -35,8 +37,8 @@ _LONGEST = 10_000_000
 _LARGEST = 500_000_000
 """Largest file that is read at once [B]: a result of ``vllm bench``."""
 _MOST_TOKENS = 10_000_000
-_MOONCAKE_BLOCK = 512
-"""Tokens of a hash of Mooncake."""
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
+"""Tokens of a hash of Mooncake, and of Qwen-Bailian."""
 
 
 class Row(NamedTuple):
@@ -162,8 +164,11 @@ class _Reader:
         raise self._unknown()
 
     def _unknown(self) -> InputError:
-        known = either([one.kind for one in _TABLES] + ["Mooncake", "vllm bench --save-detailed", "AIPerf"])
+        others = ["Mooncake", "Qwen-Bailian", "vllm bench --save-detailed", "AIPerf"]
+        known = either([one.kind for one in _TABLES] + others)
         text = f"its format is not known by its first line, {quoted(self._first)}; it can be {known}"
+        if self._first.startswith("["):
+            text += "; of a list of texts, such as ShareGPT, write a CSV with the tokens of your tokenizer"
         return self.error(text, line=self._line)
 
     def _lines(self) -> Iterator[str]:
@@ -323,35 +328,39 @@ def _burst(stamp: str, prompt: str, output: str) -> Row | None:
     return None if _tokens(output) == 0 else _plain(stamp, prompt, output)
 
 
-def _mooncake(row: Mapping[str, Any]) -> Row:
-    """Return a request of Mooncake; hashes of its blocks, each of which stands for all before it, become runs
-    of consecutive ones."""
+def _mooncake(row: Mapping[str, Any], *, block: int = _MOONCAKE_BLOCK, unit: float = 1e-3) -> Row:
+    """Return a request with the hashes of its blocks, of which consecutive ones become runs; its stamp is in
+    a unit [s]. The last block need not be full, and then may have no hash: it is never found again."""
     prompt, hashes = _tokens(row["input_length"]), row.get("hash_ids")
     runs: list[tuple[int, int]] = []
     if hashes is not None:
         if not all(type(one) is int and one >= 0 for one in hashes):
             raise _BrokenRowError("hash_ids are no whole numbers")
-        if len(hashes) != -(-prompt // _MOONCAKE_BLOCK):
-            raise _BrokenRowError(
-                f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {_MOONCAKE_BLOCK}"
-            )
+        if len(hashes) not in (prompt // block, -(-prompt // block)):
+            raise _BrokenRowError(f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {block}")
         begin = 0
         for place in range(1, len(hashes) + 1):
             if place == len(hashes) or hashes[place] != hashes[place - 1] + 1:
-                end = min(place * _MOONCAKE_BLOCK, prompt)
-                runs.append((hashes[begin], end - begin * _MOONCAKE_BLOCK))
+                end = prompt if place == len(hashes) else place * block
+                runs.append((hashes[begin], end - begin * block))
                 begin = place
-    return Row(_number(row["timestamp"]) / 1000, prompt, _tokens(row["output_length"]), tuple(runs) or None)
+    return Row(_number(row["timestamp"]) * unit, prompt, _tokens(row["output_length"]), tuple(runs) or None)
 
 
 def _aiperf(record: Mapping[str, Any]) -> Row | None:
-    """Return a record of AIPerf; None for one that failed, was cancelled, or is of the warm-up."""
+    """Return a record of AIPerf; None for one that failed, was cancelled, or is of the warm-up.
+
+    Equal conversations of its dataset have the same first prompt; what later turns have in common is not in
+    the file.
+    """
     about, found = record["metadata"], record.get("metrics") or {}
     if record.get("error") or about.get("was_cancelled") or about.get("benchmark_phase") == "warmup":
         return None
     start = about["request_start_ns"] if "request_start_ns" in about else about["timestamp_ns"]
     prompt, output = (_tokens(found[f"{one}_sequence_length"]["value"]) for one in ("input", "output"))
-    return Row(_number(start) * 1e-9, prompt, output)
+    text, turn = about.get("conversation_id"), about.get("turn_index")
+    key = int.from_bytes(sha256(str(text).encode()).digest()[:7])
+    return Row(_number(start) * 1e-9, prompt, output, ((key, prompt),) if text and not turn else None)
 
 
 class _Table(NamedTuple):
@@ -366,6 +375,7 @@ _TABLES = (
     _Table("CSV with arrival, prompt and output", ("arrival", "prompt", "output"), _plain),
 )
 _LINES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Row | None]], ...] = (
+    ("Qwen-Bailian", "chat_id", partial(_mooncake, block=_BAILIAN_BLOCK, unit=1.0)),
     ("Mooncake", "hash_ids", _mooncake),
     ("Mooncake", "input_length", _mooncake),
     ("AIPerf", "metadata", _aiperf),
