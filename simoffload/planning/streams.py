@@ -463,7 +463,7 @@ def _search(simulation: StreamSimulation, tried: dict[float, RateTrial]) -> None
 
     with stage():
         if isinstance(options.arrivals, Closed):
-            most = options.num_prompts or 1000
+            most = simulation.users(_at(simulation.scenario, _MOST))
             largest_that_fits(
                 lambda users: {"attained": margin(users)},
                 start=options.arrivals.users,

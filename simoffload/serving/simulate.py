@@ -218,6 +218,10 @@ class StreamSimulation:
             for one in error.problems
         )
 
+    def users(self, options: StreamOptions) -> int:
+        """Return how many users at most send requests at once, of as many as the stream has."""
+        return int((self._requests(options, 0).after < 0).sum())
+
     def notes(self, measures: Sequence[StreamMeasures]) -> Iterator[str]:
         """Yield what a reader must know to judge the numbers."""
         least = min(one.number for one in measures)

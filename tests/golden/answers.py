@@ -26,7 +26,7 @@ FEW = (
     "deepnvme/mixtral-8x22b",
     "fsdp/llama-3.1-8b",
     "micron/opt-30b-nvme",
-    "serving/llama-3.1-8b-conversations",
+    "serving/llama-3.1-8b-chat",
     "superoffload/qwen3-14b",
     "xinnor/llama-1b",
     "zenflow/qwen2.5-1.5b",

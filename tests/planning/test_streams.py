@@ -102,6 +102,11 @@ def test_the_number_of_users_within_limits() -> None:
     assert found.best.load == round(found.best.load)
     above = next(one for one in found.trials if one.load > found.best.load)
     assert above.load == found.best.load + 1
+    # 60 requests in conversations of three turns have twenty users at most.
+    turns = "stream.conversations={turns: {kind: fixed, tokens: 3}, think_time: 1 s}"
+    most = stream("stream.replications=1", closed, turns, slo="tpot=1s")
+    assert most.best is not None
+    assert most.best.load == 20
 
 
 def test_conversations_find_what_was_written_before() -> None:
