@@ -232,7 +232,8 @@ def _published(
 def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
     folder = OutputFolder.of(arguments)
-    scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
+    changes = CommandChanges.of(arguments, model=arguments.model)
+    scenario = load(arguments.scenario, changes, of_stream=True, console=console)
     from simoffload.planning.costs import load_costs
     from simoffload.planning.streams import stream
 
@@ -279,7 +280,7 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
     name, start = arguments.scenario or arguments.model, None
     prepare = None
     if name:
-        scenario = load(arguments.scenario, changes, console=console)
+        scenario = load(arguments.scenario, changes, of_stream=True, console=console)
         prepare = partial(open_models, model_files(scenario))
         prepare()
         start = State((variant_of(scenario, name, changes.overrides),))

@@ -131,12 +131,14 @@ def load(
     changes: CommandChanges,
     *,
     targets: Sequence[str] | None = None,
+    of_stream: bool = False,
     console: Console,
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
     name of a model, on the platform that the first of ``targets`` or the GPU of the changes names.
 
-    For targets it lacks the overrides of the platform, which :func:`move` applies on each of them."""
+    For targets it lacks the overrides of the platform, which :func:`move` applies on each of them. A note
+    says that a stream is not simulated, unless the command is ``of_stream``."""
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
     overrides, parts, model = changes
@@ -150,6 +152,11 @@ def load(
         return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
     else:
         found = load_scenario(source, overrides=overrides, placed=not targets)
+    if found.scenario.stream is not None and not of_stream:
+        console.note(
+            f"{shortened(source)} has requests that arrive one after the other, which simoffload stream "
+            "simulates; this is one batch of its workload"
+        )
     found = _with_parts(found, parts)
     return with_model(found, model, placed=not targets, option="--model") if model else found
 

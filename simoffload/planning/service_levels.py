@@ -76,13 +76,16 @@ def parse_service(text: str, result: type[WithMetrics]) -> ServiceLevel:
         known = declared_metrics()
         if name in known or name in limited_metrics(known.values()):
             raise _refusal(text, f"{name} is no limit of this kind of work; it has {', '.join(mine)}")
-        raise _refusal(text, f"unknown metric {quoted(name)}{suggest(name, mine)}; {example}")
+        hint = suggest(name, mine) or f"; this kind of work has {', '.join(mine)}"
+        raise _refusal(text, f"unknown metric {quoted(name)}{hint}; {example}")
     try:
         limit = metric.unit.parse(value)
     except ValueError as error:
         reason = str(error).partition("; write e.g.")[0]
         if metric.unit.parse is float:
             reason = f"{quoted(value)} is not a number"
+        if "," in value:
+            example = "write each limit with a --slo of its own"
         raise _refusal(text, f"{reason}; {example}") from None
     if not 0 < limit < math.inf:
         raise _refusal(text, f"must be above zero and finite; {example}")

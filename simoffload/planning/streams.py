@@ -376,7 +376,12 @@ def _with_limits(scenario: LoadedScenario, slo: str | Sequence[str]) -> LoadedSc
         Edit(("stream", "slo", one.name), f"{one.limit} s" if one.metric.unit.name == "s" else one.limit)
         for one in levels
     ]
-    found = scenario.edited(*edits) if edits else scenario
+    try:
+        found = scenario.edited(*edits) if edits else scenario
+    except InputError as error:
+        raise InputError(
+            one._replace(path="--slo", line=None, column=None) for one in error.problems
+        ) from None
     if edits and found.scenario.stream and not found.scenario.stream.slo.any:
         raise InputError.at("--slo", "attain needs a limit that so many requests keep, such as ttft=2s")
     return found
@@ -458,7 +463,7 @@ def _search(simulation: StreamSimulation, tried: dict[float, RateTrial]) -> None
 
     with stage():
         if isinstance(options.arrivals, Closed):
-            most = options.num_prompts or 1000
+            most = simulation.users(_at(simulation.scenario, _MOST))
             largest_that_fits(
                 lambda users: {"attained": margin(users)},
                 start=options.arrivals.users,

@@ -79,6 +79,8 @@ def _best(found: StreamResult) -> Verdict:
     each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
     above = next((one for one in found.trials if one.load > best.load), None)
     beyond = f"; beyond, {above.binds} is missed first" if above is not None and above.binds else ""
+    if above is None:
+        beyond = "; so few requests allow no larger load, so simulate more (num_prompts, repeat)"
     parts = [VerdictPart(each if found.gpus > 1 else ""), VerdictPart(beyond)]
     return Verdict.of(f"up to {load} with {what}", *parts)
 

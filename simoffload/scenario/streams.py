@@ -98,7 +98,7 @@ class _Bounded(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}; exchange them")
+            raise ValueError(f"min {self.min} is above max {self.max}; lower min, or raise max")
         return self
 
 
@@ -173,8 +173,8 @@ class TraceOptions(Frozen):
     file: Annotated[str, Field(min_length=1, max_length=4096)]
     """Path of the file relative to the scenario, or a shipped trace: mooncake-conversation-1000.jsonl
     (Mooncake, Apache-2.0) or azure-2023-conversation-2000.csv (Azure, CC-BY-4.0). Formats are known by
-    content: Mooncake, Azure, BurstGPT, ``vllm bench serve --save-detailed``, AIPerf, or CSV with the columns
-    arrival [s], prompt and output."""
+    content: Mooncake, Qwen-Bailian, Azure, BurstGPT, ``vllm bench serve --save-detailed``, AIPerf, or CSV
+    with the columns arrival [s], prompt and output."""
     skip: Annotated[int, Field(strict=True, ge=0, le=10**9)] = 0
     """Number of requests at the begin that are left out."""
     rate_factor: Factor = 1.0

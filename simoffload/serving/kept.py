@@ -42,7 +42,7 @@ INTERVAL = 30.0
 _ALIVE = 3
 """Intervals without a file after which a process is taken to have ended (our choice)."""
 _MOST_BYTES = 1 << 30
-"""Size [B] beyond which what was used first is removed (our choice)."""
+"""Size [B] of everything beyond which what was used first is removed (our choice)."""
 _OLDEST = 30 * 86400.0
 """Time [s] after its last use after which everything is removed (our choice)."""
 _MOST_POINTS = 50_000
@@ -106,17 +106,26 @@ def _write(path: Path, data: bytes, entry: Path) -> None:
 
 
 def _prune(own: Path) -> None:
-    """Remove entries of all kinds by age and total size, but those of this process and of others at work."""
-    total = 0
-    for age, size, one in sorted((*_age_and_size(one), one) for one in own.parent.parent.glob("*/*")):
+    """Remove entries of all kinds by age and total size, but streams of this process and of others at work.
+
+    Steps are removed whoever uses them, as they can be simulated again.
+    """
+    entries, total = list[tuple[float, int, str, bool]](), 0
+    for kind in own.parent.parent.iterdir():
+        for one in os.scandir(kind):
+            with suppress(OSError):  # another process removed it
+                entries.append((*_age_and_size(one), one.path, one.is_dir()))
+    for age, size, path, is_stream in sorted(entries):
         total += size
-        if (total > _MOST_BYTES or age > _OLDEST) and age > _ALIVE * INTERVAL and one != own:
-            rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
+        at_work = is_stream and (path == str(own) or age <= _ALIVE * INTERVAL)
+        if (total > _MOST_BYTES or age > _OLDEST) and not at_work:
+            with suppress(OSError):
+                rmtree(path) if is_stream else Path(path).unlink()
 
 
-def _age_and_size(entry: Path) -> tuple[float, int]:
+def _age_and_size(entry: os.DirEntry[str]) -> tuple[float, int]:
     """Return the time since the last use [s], and the size [B]."""
-    found = [one.stat() for one in (entry, *entry.rglob("*"))]
+    found = [one.stat() for one in (entry, *(Path(entry).rglob("*") if entry.is_dir() else ()))]
     return time.time() - max(one.st_mtime for one in found), sum(one.st_size for one in found)
 
 

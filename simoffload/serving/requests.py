@@ -32,7 +32,7 @@ from simoffload.scenario.streams import (
 )
 from simoffload.serving.scheduler import Runs
 
-__all__ = ["Requests", "arrival_times", "drawn", "lengths"]
+__all__ = ["Requests", "arranged", "arrival_times", "drawn", "lengths"]
 
 Times = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
@@ -102,24 +102,32 @@ def drawn(options: StreamOptions, *, replication: int = 0) -> Requests:
     if shared or options.conversations:
         prompt, runs = _texts(begins, turns, prompt, output, shared)
         prompt, output, runs, turns = _short_enough(options, prompt, output, runs, turns)
-        number = len(prompt)
-        begins = np.concatenate([[0], turns.cumsum()[:-1]])
-    arrival, after = np.zeros(number), np.arange(-1, number - 1)
-    if options.conversations is not None:
-        arrival[:] = times.exponential(options.conversations.think_time, number)
-    if isinstance(options.arrivals, Closed):
-        users = min(options.arrivals.users, len(turns))
-        arrival[begins] = times.exponential(options.arrivals.think_time, len(begins))
-        after[begins] = -1
-        after[begins[users:]] = (begins + turns - 1)[:-users]
-        arrival[begins[:users]] = np.sort(arrival[begins[:users]])
-    else:
-        arrival[begins] = arrival_times(options.arrivals, times, len(begins))
-        after[begins] = -1
+    think_time = None if options.conversations is None else options.conversations.think_time
+    arrival, after = arranged(options.arrivals, times, turns, think_time=think_time)
     return Requests(arrival, prompt, output, runs, after)
 
 
 # -- arrivals ------------------------------------------------------------------------------------
+
+
+def arranged(
+    arrivals: Arrivals, draw: np.random.Generator, turns: Tokens, *, think_time: float | None = None
+) -> tuple[Times, Tokens]:
+    """Return the columns ``arrival`` and ``after`` of requests in conversations with so many ``turns`` each,
+    between which there is a mean time [s]; None: no conversation has a second turn."""
+    number, begins = int(turns.sum()), np.concatenate([[0], turns.cumsum()[:-1]])
+    arrival, after = np.zeros(number), np.arange(-1, number - 1)
+    if think_time is not None:
+        arrival[:] = draw.exponential(think_time, number)
+    after[begins] = -1
+    if isinstance(arrivals, Closed):
+        users = min(arrivals.users, len(turns))
+        arrival[begins] = draw.exponential(arrivals.think_time, len(begins))
+        after[begins[users:]] = (begins + turns - 1)[:-users]
+        arrival[begins[:users]] = np.sort(arrival[begins[:users]])
+    else:
+        arrival[begins] = arrival_times(arrivals, draw, len(begins))
+    return arrival, after
 
 
 def arrival_times(arrivals: Arrivals, draw: np.random.Generator, number: int) -> Times:

@@ -24,7 +24,7 @@ from simoffload.serving.scheduler import ReplicaState, Scheduler, StaticBatches,
 from simoffload.serving.steps import Point, Scaled, SimulatedSteps, StepTable
 from simoffload.serving.traces import RecordedTrace, read_trace
 from simoffload.strategies import ServingLimits
-from simoffload.units import format_number, percent
+from simoffload.units import format_number, percent, plural
 
 __all__ = ["StreamSimulation", "requests_of"]
 
@@ -64,7 +64,10 @@ class StreamSimulation:
         now_doing("planning the stream")
         options = scenario.scenario.stream
         if options is None:
-            text = "the scenario has no section stream, which says what requests arrive (docs/streams.md)"
+            text = (
+                "the scenario has no section stream, which says what requests arrive (docs/streams.md); "
+                "serving/llama-3.1-8b-chat has one"
+            )
             raise InputError([scenario.document.problem((), text)])
         self.scenario, self.options = scenario, options
         self.failed, self.assumed = 0, False
@@ -84,7 +87,8 @@ class StreamSimulation:
 
     def _limits(self, scenario: LoadedScenario) -> tuple[ServingLimits, LoadedScenario]:
         """Return the limits of the engine, and the scenario with a batch that fills a step."""
-        options, found = self.options, getattr(scenario.plan(), "serving_limits", None)
+        options, strategy = self.options, scenario.scenario.strategy
+        found = getattr(scenario.plan(), "serving_limits", None)
         if found is not None:
             sequences = options.max_num_seqs or found.sequences
             tokens = max(options.max_num_batched_tokens or found.tokens, sequences)
@@ -99,9 +103,11 @@ class StreamSimulation:
         stated = (options.max_num_batched_tokens, options.max_num_seqs, options.kv_blocks)
         if found is None and None in stated:
             text = (
-                f"{scenario.scenario.strategy.kind} is no engine with limits of its own: state "
-                "max_num_batched_tokens, max_num_seqs and kv_blocks"
+                f"{strategy.kind} is no engine with limits of its own: state max_num_batched_tokens, "
+                "max_num_seqs and kv_blocks"
             )
+            if getattr(strategy, "compiled", True) is False:
+                text += ", or strategy.compiled: true, which is vLLM"
             raise self._refusal(text)
         self.assumed = found is None
         usual = found or ServingLimits(0, 0, 0, 16, ())
@@ -119,7 +125,12 @@ class StreamSimulation:
             )
             raise self._refusal(text)
         if not limits.blocks:
-            text = "no block of the key-value cache fits beside the weights; see simoffload fit"
+            text = (
+                "no block of the key-value cache fits beside the weights and what a step of "
+                f"{limits.tokens} tokens and {limits.sequences} sequences needs; lower "
+                "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (simoffload "
+                "fit has the memory)"
+            )
             raise self._refusal(text)
         return limits, scenario
 
@@ -207,13 +218,17 @@ class StreamSimulation:
             for one in error.problems
         )
 
+    def users(self, options: StreamOptions) -> int:
+        """Return how many users at most send requests at once, of as many as the stream has."""
+        return int((self._requests(options, 0).after < 0).sum())
+
     def notes(self, measures: Sequence[StreamMeasures]) -> Iterator[str]:
         """Yield what a reader must know to judge the numbers."""
         least = min(one.number for one in measures)
         if least < _FEW:
             yield (
-                f"{least} requests are too few for p99: of {_FEW} independent ones it varies by 15 %; raise "
-                "num_prompts"
+                f"{plural(least, 'request')} {'is' if least == 1 else 'are'} too few for p99: of {_FEW} "
+                "independent ones it varies by 15 %; raise num_prompts"
             )
         kind = self.scenario.scenario.strategy.kind
         if self.assumed and self.options.scheduler == "vllm":
@@ -223,7 +238,15 @@ class StreamSimulation:
             )
         if self.failed:
             yield f"{self.failed} recorded requests failed or were of a warm-up, and are left out"
-        share = max(float(one.served.preemptions.sum()) / max(1, len(one.served.first)) for one in measures)
+        model, served = self.scenario.model, measures[0].served
+        most = model.max_position_embeddings
+        if most is not None and (long := int((served.prompt + served.output > most).sum())):
+            yield (
+                f"{plural(long, 'request')} of the first replication {'has' if long == 1 else 'have'} more "
+                f"than the {most} tokens that {model.name} was made for, and vLLM refuses such prompts; "
+                "lower max of prompt and output, or max_model_len of conversations"
+            )
+        share = max(float((one.served.preemptions > 0).mean()) for one in measures)
         if share > 0.05:
             yield (
                 f"{share:.0%} of the requests are preempted: repeated real runs then differ by 14 to 22 %, "
@@ -232,7 +255,7 @@ class StreamSimulation:
         left, growth = max(one.backlog for one in measures)
         if left > _BACKLOG and not isinstance(self.options.arrivals, Closed):
             yield (
-                f"{percent(left)} of the requests wait when the last one arrives: the load is more than the "
-                f"replica serves, the queue grows by {format_number(growth)} requests/s, and a longer stream "
-                "has longer times"
+                f"{percent(left)} of the requests wait when the last one arrives: the stated load is more "
+                f"than the replica serves, the queue grows by {format_number(growth)} requests/s, and a "
+                "longer stream has longer times"
             )

@@ -1,9 +1,10 @@
-"""Recorded requests: traces of Mooncake, Azure and BurstGPT, files of ``vllm bench`` and AIPerf, own CSV.
+"""Recorded requests: traces of Mooncake, Qwen-Bailian, Azure and BurstGPT, files of ``vllm bench`` and
+AIPerf, own CSV.
 
 A format is known by its first line. Files of lines are read row by row, and only as far as needed.
 Formats: kvcache-ai/Mooncake@3b5a594 (FAST25-release/traces), Azure/AzurePublicDataset@b469a11 (2023, 2024),
-HPMLL/BurstGPT@e92f533, ``vllm/benchmarks/serve.py`` of vLLM 0.33.0 (``--save-detailed``), records of AIPerf
-0.13.0 (``profile_export.jsonl``).
+alibaba-edu/qwen-bailian-usagetraces-anon@03a51e3, HPMLL/BurstGPT@e92f533, ``vllm/benchmarks/serve.py`` of
+vLLM 0.33.0 (``--save-detailed``), records of AIPerf 0.13.0 (``profile_export.jsonl``).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
@@ -23,7 +26,7 @@ import numpy as np
 from simoffload.documents import candidates, either, exists, file_errors, quoted
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.requests import Requests, arrival_times, open_requests
+from simoffload.serving.requests import Requests, arranged, open_requests
 from simoffload.serving.scheduler import Runs
 from simoffload.shipped import shipped_folder
 
@@ -34,8 +37,8 @@ _LONGEST = 10_000_000
 _LARGEST = 500_000_000
 """Largest file that is read at once [B]: a result of ``vllm bench``."""
 _MOST_TOKENS = 10_000_000
-_MOONCAKE_BLOCK = 512
-"""Tokens of a hash of Mooncake."""
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16
+"""Tokens of a hash of Mooncake, and of Qwen-Bailian."""
 
 
 class Row(NamedTuple):
@@ -85,7 +88,8 @@ def read_trace(
         )
     if not kept:
         what = f"has no requests after the first {trace.skip}" if trace.skip else "has no requests"
-        raise reader.error(f"{what}{f' but {reader.failed} that failed' if reader.failed else ''}")
+        advice = "lower skip" if trace.skip else "name a file with recorded requests"
+        raise reader.error(f"{what}{f' but {reader.failed} that failed' if reader.failed else ''}; {advice}")
     kept.sort(key=lambda one: one.arrival)
     arrival = np.array([one.arrival for one in kept]) - kept[0].arrival
     lengths = np.array([(one.prompt, one.output) for one in kept], dtype=np.int64)
@@ -95,13 +99,13 @@ def read_trace(
     runs, repeat = [one.runs for one in kept], trace.repeat
     period = arrival[-1] * len(kept) / max(1, len(kept) - 1)
     arrival = (np.arange(repeat)[:, None] * period + arrival).ravel()
+    prompt, output = np.tile(lengths, (repeat, 1)).T
+    requests = open_requests(arrival, prompt.copy(), output.copy(), runs * repeat)
     if options.arrivals is not None:
         assert draw is not None
-        arrival = arrival_times(options.arrivals, draw, len(arrival))
-    prompt, output = np.tile(lengths, (repeat, 1)).T
-    return RecordedTrace(
-        open_requests(arrival, prompt.copy(), output.copy(), runs * repeat), kind, reader.failed
-    )
+        arrival, after = arranged(options.arrivals, draw, np.ones(len(arrival), dtype=np.int64))
+        requests = requests._replace(arrival=arrival, after=after)
+    return RecordedTrace(requests, kind, reader.failed)
 
 
 def _located(name: str, root: Path | None) -> Path:
@@ -136,6 +140,7 @@ class _Reader:
 
     def __init__(self, path: str, file: TextIO) -> None:
         self._path, self._file, self._line = path, file, 0
+        self._first = ""
         self.failed = 0
 
     def error(self, message: str, *, line: int | None = None) -> InputError:
@@ -148,6 +153,7 @@ class _Reader:
         first = next((one for one in lines if one.strip()), "")
         if not first:
             raise self.error("is empty; name a file with recorded requests")
+        self._first = first.strip()
         if first.lstrip().startswith("{"):
             return self._json(first, lines)
         names = [one.strip().casefold() for one in next(csv.reader([first]))]
@@ -158,8 +164,12 @@ class _Reader:
         raise self._unknown()
 
     def _unknown(self) -> InputError:
-        known = either([one.kind for one in _TABLES] + ["Mooncake", "vllm bench --save-detailed", "AIPerf"])
-        return self.error(f"its format is not known; it can be {known}", line=self._line)
+        others = ["Mooncake", "Qwen-Bailian", "vllm bench --save-detailed", "AIPerf"]
+        known = either([one.kind for one in _TABLES] + others)
+        text = f"its format is not known by its first line, {quoted(self._first)}; it can be {known}"
+        if self._first.startswith("["):
+            text += "; of a list of texts, such as ShareGPT, write a CSV with the tokens of your tokenizer"
+        return self.error(text, line=self._line)
 
     def _lines(self) -> Iterator[str]:
         while True:
@@ -192,6 +202,7 @@ class _Reader:
                 KeyError,
                 IndexError,
                 AttributeError,
+                OverflowError,
             ) as error:
                 why = str(error) if isinstance(error, _BrokenRowError) else _reason(error)
                 raise self.error(f"a broken row: {why}; correct or remove it", line=self._line) from None
@@ -271,27 +282,37 @@ def _read_table(
 
 
 def _read_line(read: Callable[[Mapping[str, Any]], Row | None], text: str) -> Row | None:
-    return read(json.loads(text))
+    found = None
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+    if not isinstance(found, dict):
+        raise _BrokenRowError("it is no object of JSON")
+    return read(found)
 
 
 def _number(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not isfinite(number):
-        raise _BrokenRowError(f"{shortened(str(value))} is no finite number")
-    return number
+    with suppress(ValueError, TypeError, OverflowError):
+        if not isinstance(value, bool) and isfinite(number := float(value)):
+            return number
+    raise _BrokenRowError(f"{quoted(str(value))} is no finite number")
 
 
 def _tokens(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise _BrokenRowError(f"{shortened(str(value))} is no number of tokens")
-    return int(value)
+    number = _number(value)
+    if not number.is_integer():
+        raise _BrokenRowError(f"{quoted(str(value))} is no whole number of tokens")
+    return int(number)
 
 
 def _azure(stamp: str, prompt: str, output: str) -> Row | None:
     """Return a request of Azure; its stamps have up to seven decimals, and in 2024 an offset."""
     second, _, part = stamp.strip().partition(".")
     digits = part[: len(part) - len(part.lstrip("0123456789"))]
-    day = datetime.fromisoformat(second.removesuffix("Z").partition("+")[0])
+    try:
+        day = datetime.fromisoformat(second.removesuffix("Z").partition("+")[0])
+    except ValueError:
+        text = f"{quoted(stamp)} is no date and time, such as 2023-11-16 18:15:46.68"
+        raise _BrokenRowError(text) from None
     seconds = (day - datetime(2020, 1, 1)).total_seconds()  # noqa: DTZ001
     if _tokens(output) == 0:
         return None
@@ -307,35 +328,39 @@ def _burst(stamp: str, prompt: str, output: str) -> Row | None:
     return None if _tokens(output) == 0 else _plain(stamp, prompt, output)
 
 
-def _mooncake(row: Mapping[str, Any]) -> Row:
-    """Return a request of Mooncake; hashes of its blocks, each of which stands for all before it, become runs
-    of consecutive ones."""
+def _mooncake(row: Mapping[str, Any], *, block: int = _MOONCAKE_BLOCK, unit: float = 1e-3) -> Row:
+    """Return a request with the hashes of its blocks, of which consecutive ones become runs; its stamp is in
+    a unit [s]. The last block need not be full, and then may have no hash: it is never found again."""
     prompt, hashes = _tokens(row["input_length"]), row.get("hash_ids")
     runs: list[tuple[int, int]] = []
     if hashes is not None:
         if not all(type(one) is int and one >= 0 for one in hashes):
             raise _BrokenRowError("hash_ids are no whole numbers")
-        if len(hashes) != -(-prompt // _MOONCAKE_BLOCK):
-            raise _BrokenRowError(
-                f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {_MOONCAKE_BLOCK}"
-            )
+        if len(hashes) not in (prompt // block, -(-prompt // block)):
+            raise _BrokenRowError(f"{len(hashes)} hash_ids for {prompt} tokens, of which each has {block}")
         begin = 0
         for place in range(1, len(hashes) + 1):
             if place == len(hashes) or hashes[place] != hashes[place - 1] + 1:
-                end = min(place * _MOONCAKE_BLOCK, prompt)
-                runs.append((hashes[begin], end - begin * _MOONCAKE_BLOCK))
+                end = prompt if place == len(hashes) else place * block
+                runs.append((hashes[begin], end - begin * block))
                 begin = place
-    return Row(_number(row["timestamp"]) / 1000, prompt, _tokens(row["output_length"]), tuple(runs) or None)
+    return Row(_number(row["timestamp"]) * unit, prompt, _tokens(row["output_length"]), tuple(runs) or None)
 
 
 def _aiperf(record: Mapping[str, Any]) -> Row | None:
-    """Return a record of AIPerf; None for one that failed, was cancelled, or is of the warm-up."""
+    """Return a record of AIPerf; None for one that failed, was cancelled, or is of the warm-up.
+
+    Equal conversations of its dataset have the same first prompt; what later turns have in common is not in
+    the file.
+    """
     about, found = record["metadata"], record.get("metrics") or {}
     if record.get("error") or about.get("was_cancelled") or about.get("benchmark_phase") == "warmup":
         return None
     start = about["request_start_ns"] if "request_start_ns" in about else about["timestamp_ns"]
     prompt, output = (_tokens(found[f"{one}_sequence_length"]["value"]) for one in ("input", "output"))
-    return Row(_number(start) * 1e-9, prompt, output)
+    text, turn = about.get("conversation_id"), about.get("turn_index")
+    key = int.from_bytes(sha256(str(text).encode()).digest()[:7])
+    return Row(_number(start) * 1e-9, prompt, output, ((key, prompt),) if text and not turn else None)
 
 
 class _Table(NamedTuple):
@@ -350,6 +375,7 @@ _TABLES = (
     _Table("CSV with arrival, prompt and output", ("arrival", "prompt", "output"), _plain),
 )
 _LINES: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Row | None]], ...] = (
+    ("Qwen-Bailian", "chat_id", partial(_mooncake, block=_BAILIAN_BLOCK, unit=1.0)),
     ("Mooncake", "hash_ids", _mooncake),
     ("Mooncake", "input_length", _mooncake),
     ("AIPerf", "metadata", _aiperf),

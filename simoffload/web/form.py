@@ -22,7 +22,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
 from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
-from simoffload.web.scenarios import FACTORS, LOADS, NO_STREAM, costs, load, parameter, times
+from simoffload.web.scenarios import FACTORS, LENGTHS, LOADS, NO_STREAM, costs, load, parameter, times
 from simoffload.web.state import Variant
 
 _SHORT = ("quantization", "dtype", "attention")
@@ -99,9 +99,10 @@ def _others(found: Sequence[Input], labels: Sequence[str]) -> tuple[Input, ...]:
 
 def _with_problems(panel: Panel, variant: Variant, problems: Sequence[Problem]) -> Panel:
     def mended(one: Input) -> Input:
-        path = one.name.partition(" ")[2]
+        kind, _, path = one.name.partition(" ")
         text = "; ".join(problem.message for problem in problems if path and problem.key == path)
-        given = variant.given(path) if text else None
+        about = any(f"{path}.".startswith(f"{problem.key}.") for problem in problems if problem.key)
+        given = variant.given(path) if about and kind == "edit" else None
         return one._replace(problem=text, value=one.value if given is None else given)
 
     return panel._replace(inputs=tuple(map(mended, panel.inputs)), more=tuple(map(mended, panel.more)))
@@ -175,17 +176,36 @@ def _stream(scenario: LoadedScenario) -> Iterator[Panel]:
     options, data = scenario.scenario.stream, scenario.document.data.get("stream") or {}
     kind = NO_STREAM if options is None else (data.get("arrivals") or {}).get("kind", "")
     shown, more = [Input("requests", "arrivals", kind, choices=(NO_STREAM, *LOADS))], list[Input]()
-    for key, text in (("arrivals", ""), ("prompt", "prompt "), ("output", "output ")):
-        if (part := getattr(options, key, None)) is not None:
-            found = _named(type(part), f"stream.{key}", data[key], {})
-            found = [one._replace(label=f"{text}{one.label}") for one in found]
-            shown += [one for one in found if not one.note]
-            more += [one for one in found if one.note]
-    if options is not None:
-        shown += _named(type(options.slo), "stream.slo", data.get("slo") or {}, {})
-        own = _named(type(options), "stream", data, {})
-        more += [one for one in own if one.label not in ("arrivals", "slo")]
+    if options is None:
+        yield Panel("Stream of requests", tuple(shown))
+        return
+    if options.arrivals is not None:
+        for one in _named(type(options.arrivals), "stream.arrivals", data["arrivals"], {}):
+            (more if one.note else shown).append(one)
+    if options.trace is None:
+        for key, length in (("prompt", options.prompt), ("output", options.output)):
+            shown += _length(key, f"stream.{key}", length, data[key])
+    shown += _named(type(options.slo), "stream.slo", data.get("slo") or {}, {})
+    if options.trace is None:
+        talks, written = options.conversations, data.get("conversations") or {}
+        more += _length("turns", "stream.conversations.turns", talks and talks.turns, written.get("turns"))
+        if talks is not None:
+            own = _named(type(talks), "stream.conversations", written, {})
+            more += [one for one in own if one.label != "turns"]
+    apart = ("arrivals", "prompt", "output", "conversations", "slo")
+    more += [one for one in _named(type(options), "stream", data, {}) if one.label not in apart]
     yield Panel("Stream of requests", tuple(shown), tuple(more))
+
+
+def _length(label: str, at: str, length: BaseModel | None, data: Any) -> Iterator[Input]:
+    """Yield the kind of a length and its numbers; what only conversations have can be taken away."""
+    kind = NO_STREAM if length is None else data["kind"]
+    without = (NO_STREAM,) if label == "turns" else ()
+    yield Input(f"length {at}", label, kind, choices=(*without, *LENGTHS))
+    if length is not None:
+        numbers = {one.label: one for one in _named(type(length), at, data, {})}
+        for name in dict.fromkeys((*LENGTHS[kind], *(key for key, one in numbers.items() if one.value))):
+            yield numbers[name]._replace(label=f"{label}: {name}")
 
 
 # ---- of the machine ----------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         scenario=yaml_text(scenario.document.data),
         command=command(variant),
         following=tuple(
-            (name, one.section if getattr(scenario.scenario, one.section) else "")
+            (name, one.section if not problems and getattr(scenario.scenario, one.section) else "")
             for name, one in FOLLOWING.items()
             if one.section
         ),
@@ -431,10 +431,14 @@ FOLLOWING = {"curve": Following(curve), "stream": Following(requests, section="s
 
 
 def next_changes(state: State) -> Next:
-    """Return what to change next, and the sliders of the inputs that matter most. Raises InputError."""
+    """Return what to change next, and the sliders of the inputs that matter most; nothing of a scenario with
+    mistakes, which the answer says."""
     variant = state.current
     with stage(2) as parts:
-        result = _result(variant)
+        try:
+            result = _result(variant)
+        except InputError:
+            return Next((), (), "")
         evaluator = Evaluator(load(variant), result=result)
         parts.step("what to change")
         advice = advise(evaluator, costs=costs(variant))

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from simoffload.documents import Edit, edited, parse_json, parse_yaml, read_document, yaml_text
+from simoffload.documents import Edit, edited, parse_json, parse_path, parse_yaml, read_document, yaml_text
 from simoffload.errors import InputError, shortened
 from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
@@ -43,6 +43,20 @@ PRICES = "prices.yaml"
 NO_STREAM = "none"
 LOADS = {"poisson": "request_rate", "constant": "request_rate", "closed": "users"}
 """Ways in which requests arrive, and their key for the load, by which limits are searched."""
+LENGTHS: Mapping[str, Mapping[str, float]] = {
+    "fixed": {"tokens": 1.0},
+    "uniform": {"min": 0.5, "max": 1.5},
+    "lognormal": {"median": 1.0, "sigma": 1.0, "max": 8.0},
+    "exponential": {"mean": 1.0, "max": 8.0},
+    "pareto": {"median": 1.0, "sigma": 1.0, "tail": 0.1, "scale": 2.0, "alpha": 2.0, "max": 8.0},
+}
+"""Kinds of lengths and the numbers with which they begin: multiples of the length before, or shapes (our
+choice)."""
+_SHAPES = ("sigma", "tail", "alpha")
+_TYPICAL = ("tokens", "median", "mean", "max")
+"""Keys of which the first that a length has is about its size."""
+_TURNS = 4
+"""Mean number of turns with which conversations begin (our choice)."""
 _BLOCK = 16  # [tokens]
 _FIRST_LIMITS = {"ttft": "2 s", "tpot": "200 ms"}
 """Limits with which a stream begins: of Llama 2 70B in MLPerf Inference (``inference_rules.adoc``)."""
@@ -270,6 +284,27 @@ def _requests(variant: Variant, _rest: str, value: Any) -> Variant:
     return variant.edited(Edit(("stream",), {**begun, "arrivals": arrivals}).assignment)
 
 
+def _length(variant: Variant, path: str, value: Any) -> Variant:
+    """Return the variant with another kind of a length, about as long as before; what has the length is taken
+    away with :data:`NO_STREAM`."""
+    *outer, key = parse_path(path)
+    section = _now(variant).document.data
+    for name in outer:
+        section = section.get(name) or {}
+    if value == NO_STREAM:
+        return variant.edited(Edit(tuple(outer), None).assignment)
+    before = section.get(key) or {"kind": "fixed", "tokens": _TURNS}
+    begun = LENGTHS[before["kind"]]
+    typical = next((before[one] / begun[one] for one in _TYPICAL if one in before), 1.0)
+    numbers = {
+        one: number if one in _SHAPES else max(1, round(number * typical))
+        for one, number in LENGTHS[str(value)].items()
+    }
+    length = {"kind": str(value), **numbers}
+    edit = Edit((*outer, key), length) if section else Edit(tuple(outer), {key: length})
+    return variant.edited(edit.assignment)
+
+
 def _like_the_batch(scenario: LoadedScenario) -> dict[str, Any]:
     """Return a stream of requests with the lengths of the batch; of a program that is no engine, with static
     batches as large as that one."""
@@ -333,5 +368,6 @@ _CHANGES: Mapping[str, Callable[[Variant, str, Any], Variant]] = {
     "program": _program,
     "work": _work,
     "requests": _requests,
+    "length": _length,
     "file": _file,
 }

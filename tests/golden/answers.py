@@ -13,6 +13,7 @@ from simoffload.planning.advise import advise
 from simoffload.planning.answers import fit
 from simoffload.planning.compare import compare_scenarios
 from simoffload.planning.economics import Economics
+from simoffload.planning.streams import stream
 from simoffload.planning.targets import on_targets
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -25,6 +26,7 @@ FEW = (
     "deepnvme/mixtral-8x22b",
     "fsdp/llama-3.1-8b",
     "micron/opt-30b-nvme",
+    "serving/llama-3.1-8b-chat",
     "superoffload/qwen3-14b",
     "xinnor/llama-1b",
     "zenflow/qwen2.5-1.5b",
@@ -43,7 +45,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def answers(name: str) -> dict[str, Any]:
-    """What run, fit, compare and, of some, advise say of a shipped scenario."""
+    """What run, fit, compare and, of some, stream and advise say of a shipped scenario."""
     scenario = so.load_scenario(name)
     result = so.simulate(scenario)
     assert result.costs is not None
@@ -52,6 +54,8 @@ def answers(name: str) -> dict[str, Any]:
         "fit": _fit(scenario),
         "compare": _compare(scenario),
     }
+    if scenario.scenario.stream is not None:
+        found["stream"] = _stream(scenario)
     return found | ({"advise": _advise(scenario)} if name in ADVISED else {})
 
 
@@ -65,6 +69,18 @@ def _run(result: SimulationResult) -> dict[str, Any]:
         for one in plain.get("passes", ())
     }
     return _verdict(result) | {"memory": _memory(plain), "passes": passes}
+
+
+def _stream(scenario: LoadedScenario) -> dict[str, Any]:
+    """Means of the metrics, to six digits: lengths come from logarithms, which differ in the last digit."""
+    found = stream(scenario)
+    values = {name: one.value for name, one in found.estimates.items()}
+    values |= {
+        f"{name} {end}": at
+        for name, ends in found.intervals.items()
+        for end, at in zip(("low", "high"), ends, strict=True)
+    }
+    return {"kv_blocks": found.limits.blocks} | {name: float(f"{one:.6g}") for name, one in values.items()}
 
 
 def _verdict(result: SimulationResult) -> dict[str, Any]:

@@ -47,8 +47,12 @@ def test_good_ones(text: str, kind: str, wanted: ServiceLevel, shown: str) -> No
     ("text", "kind", "message"),
     [
         ("tpot", "inference", "has no limit; write e.g. tpot=200ms"),
-        ("bogus=1", "checkpoint", 'unknown metric "bogus"; write e.g. save=5s'),
-        ("bogus=1", "stream", 'unknown metric "bogus"; write e.g. tpot=200ms, ttft=2s or attain=0.99'),
+        (
+            "bogus=1",
+            "checkpoint",
+            'unknown metric "bogus"; this kind of work has save, bytes_per_s, blocking',
+        ),
+        ("bogus=1", "stream", "has ttft, tpot, e2el, attain; write e.g. tpot=200ms, ttft=2s or attain=0.99"),
         ("tpot=", "inference", "has no limit"),
         ("=5s", "inference", 'unknown metric ""'),
         ("tpto=5s", "inference", 'unknown metric "tpto"; did you mean "tpot"?'),

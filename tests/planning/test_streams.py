@@ -16,6 +16,7 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
 from simoffload.planning.streams import StreamResult, error_interval
+from simoffload.report.from_stream import stream_document
 from simoffload.scenario import resolve
 from simoffload.serving.simulate import StreamSimulation
 
@@ -101,6 +102,11 @@ def test_the_number_of_users_within_limits() -> None:
     assert found.best.load == round(found.best.load)
     above = next(one for one in found.trials if one.load > found.best.load)
     assert above.load == found.best.load + 1
+    # 60 requests in conversations of three turns have twenty users at most.
+    turns = "stream.conversations={turns: {kind: fixed, tokens: 3}, think_time: 1 s}"
+    most = stream("stream.replications=1", closed, turns, slo="tpot=1s")
+    assert most.best is not None
+    assert most.best.load == 20
 
 
 def test_conversations_find_what_was_written_before() -> None:
@@ -164,6 +170,17 @@ def test_batches_hide_that_weights_are_read_from_host_memory(
     assert not any("is assumed" in note for note in one.notes)
 
 
+def test_few_requests_and_long_ones_are_told() -> None:
+    one = ["stream.num_prompts=1", "stream.replications=1", "stream.warm_up=0"]
+    found = stream(*one, slo="ttft=1s")
+    assert found.notes[0].startswith("1 request is too few for p99")
+    assert "so few requests allow no larger load" in stream_document(found).verdicts[0]
+    (_, note) = stream(*one, "stream.prompt.tokens=131072").notes
+    assert note.startswith(
+        "1 request of the first replication has more than the 131072 tokens that llama-3.1-8b"
+    )
+
+
 def test_a_program_without_a_scheduler_says_so() -> None:
     stated = ["stream.max_num_batched_tokens=512", "stream.max_num_seqs=4", "stream.kv_blocks=4000"]
     found = stream("strategy={kind: zero_inference}", *stated, "stream.num_prompts=4")
@@ -181,6 +198,8 @@ def test_a_program_without_a_scheduler_says_so() -> None:
         (["stream.kv_blocks=20"], "all 20 KV blocks hold 320 tokens"),
         (["stream.max_num_batched_tokens=8"], "max_num_seqs 32 is above max_num_batched_tokens 8"),
         (["strategy={kind: zero_inference}"], "zero_inference is no engine with limits of its own: state"),
+        (["strategy.compiled=false"], r"or strategy\.compiled: true"),
+        (["stream.max_num_seqs=100000"], r"a step of 100000 tokens and 100000 sequences .* lower max_num_b"),
         (
             ["workload={kind: training, batch_size: 1, sequence_length: 8}"],
             "valid only for a workload of inf",
@@ -200,7 +219,9 @@ def test_bad_streams_are_refused_in_one_line(overrides: list[str], message: str)
         ("tfft=2s", 'unknown metric "tfft"; did you mean "ttft"'),
         ("ttft=2", "has no unit"),
         ("ttft=0s", "must be above zero"),
-        ("attain=2", r"stream\.slo\.attain: must be at most 1"),
+        ("attain=2", r"--slo: stream\.slo\.attain: must be at most 1"),
+        ("itl=2s", 'unknown metric "itl"; this kind of work has ttft, tpot, e2el, attain'),
+        ("ttft=2s,tpot=1s", "write each limit with a --slo of its own"),
     ],
 )
 def test_bad_limits_are_refused(text: str, message: str) -> None:
@@ -248,6 +269,14 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     assert data["best_load"] is None
     assert main(["stream", str(file), "--set", "stream.trace={file: missing}"]) == 2
     assert main(["stream", str(file), "--slo", "nothing=1"]) == 2
+
+
+def test_other_commands_say_that_they_simulate_one_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("run", "fit"):
+        assert main([command, "serving/llama-3.1-8b-chat"]) == 0
+        assert "which simoffload stream simulates; this is one batch" in capsys.readouterr().err
+    assert main(["stream", "serving/llama-3.1-8b-chat", "--set", "stream.num_prompts=5"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_intervals_contain_errors_of_steps_which_a_queue_amplifies() -> None:

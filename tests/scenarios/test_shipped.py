@@ -44,6 +44,10 @@ def test_the_studies_are_all_there() -> None:
         *("accelerate/llama-3.1-70b", "accelerate/opt-30b", "flexgen/opt-30b", "flexgen/opt-30b-accelerate"),
         "flexgen/opt-6.7b-cache-on-disk",
         *(f"serving/{model}" for model in ("llama-3.1-70b", "gpt-oss-120b", "qwen3-235b-a22b")),
+        *(
+            f"serving/llama-3.1-{what}"
+            for what in ("8b-chat", "8b-conversations", "8b-mooncake", "70b-offload")
+        ),
         *TRAINING,
     }
 

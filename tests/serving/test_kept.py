@@ -187,6 +187,31 @@ def test_what_was_used_first_is_removed(monkeypatch: pytest.MonkeyPatch) -> None
     assert left() == {"search"}  # which may be at work
 
 
+def test_steps_in_use_are_removed_beyond_the_size_of_all(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    steps = {(1, 1, 1, one): (1.0, 0.0, 1.0) for one in range(100)}
+
+    def write(key: str) -> None:
+        kept.KeptSteps(key).write(steps)
+        if (file := folder / "steps" / key).exists():
+            os.utime(file, (time.time() - 60 + len(written), time.time() - 60 + len(written)))
+        written.append(key)
+
+    written = list[str]()
+    write("0")
+    size = (folder / "steps" / "0").stat().st_size
+    monkeypatch.setattr(kept, "_MOST_BYTES", 4 * size)
+    for key in "123":
+        write(key)
+    assert kept.KeptSteps("0").read() == steps  # used last now
+    (folder / "steps" / "4.123").write_bytes(b"")  # of a process that was killed, or is about to rename it
+    for key in "456":
+        write(key)
+        assert sum(one.stat().st_size for one in folder.glob("steps/*")) <= 4 * size
+    assert {one.name for one in folder.glob("steps/?")} == {"0", *"456"}
+
+
 def test_a_checkpoint_holds_no_code() -> None:
     class Evil:
         def __reduce__(self) -> object:

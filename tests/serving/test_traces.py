@@ -66,6 +66,8 @@ FORMATS = {
     "CSV with arrival, prompt and output": "output,arrival,prompt\n2,100,10\n\n4,101.5,30\n",
     "Mooncake": '{"timestamp": 500, "input_length": 10, "output_length": 2}\n'
     '{"timestamp": 2000, "input_length": 30, "output_length": 4}\n',
+    "Qwen-Bailian": '{"chat_id": 1, "timestamp": 61.1, "input_length": 10, "output_length": 2}\n'
+    '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 62.6, "input_length": 30, "output_length": 4}\n',
     "vllm bench": json.dumps(
         {
             "input_lens": [30, 9, 10],
@@ -139,17 +141,27 @@ def test_no_more_of_a_file_is_read_than_needed(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("a,b\n1,2\n", r"trace:1: its format is not known; it can be Azure, BurstGPT"),
+        (
+            "a,b\n1,2\n",
+            r'trace:1: its format is not known by its first line, "a,b"; it can be Azure, BurstGPT',
+        ),
         ('{"a": 1}\n', "its format is not known"),
-        ("arrival,prompt,output\n", "has no requests"),
+        ('[{"conversations": []}]', "such as ShareGPT, write a CSV with the tokens of your tokenizer"),
+        ("arrival,prompt,output\n", "has no requests; name a file with recorded requests"),
         ("arrival,prompt,output\n1,2,3\n1,2\n", "trace:3: a broken row: too few columns"),
-        ("arrival,prompt,output\n1,x,3\n", "trace:2: a broken row: invalid literal"),
-        ("arrival,prompt,output\nnan,1,3\n", "trace:2: a broken row: nan is no finite number"),
+        ("arrival,prompt,output\n1,x,3\n", 'trace:2: a broken row: "x" is no finite number'),
+        ("arrival,prompt,output\n1,4.5,3\n", 'trace:2: a broken row: "4.5" is no whole number of tokens'),
+        ("arrival,prompt,output\nnan,1,3\n", 'trace:2: a broken row: "nan" is no finite number'),
         ("arrival,prompt,output\n1,0,3\n", "trace:2: a broken row: its prompt has 0 tokens"),
         ("arrival,prompt,output\n1,1,-3\n", "trace:2: a broken row: its output has -3 tokens"),
         (FORMATS["BurstGPT"].splitlines()[0] + "\n5,,1,GPT,1,0,1,x\n", "has no requests but 1 that failed"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "trace:2: a broken row"),
-        ('{"timestamp": 1, "input_length": 600, "output_length": 2, "hash_ids": [1]}', "1 hash_ids for 600"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", '"yesterday" is no date and time'),
+        ('{"timestamp": 1, "input_length": 6, "output_length": 2}\n{oops', "trace:2: .* no object of JSON"),
+        ('{"timestamp": 1, "input_length": 6, "output_length": 1%s}' % ("0" * 400), "is no finite number"),
+        (
+            '{"timestamp": 1, "input_length": 1600, "output_length": 2, "hash_ids": [1]}',
+            "1 hash_ids for 1600",
+        ),
         ('{"timestamp": 1, "input_length": 6, "output_length": 2, "hash_ids": ["a"]}', "no whole numbers"),
         ('{"timestamp": 1, "hash_ids": [1]}', "trace:1: a broken row: no input_length"),
         ('{"input_lens": [1], "output_lens": [1]}', "lacks start_times"),
@@ -161,6 +173,39 @@ def test_broken_files_are_refused_with_their_line(tmp_path: Path, text: str, mes
     with pytest.raises(InputError, match=message) as error:
         read(written(tmp_path, text))
     assert len(error.value.problems) == 1
+
+
+def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
+    assert rows(read(written(tmp_path, "arrival,prompt,output\n0,10.0,1e2\n")).requests) == [(0.0, 10, 100)]
+
+
+@pytest.mark.parametrize("hashes", [[7, 8, 4], [7, 8, 4, 5]])
+def test_blocks_of_qwen_bailian_have_16_tokens(tmp_path: Path, hashes: list[int]) -> None:
+    row = {"chat_id": 1, "timestamp": 3, "input_length": 50, "output_length": 2, "hash_ids": hashes}
+    found = read(written(tmp_path, json.dumps(row))).requests
+    assert found.runs == [((7, 32), (4, 18))]
+    with pytest.raises(InputError, match="2 hash_ids for 50 tokens, of which each has 16"):
+        read(written(tmp_path, json.dumps({**row, "hash_ids": [7, 8]})))
+
+
+def test_equal_conversations_of_aiperf_begin_with_the_same_prompt(tmp_path: Path) -> None:
+    record = json.loads(FORMATS["AIPerf"].splitlines()[1])
+    texts = []
+    for name, turn in (("a", 0), ("b", 0), ("a", 0), ("a", 1)):
+        record["metadata"] |= {"conversation_id": name, "turn_index": turn}
+        texts.append(json.dumps(record))
+    first, other, again, later = read(written(tmp_path, "\n".join(texts))).requests.runs
+    assert first == again != other
+    assert [tokens for _, tokens in first or ()] == [30]
+    assert later is None
+
+
+def test_users_send_the_recorded_requests() -> None:
+    draw = np.random.default_rng(0)
+    requests = read(AZURE, number=5, draw=draw, arrivals={"kind": "closed", "users": 2}).requests
+    assert requests.prompt.tolist() == read(AZURE, number=5).requests.prompt.tolist()
+    assert requests.after.tolist() == [-1, -1, 0, 1, 2]
+    assert not requests.arrival.any()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_question_says_how_far_it_is_and_ends_at_its_limit() -> None:
         wait_for(ended)
         assert len(seen - {"", "waiting"}) > 1, seen
         assert re.search(r"\(--timeout\).*raise the limit", said[-1]), said
-        assert own.ask("b", "slow", "next", State((Variant("no such\n"),)), wait=60).problems  # works again
+        assert own.ask("b", "slow", "next", State((Variant("no such\n"),)), wait=60).value  # works again
     finally:
         own.close()
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -17,11 +18,13 @@ from simoffload.planning.streams import stream
 from simoffload.report.formatting import sentence
 from simoffload.report.from_stream import stream_document
 from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario.streams import Length
 from simoffload.serving.answers import StreamMeasures
+from simoffload.serving.requests import drawn
 from simoffload.strategies import strategies
 from simoffload.web import form
 from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
-from simoffload.web.scenarios import changed, load
+from simoffload.web.scenarios import LENGTHS, changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
@@ -295,6 +298,60 @@ def test_users_instead_of_a_rate_and_no_limits() -> None:
     first, metrics, *_ = requests(state, "stream")
     assert "<p>p99 of TTFT" in first
     assert "What requests meet" in metrics
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_a_length_of_another_kind_is_about_as_long(kind: str) -> None:
+    begun = with_stream(ENGINE, *FEW, "stream.slo={}")
+    found = answer(begun, "length stream.prompt", kind)
+    assert found.problems == ()
+    shown = {name: one.value for name, one in inputs(found).items() if name.startswith("edit stream.prompt.")}
+    assert list(shown) == [f"edit stream.prompt.{key}" for key in LENGTHS[kind]]
+    options = load(found.state.current).scenario.stream
+    assert options is not None
+    assert 300 < drawn(options).prompt.mean() < 1500
+    assert (
+        answer(found.state, "length stream.prompt", "fixed").state
+        == answer(begun, "length stream.prompt", "fixed").state
+    )
+
+
+def test_every_kind_of_a_length_can_be_chosen() -> None:
+    (union, _) = get_args(Length)
+    assert list(LENGTHS) == [get_args(one.model_fields["kind"].annotation)[0] for one in get_args(union)]
+
+
+def test_a_mistake_in_a_length_is_said_at_its_number() -> None:
+    begun = answer(with_stream(ENGINE), "length stream.output", "uniform").state
+    wrong = inputs(answer(begun, "edit stream.output.min", "900"))
+    assert wrong["length stream.output"].problem == "min 900 is above max 48; lower min, or raise max"
+    assert wrong["length stream.output"].value == "uniform"
+    assert wrong["edit stream.output.min"].value == "900"
+    followed = answer(begun, "edit stream.output.min", "900")
+    assert dict(followed.following)["stream"] == ""  # the answer alone says it
+    assert next_changes(followed.state) == ((), (), "")
+    wrong = inputs(answer(begun, "edit stream.output.max", "many"))
+    assert "many" in wrong["edit stream.output.max"].problem
+    assert wrong["edit stream.output.max"].value == "many"
+    with pytest.raises(InputError, match="odd is no value of it"):
+        answer(begun, "length stream.output", "odd")
+
+
+def test_conversations_begin_with_turns_and_can_be_taken_away() -> None:
+    begun = with_stream(ENGINE)
+    talking = answer(begun, "length stream.conversations.turns", "exponential").state
+    paused = answer(talking, "edit stream.conversations.think_time", "5 s")
+    assert paused.problems == ()
+    assert inputs(paused)["edit stream.conversations.turns.mean"].value == "4"
+    changed = load(answer(paused.state, "length stream.conversations.turns", "fixed").state.current)
+    assert changed.document.data["stream"]["conversations"] == {
+        "turns": {"kind": "fixed", "tokens": 4},
+        "think_time": "5 s",
+    }
+    alone = answer(paused.state, "length stream.conversations.turns", "none")
+    assert inputs(alone)["length stream.conversations.turns"].value == "none"
+    again = answer(alone.state, "length stream.conversations.turns", "fixed")
+    assert again.problems == ()
 
 
 def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
