@@ -159,6 +159,8 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     equipment: dict[str, Any] = {}
     if run.strategy is not None:
         strategy = dict(run.strategy)
+        if run.engine is not None and run.engine.cudagraph_capture_sizes:
+            strategy["max_cudagraph_capture_size"] = max(run.engine.cudagraph_capture_sizes)
         if strategy.get("offload_folder") is not None:
             strategy["offload_folder"] = within.storage or _UNKNOWN_DISK
             if within.storage is None:

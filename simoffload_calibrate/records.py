@@ -212,8 +212,9 @@ class RecordedRun(_Part):
     requests: ServedRequests | None = None
     engine: EngineFacts | None = None
     """The engine that served them, or computed the passes; None for a run without vLLM."""
-    compilations: int = 0
-    """Number of kernels that were compiled during the run, which stops the engine for about a second each."""
+    compilations: int | None = None
+    """Number of kernels that were compiled during the run, which stops the engine for about a second each;
+    None where they were not counted."""
 
     @model_validator(mode="after")
     def _complete(self) -> RecordedRun:

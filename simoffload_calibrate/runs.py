@@ -132,7 +132,6 @@ def engine_settings(
         }
         options |= {key: value for key, value in stated.items() if value is not None}
     config = {
-        **({"n_group": 1, "topk_group": 1} if "n_routed_experts" in hf_config else {}),  # vLLM needs them
         **hf_config,
         "architectures": [FAMILIES[shape.family].traits.architecture],
         "torch_dtype": shape.dtype,
@@ -223,7 +222,10 @@ def engine_of(cases: Sequence[CalibrationRun], *, quick: bool) -> dict[str, Any]
     if blocks := options.get("num_gpu_blocks_override"):
         room.append(blocks * options.get("block_size", VLLM_BLOCK))
     options["max_model_len"] = max(longest, min(room))
-    return {**engine, "options": options | ({"cudagraph_capture_sizes": list(_FEW_GRAPHS)} if quick else {})}
+    if quick:
+        most = options.pop("max_cudagraph_capture_size", _FEW_GRAPHS[-1])
+        options["cudagraph_capture_sizes"] = [one for one in _FEW_GRAPHS if one <= most]
+    return {**engine, "options": options}
 
 
 # -- requests for real runs, read from files that are written like scenarios -----------------------

@@ -1,8 +1,9 @@
 """This module predicts recorded steps of vLLM with CUDA graphs, on one GPU and with dummy weights.
 
 ``serving/<platform>-<program>.csv`` has a row per kind of step: its median time, and the set of the run: fit
-if it was in view while kernels were counted and times of the host's thread worked out, else holdout. No time
-of either set is an input.
+if it was in view while kernels were counted, routing was chosen or times of the host's thread worked out,
+"seen" if it was predicted before and in view when something changed, "beside" if another engine ran on the
+machine, else holdout. Errors are those of fit and holdout.
 """
 
 from __future__ import annotations

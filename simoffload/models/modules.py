@@ -492,12 +492,12 @@ class Traits(NamedTuple):
     back)."""
     cpu_attention: CpuAttentionCode | None = None
     """Attention on the CPU in DeepSpeed's fork of transformers; None: it has none for the family."""
-    largest_graph: int = 512
-    """Most tokens of a step for which vLLM captures a CUDA graph by default (``config/vllm.py``, and
-    ``model_executor/models/config.py`` for gpt-oss)."""
-    older_runner: bool | None = None
-    """Whether vLLM 0.25 runs the model with its first model runner (``config/vllm.py``,
-    ``use_v2_model_runner``); None: if it has experts."""
+    largest_graph: int | None = None
+    """Most tokens of a step for which vLLM captures CUDA graphs of this architecture
+    (``model_executor/models/config.py``); None: as of any other."""
+    v1_runner: bool = False
+    """Whether vLLM 0.25 runs the model with its model runner V1 (``config/vllm.py``,
+    ``use_v2_model_runner``)."""
 
 
 # -- tensors in which a program keeps the weights of a model ---------------------------------------

@@ -324,7 +324,8 @@ def _fused_layer(model: ModelShape, layer: Layer) -> Layer:
     (vLLM's ``QKVParallelLinear``, ``MergedColumnParallelLinear``), and norms add the residuals.
 
     What is left to a container is the sum of its experts' results, of which each is read once: 25.7 us for
-    2,048 tokens of Qwen3-30B-A3B, 75 MB, on an H100 (``moe_sum``, docs/measurements/vllm.md).
+    2,048 tokens of Qwen3-30B-A3B, 75 MB, on an H100 (``moe`` of vllm-kernels.json,
+    docs/measurements/vllm.md).
     """
     chosen = model.experts_per_token * model.hidden_size
     found: dict[tuple[str, int, bool] | int, Module] = {}

@@ -48,6 +48,7 @@ from simoffload.strategies.passes.pass_writer import (
     parts_of,
 )
 from simoffload.strategies.passes.timing import (
+    CAPTURED,
     FusedPassTimings,
     LaunchedPassTimings,
     PassTimings,
@@ -140,11 +141,17 @@ class InferencePlan(Plan):
         """Part of the model on a GPU of each stage."""
         return self.divided.stages
 
+    @property
+    def captured(self) -> int:
+        """Most tokens of a pass for which CUDA graphs are captured."""
+        return CAPTURED
+
     @cached_property
     def stage_timings(self) -> tuple[PassTimings, ...]:
         """GPU times of the modules of each stage for any pass."""
         fused = FusedPassTimings if self.compiled else LaunchedPassTimings
-        kind, several = fused if self.fused else PassTimings, len(self.stages) > 1
+        several = len(self.stages) > 1
+        kind = partial(fused, captured=self.captured) if self.fused else PassTimings
         return tuple(
             kind(
                 machine=self.machine,

@@ -47,10 +47,15 @@ class Engine:
         """For each scheduled step: begin, time of the scheduler [s], tokens, sequences, and the numbers of
         running, waiting and preempted requests."""
         self.compilations = 0
-        """Number of Triton kernels that were compiled since it was set to 0."""
+        """Number of Triton kernels that this process compiled since it was set to 0."""
         self._log_steps(getattr(self._core, "scheduler", None))
         self._count_compilations()
         self._spread_experts()
+
+    @property
+    def sees_compilations(self) -> bool:
+        """Whether the worker is in this process, where compilations are counted."""
+        return self._worker is not None
 
     @property
     def _worker(self) -> Any:
@@ -90,11 +95,13 @@ class Engine:
             knobs.runtime.jit_post_compile_hook = counted
 
     def _spread_experts(self) -> None:
-        """Remove biases: random ones add up to more than what is computed of a token, so that all tokens
-        would choose the same experts."""
+        """Set biases of a mixture to zero: random ones add up to more than what is computed of a token, so that
+        all tokens would choose the same experts."""
         model = getattr(getattr(self._worker, "model_runner", None), "model", None)
-        for name, one in [] if model is None else model.named_parameters():
-            if name.endswith("bias"):
+        parameters = [] if model is None else list(model.named_parameters())
+        mixed = any(".experts." in name for name, _ in parameters)
+        for name, one in parameters:
+            if mixed and name.endswith("bias"):
                 one.data.zero_()
 
     def facts(self) -> dict[str, Any]:

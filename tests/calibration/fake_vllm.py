@@ -50,6 +50,8 @@ class LLMEngine:
         )
         bias = Space(data=Space(zero_=lambda: open(os.environ["SEEN"] + ".zeroed", "w").close()))
         layers = [("model.layers.0.mlp.router.bias", bias), ("model.norm.weight", None)]
+        if "num_experts" in config:
+            layers.append(("model.layers.0.mlp.experts.w13_weight", None))
         runner = Space(model_memory_usage=16_000_000_000, model=Space(named_parameters=lambda: layers))
         worker = Space(peak_activation_memory=5, model_runner=runner)
         executor = Space(driver_worker=Space(worker=worker))

@@ -117,9 +117,18 @@ def test_a_run_in_which_kernels_are_compiled_is_made_again(
     assert "1 kernel compiled during the run" in capsys.readouterr().out
 
 
-def test_biases_of_routers_are_removed(tmp_path: Path) -> None:
-    assert calibrate(tmp_path, BATCHES, options=("--quick",)) == 0
-    assert (tmp_path / "seen.jsonl.zeroed").exists()
+@pytest.mark.parametrize(("model", "zeroed"), [("llama-3.1-8b", False), ("qwen3-30b-a3b", True)])
+def test_biases_of_mixtures_are_removed(tmp_path: Path, model: str, zeroed: bool) -> None:
+    assert calibrate(tmp_path, {**BATCHES, "model": model}, options=("--quick",)) == 0
+    assert (tmp_path / "seen.jsonl.zeroed").exists() == zeroed
+
+
+def test_a_first_look_captures_no_larger_graphs_than_stated(tmp_path: Path) -> None:
+    few = {**BATCHES, "strategy": {**SERVED, "max_cudagraph_capture_size": 16}}
+    assert calibrate(tmp_path, few, options=("--quick",)) == 0
+    (engine,) = started(tmp_path)
+    assert engine["given"]["cudagraph_capture_sizes"] == [1, 2, 4, 8, 16]
+    assert "max_cudagraph_capture_size" not in engine["given"]
 
 
 def test_one_decode_step_is_not_timed(tmp_path: Path) -> None:

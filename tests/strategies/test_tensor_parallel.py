@@ -452,9 +452,9 @@ def test_vllm_serves_files_that_transformers_would_write_in_full() -> None:
 def test_vllm_fills_as_much_as_is_needed() -> None:
     """More than 92 % of the memory, its default, must be asked for."""
     fills = {"tensor_parallel_size": 2, "compiled": True}
-    full = scenario("llama-2-70b", batch=1080, **fills)
+    full = scenario("llama-2-70b", batch=1160, **fills)
     assert not so.fit(full).fits
-    more = scenario("llama-2-70b", batch=1080, **fills, gpu_memory_utilization=0.97)
+    more = scenario("llama-2-70b", batch=1160, **fills, gpu_memory_utilization=0.97)
     assert so.fit(more).fits
     assert "--gpu-memory-utilization 0.97" in more.exports()["vllm-serve.sh"]
 

@@ -247,6 +247,41 @@ def test_the_room_for_the_cache_is_that_of_a_replica() -> None:
 
 def test_graph_sizes() -> None:
     """51 of them for 256 sequences and more."""
-    assert graph_sizes(1) == (1, 2)
-    assert graph_sizes(16) == (1, 2, 4, 8, 16, 24, 32)
-    assert len(graph_sizes(256)) == len(graph_sizes(1024)) == 51
+    assert graph_sizes(2) == (1, 2)
+    assert graph_sizes(32) == (1, 2, 4, 8, 16, 24, 32)
+    assert graph_sizes(300)[-2:] == (272, 288)
+    assert (len(graph_sizes(512)), len(graph_sizes(1024))) == (51, 83)
+
+
+def parts(**keys: Any) -> dict[str, int]:
+    (tier, *_) = fitted(**keys).capacity
+    return {term.name: term.size for term in tier.terms}
+
+
+def test_the_peak_is_that_of_sampling_or_of_compiling() -> None:
+    """Llama 3.1 8B in 16 bits: two states of 8,192 tokens, and the embedding or logits of 1,024 sequences."""
+    states, table = 2 * 8192 * 4096 * 2, 128_256 * 4096 * 2
+    many: dict[str, Any] = {"platform": "h200-1gpu-vm", "batch": 1024, "prompt": 8}
+    assert parts(**many)["activations"] == states + table
+    host = {"kind": "vllm_cpu_offload", "cpu_offload_gb": 1}  # model runner V1
+    assert parts(**many, **host)["activations"] == states + (1024 * 14 + 132 * 4) * 128_256
+    assert parts(**many | host | {"batch": 1})["activations"] == states + table
+    assert parts(**many | {"platform": "dgx-h200"}, tensor_parallel_size=2)["activations"] < states + table
+
+
+def test_graphs_that_do_not_fit_beside_the_share_are_said() -> None:
+    small: dict[str, Any] = {"platform": "rtx-3070-ti-desktop", "model": {"name": "qwen3-1.7b"}, "batch": 16}
+    (warning,) = [one for one in fitted(**small).warnings if "CUDA graphs" in one]
+    assert "set it to 0.74" in warning
+    assert not [one for one in fitted(**small, gpu_memory_utilization=0.74).warnings if "graphs" in one]
+    assert "set it to 0.86" in str(fitted(**small, max_cudagraph_capture_size=2).warnings)
+
+
+def test_the_command_states_graphs_of_which_vllm_would_capture_fewer() -> None:
+    def command(**keys: Any) -> str:
+        return str(scenario(**keys).exports()["vllm-serve.sh"])
+
+    assert "--max-cudagraph-capture-size 512" in command(batch=8)
+    assert "capture-size" not in command(batch=256)
+    assert "--max-cudagraph-capture-size 64" in command(batch=8, max_cudagraph_capture_size=64)
+    assert "capture-size" not in command(batch=8, model={"name": "gpt-oss-20b"})

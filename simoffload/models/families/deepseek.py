@@ -97,13 +97,15 @@ class DeepseekV2(LatentConfig):
     traits: ClassVar[Traits] = expert_traits(
         "DeepseekV2ForCausalLM",
         lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
-        older_runner=False,
+        v1_runner=False,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}
 
     n_routed_experts: Experts = 64
     num_experts_per_tok: Experts
     n_shared_experts: Experts = 2
+    n_group: Experts | None = 1
+    topk_group: Experts | None = 1
     moe_intermediate_size: Extent = 1407
     mlp_bias: Flag = False
 

@@ -32,7 +32,7 @@ module states."""
 
 def expert_traits(architecture: str, **changes: Any) -> Traits:
     """Return the traits of a family whose code of a layer equals Mixtral's, with ``changes`` of them."""
-    return llama_traits(architecture, **{"operations": EXPERT_OPERATIONS, **changes})
+    return llama_traits(architecture, **{"operations": EXPERT_OPERATIONS, "v1_runner": True, **changes})
 
 
 class ExpertsConfig(RotaryConfig):

@@ -151,7 +151,7 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
     family: ClassVar[str] = "qwen2_moe"
     traits: ClassVar[Traits] = expert_traits(
         "Qwen2MoeForCausalLM",
-        older_runner=False,
+        v1_runner=False,
         leaf_modules=("mlp",),
     )
 

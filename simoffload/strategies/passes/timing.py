@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from simoffload.hardware import DeepSpeedCosts, FsdpCosts, GgmlKernels, Machine, Path, Sourced
 from simoffload.models import (
@@ -495,6 +495,9 @@ def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) 
 # ======================  =========================================================================
 
 
+CAPTURED = 512
+"""Most tokens of a pass for which CUDA graphs are captured (``max_cudagraph_capture_size``,
+vllm/config/vllm.py), unless the engine of a plan says otherwise."""
 Graphs = Literal["whole", "pieces", "none", "uncompiled"]
 """Whether the kernels of a pass are in one CUDA graph, in one for each piece between calls of attention,
 launched one by one within pieces of compiled code, or without any."""
@@ -536,6 +539,10 @@ class FusedTiming(Timing):
 
     _cached = False
 
+    def __init__(self, *, captured: int = CAPTURED, **given: Any) -> None:
+        super().__init__(**given)
+        self._captured = captured
+
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``.
 
@@ -576,10 +583,9 @@ class FusedTiming(Timing):
     @cached_property
     def graphs(self) -> Graphs:
         """Which CUDA graphs the pass uses (``FULL_AND_PIECEWISE``, vLLM's default)."""
-        if self.decodes:
-            return "whole"
-        tokens = sum(one.number * one.new_tokens for one in self._batch)
-        return "pieces" if tokens <= self._model.traits.largest_graph else "none"
+        if sum(one.number * one.new_tokens for one in self._batch) > self._captured:
+            return "none"
+        return "whole" if self.decodes else "pieces"
 
     def kernels(self, module: Module) -> int:
         """Count the kernels of one call of ``module``."""
@@ -719,10 +725,19 @@ class FusedPassTimings(PassTimings):
 
     _kind: ClassVar = FusedTiming
 
+    def __init__(self, *, captured: int = CAPTURED, **given: Any) -> None:
+        super().__init__(**given)
+        self._captured = captured
+
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
         return self._kind(
-            machine=self._machine, model=self._model, batch=batch, zero3=False, cache=self._cache
+            machine=self._machine,
+            model=self._model,
+            batch=batch,
+            zero3=False,
+            cache=self._cache,
+            captured=self._captured,
         )
 
 

@@ -52,7 +52,7 @@ from simoffload.strategies.cache.kv_cache import (
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.memory import CACHE_TERM, cache_term, working_memory
 from simoffload.strategies.passes.pass_writer import ForwardPass
-from simoffload.strategies.passes.timing import arithmetic_beyond, experts_kernel
+from simoffload.strategies.passes.timing import CAPTURED, arithmetic_beyond, experts_kernel
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_engine import (
     FEW_SEQUENCES,
@@ -62,6 +62,7 @@ from simoffload.strategies.programs.vllm_engine import (
     Stored,
     VllmEngine,
     block_bytes,
+    chosen_graph,
     connector_command,
     default_sequences,
     default_tokens,
@@ -103,7 +104,9 @@ class TensorParallelPlan(InferencePlan):
         connector = self.cache.connector
         found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
         if self.engine is not None:
-            found = (*found, *tight(self.engine.utilization, self.machine))
+            stage = max(self.divided.stages, key=lambda one: one.num_hidden_layers)
+            short = self.engine.short(stage, self.machine, self._engine_code)
+            found = (*found, *tight(self.engine.utilization, self.machine), *short)
         if gpus <= heads:
             return found
         return (
@@ -155,9 +158,8 @@ class TensorParallelPlan(InferencePlan):
         """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
             return super()._working_memory(part, workload, cache)
-        alone = self.degrees.tensor * self.degrees.pipeline == 1
-        code = EngineCode(compiled=self.compiled, alone=alone, older=self.older_runner)
-        program = self.engine.memory(part, self.machine, sequences=workload.batch_size, code=code)
+        sequences, code = workload.batch_size, self._engine_code
+        program = self.engine.memory(part, self.machine, sequences=sequences, code=code)
         if self.engine.blocks is not None:
             size = self.engine.blocks * self._block_bytes(part)
             others = (one for one in cache if one.tier != "hbm")
@@ -166,10 +168,19 @@ class TensorParallelPlan(InferencePlan):
         return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
 
     @property
-    def older_runner(self) -> bool:
-        """Whether vLLM runs the model with its first model runner."""
-        stated = self.model.traits.older_runner
-        return bool(self.model.num_experts) if stated is None else stated
+    def _engine_code(self) -> EngineCode:
+        alone = self.degrees.tensor * self.degrees.pipeline == 1
+        return EngineCode(compiled=self.compiled, alone=alone, v1=self.v1_runner)
+
+    @property
+    def v1_runner(self) -> bool:
+        """Whether vLLM runs the model with its model runner V1."""
+        return self.model.traits.v1_runner and bool(self.model.num_experts)
+
+    @property
+    def captured(self) -> int:
+        """Most tokens of a pass for which the engine captures CUDA graphs."""
+        return CAPTURED if self.engine is None else self.engine.captured
 
     def _block_bytes(self, stage: ModelShape) -> int:
         return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))
@@ -198,7 +209,10 @@ class TensorParallelPlan(InferencePlan):
         if engine is None or blocks is None:
             return None
         sequences = min(engine.tokens, default_sequences(self.machine))
-        graphs = graph_sizes(sequences, self.model.traits.largest_graph) if self.compiled else ()
+        most = engine.captured
+        if most == CAPTURED:  # the default, of which vLLM takes less with few sequences
+            most = chosen_graph(self.model, sequences)
+        graphs = graph_sizes(most) if self.compiled else ()
         return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs)
 
     @property
@@ -293,7 +307,7 @@ class DividedStrategy(CachingStrategy):
         """Whether what is simulated is vLLM."""
         return True
 
-    def engine(self, workload: Inference, machine: Machine) -> VllmEngine | None:
+    def engine(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmEngine | None:
         """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
         refuses, or that another program does not have."""
         if self._has_engine:
@@ -304,6 +318,7 @@ class DividedStrategy(CachingStrategy):
                 tokens=self.max_num_batched_tokens,
                 utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
+                captured=self.max_cudagraph_capture_size or model.traits.largest_graph or CAPTURED,
             )
         for key in _ENGINE_KEYS:
             if getattr(self, key) != type(self).model_fields[key].default:
@@ -318,22 +333,18 @@ class DividedStrategy(CachingStrategy):
         check_dtype(model)
         form = self.kv_cache.format
         check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
-        served, largest = model.as_served(), self.max_cudagraph_capture_size
-        return (
-            served
-            if largest is None
-            else replace(served, traits=served.traits._replace(largest_graph=largest))
-        )
+        return model.as_served()
 
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
         """Return the options of ``vllm serve`` for limits that are not its defaults."""
         assert isinstance(plan, TensorParallelPlan)
         engine = plan.engine
         tokens = None if engine is None else engine.tokens
+        usual = not plan.compiled or plan.captured == chosen_graph(plan.model, plan.workload.batch_size)
         named: dict[str, float | None] = {
             "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
             "num-gpu-blocks-override": self.kv_blocks,
-            "max-cudagraph-capture-size": self.max_cudagraph_capture_size,
+            "max-cudagraph-capture-size": None if usual else plan.captured,
         }
         if engine is not None and engine.utilization != UTILIZATION:
             named["gpu-memory-utilization"] = engine.utilization
@@ -414,7 +425,7 @@ class TensorParallel(DividedStrategy):
             degrees=self.degrees,
             compiled=self.compiled,
             cache=self.cache_of(model, workload, machine),
-            engine=self.engine(workload, machine),
+            engine=self.engine(model, workload, machine),
         )
         assert plan.divided  # raises for degrees that do not divide the model
         return plan

@@ -331,7 +331,7 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             options=self.options,
             cache=self.cache_of(model, workload, machine),
-            engine=self.engine(workload, machine),
+            engine=self.engine(model, workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
         return plan
@@ -373,9 +373,9 @@ class VllmOffloadPlan(TensorParallelPlan):
         return True
 
     @property
-    def older_runner(self) -> bool:
-        """Whether it is the first model runner, as always with weights in host memory."""
-        return super().older_runner or any(map(size_of, self.offloaded))
+    def v1_runner(self) -> bool:
+        """Whether it is the model runner V1, as always with weights in host memory."""
+        return super().v1_runner or any(map(size_of, self.offloaded))
 
     @property
     def basis(self) -> Basis:

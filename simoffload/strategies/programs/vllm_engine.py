@@ -25,7 +25,7 @@ from simoffload.models import Kernel, ModelShape, Module, Sequences
 from simoffload.strategies.base import Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves
 from simoffload.strategies.memory import DISPLAY, activation_bytes, experts_bytes
-from simoffload.strategies.passes.timing import experts_kernel
+from simoffload.strategies.passes.timing import CAPTURED, experts_kernel
 from simoffload.units import format_bytes, plural
 from simoffload.workload import Inference
 
@@ -138,21 +138,20 @@ _TIGHT = 0.98
 """Fraction from which a warning states what must be free; our choice."""
 _CONTEXT = 552_000_000
 """Memory of a GPU [B] that the CUDA context takes before vLLM starts: total less free on an H200, driver
-580.159.04 (docs/measurements/vllm.md)."""
+580.159.04 (docs/measurements/vllm.md). NCCL is initialized before vLLM looks, too."""
 _GIB = 1 << 30
 _LIBRARIES = 150_000_000
 """Memory [B] that a process which does not communicate takes beyond PyTorch's while it is profiled: 145 to
 168 MB in six engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
 _GRAPHS, _GRAPH = 218_000_000, 193_000
-"""Estimate [B] of vLLM's older model runner for its CUDA graphs: of all, and for each layer and size, from
-533 MB (32 layers, 51 sizes) and 690 MB (48, 51); of 24 layers and 83 sizes it was 619 (the same)."""
+"""Estimate [B] of vLLM's model runner V1 for its CUDA graphs: of all, and for each layer and size, from 533
+MB (32 layers, 51 sizes) and 690 MB (48, 51); for 24 layers and 83 sizes it gives 602, where vLLM had 619."""
 _GRAPH_OF_SIZE = 20_000_000
-"""Memory [B] of the newer runner's CUDA graphs for each size: 0.90 to 1.01 GiB for 51 in four engines with 32
-and 40 layers, 0.09 GiB for 4 with 4 layers (the same)."""
+"""Memory [B] of CUDA graphs of runner V2 for each size: 0.90 to 1.01 GiB for 51 in four engines with 32 and
+40 layers, 0.09 GiB for 4 with 4 layers (docs/measurements/h200-2026-11-28/vllm-memory.json)."""
 _PROCESSORS = 132
 """Rows of logits in single precision that top-k keeps beside those of sequences, one for each multiprocessor
 of an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
-_MOST_SEQUENCES = 1024
 
 
 class EngineCode(NamedTuple):
@@ -162,8 +161,8 @@ class EngineCode(NamedTuple):
     """Whether the model is compiled and captured in CUDA graphs."""
     alone: bool
     """Whether no other GPU has parts of the model, so that there are no buffers of NCCL."""
-    older: bool
-    """Whether it is the first model runner, which samples with more memory."""
+    v1: bool
+    """Whether it is model runner V1, which samples with more memory."""
 
 
 class VllmEngine(NamedTuple):
@@ -175,6 +174,8 @@ class VllmEngine(NamedTuple):
     """Fraction of a GPU's memory that is filled."""
     blocks: int | None = None
     """Number of blocks of the cache on each GPU that the user states; None: as many as fit."""
+    captured: int = CAPTURED
+    """Most tokens of a step for which CUDA graphs are captured; the exported command says so."""
 
     @classmethod
     def of(
@@ -185,6 +186,7 @@ class VllmEngine(NamedTuple):
         tokens: int | None,
         utilization: float | None,
         blocks: int | None,
+        captured: int,
     ) -> VllmEngine:
         """Return the engine for a workload, of which no step may lack a token for a sequence; None: as vLLM
         chooses.
@@ -203,7 +205,8 @@ class VllmEngine(NamedTuple):
         if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"
             raise InputError.at("strategy.max_num_batched_tokens", f"{text}, or lower workload.batch_size")
-        return cls(tokens or max(sequences, default_tokens(machine)), fills, blocks)
+        most = tokens or max(sequences, default_tokens(machine))
+        return cls(most, fills, blocks, graph_sizes(min(captured, most))[-1])
 
     def chunks(self, batch: Sequence[Sequences]) -> list[tuple[Sequences, ...]]:
         """Return the steps in which a batch is computed: each has as many tokens as vLLM computes at once,
@@ -238,51 +241,80 @@ class VllmEngine(NamedTuple):
         """Return what the engine of a GPU needs beyond weights and blocks, and what it leaves free.
 
         Blocks get the stated share of the GPU's memory less weights, the peak of a step of as many tokens as
-        are computed at once with ``sequences``, what libraries took meanwhile, and, with the older model
-        runner, an estimate for CUDA graphs; graphs of the other one and the CUDA context are in what is left
-        free (``gpu_worker.py``, ``determine_available_memory``; docs/measurements/vllm.md).
+        are computed at once with ``sequences``, what libraries took meanwhile, and, with model runner V1, an
+        estimate for CUDA graphs. What is taken before vLLM starts, and the graphs of runner V2, are in what
+        the share leaves free (``gpu_worker.py``, ``determine_available_memory``;
+        docs/measurements/vllm.md).
         """
-        gpu, capacity = machine.accelerator, machine.tiers["hbm"].capacity
-        libraries = _LIBRARIES if code.alone else max(_LIBRARIES, gpu.reserved_bytes - _CONTEXT)
-        sizes = len(graph_sizes(sequences, stage.traits.largest_graph)) if code.compiled else 0
-        graphs = sizes * _GRAPH_OF_SIZE
-        if code.older and sizes:
-            graphs = _GRAPHS + _GRAPH * stage.num_hidden_layers * sizes
-        left = capacity - int(self.utilization * capacity) - _CONTEXT - (0 if code.older else graphs)
+        graphs, free = self._graphs(stage, code), self._free(machine)
+        held = DISPLAY if machine.accelerator.has_display else 0  # in no other part
         return (
             Held(
                 "hbm",
                 "activations",
                 self._peak(stage, sequences=sequences, code=code),
-                remedy="lower max_num_batched_tokens or max_num_seqs",
+                remedy="lower max_num_batched_tokens or batch_size",
             ),
-            Held("hbm", "CUDA context and workspace", _CONTEXT + libraries),
+            Held("hbm", "CUDA context and workspace", self._context(machine, code) + _LIBRARIES),
             *([Held("hbm", "CUDA graphs", graphs)] if graphs else ()),
             Held(
                 "hbm",
                 f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
-                max(0, left),
+                max(0, free - self._beyond(stage, machine, code)) + min(held, free),
                 remedy="raise gpu_memory_utilization",
                 spare=True,
             ),
         )
 
+    def short(self, stage: ModelShape, machine: Machine, code: EngineCode) -> tuple[str, ...]:
+        """Return a warning if what is not within the share of the memory does not fit beside it: vLLM stops
+        while it captures graphs."""
+        needed, free = self._beyond(stage, machine, code), self._free(machine)
+        if needed <= free:
+            return ()
+        less = floor(100 * (1 - needed / machine.tiers["hbm"].capacity)) / 100
+        text = (
+            f"gpu_memory_utilization {self.utilization:g} leaves {format_bytes(free)} of the GPU free, and "
+        )
+        text += f"{format_bytes(needed)} are needed there, for CUDA graphs among others; set it to {less:g}"
+        return (f"{text}, for which the blocks are counted, or lower max_cudagraph_capture_size",)
+
+    def _free(self, machine: Machine) -> int:
+        capacity = machine.tiers["hbm"].capacity
+        return capacity - int(self.utilization * capacity)
+
+    def _context(self, machine: Machine, code: EngineCode) -> int:
+        return _CONTEXT if code.alone else max(_CONTEXT, machine.accelerator.reserved_bytes)
+
+    def _beyond(self, stage: ModelShape, machine: Machine, code: EngineCode) -> int:
+        """Return the memory [B] that is needed outside of the share that vLLM fills."""
+        before = _taken(machine)[0] - _CONTEXT + self._context(machine, code)
+        return before + (0 if code.v1 else self._graphs(stage, code))
+
+    def _graphs(self, stage: ModelShape, code: EngineCode) -> int:
+        """Return the memory [B] of CUDA graphs."""
+        sizes = len(graph_sizes(self.captured)) if code.compiled else 0
+        if not code.v1 or not sizes:
+            return sizes * _GRAPH_OF_SIZE
+        return _GRAPHS + _GRAPH * stage.num_hidden_layers * sizes
+
     def _peak(self, stage: ModelShape, *, sequences: int, code: EngineCode) -> int:
-        """Return the peak [B] of the step with which vLLM profiles memory: in a layer, while it samples a
-        token of every sequence, or with the newer model runner while it compiles, with a copy of its part of
+        """Return the peak [B] of the step with which vLLM profiles memory: in a layer, while a stage with the
+        head samples a token of every sequence, or while code is compiled, with a copy of the GPU's part of
         the embedding as an input.
 
         Traces of allocations of three models on an H200 have these parts (docs/measurements/vllm.md). With
-        the older runner three copies of all logits in single precision exist at once, and buffers of experts
+        model runner V1 three copies of all logits in single precision exist at once, and buffers of experts
         are kept.
         """
-        size, rows = stage.dtype_bytes, sequences * stage.vocab_size
+        size = stage.dtype_bytes
+        rows = sequences * stage.vocab_size if stage.modules_after else 0
         inside = activation_bytes(stage, batch=1, tokens=self.tokens, fused=True)
         states = 2 * self.tokens * stage.hidden_size * size
         kept = experts_bytes(stage, self.tokens) if experts_kernel(stage) != "mxfp4" else 0
         sampled = states + kept + rows * (size + 4)
-        if code.older:
-            return max(inside, sampled + 4 * (2 * rows + _PROCESSORS * stage.vocab_size))
+        if code.v1:
+            sampled += 8 * rows + 4 * min(_PROCESSORS, sequences) * stage.vocab_size
         first = (one for one in stage.modules_before if one.kind == "embedding")
         table = max((one.numel for module in first for one in module.parameters), default=0) * size
         return max(inside, sampled, states + table if code.compiled else 0)
@@ -374,12 +406,17 @@ def default_sequences(machine: Machine) -> int:
     return 1024 if default_tokens(machine) > 2_048 else 256
 
 
-def graph_sizes(sequences: int, largest: int = 512) -> tuple[int, ...]:
-    """Return the batch sizes of which vLLM captures CUDA graphs for ``sequences`` at most: 1, 2, 4, then by 8
-    and from 256 on by 16, up to twice the sequences and the ``largest``."""
-    most = min(2 * min(sequences, _MOST_SEQUENCES), largest)
-    sizes: Iterator[int] = chain((1, 2, 4), range(8, 256, 8), range(256, largest + 1, 16))
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Return the numbers of tokens for which vLLM captures CUDA graphs, up to ``most``: 1, 2, 4, then by 8
+    and from 256 on by 16."""
+    sizes: Iterator[int] = chain((1, 2, 4), range(8, 256, 8), range(256, most + 1, 16))
     return tuple(one for one in sizes if one <= most)
+
+
+def chosen_graph(model: ModelShape, sequences: int) -> int:
+    """Return the most tokens for which vLLM captures CUDA graphs if nothing is stated
+    (``config/vllm.py``)."""
+    return model.traits.largest_graph or graph_sizes(min(2 * sequences, CAPTURED))[-1]
 
 
 # --------------------------------------------------------------------------------------------------
