@@ -60,6 +60,7 @@ def carry_out(job: Job) -> dict[str, Any]:
     clock = time.perf_counter
     begin = clock()
     for attempt in range(1, 1 + (1 if case["quick"] else _ATTEMPTS)):
+        found: dict[str, Any]
         if case["requests"] is None:
             found = {"passes": _batches(engine, case["workload"], quick=case["quick"])}
         else:
