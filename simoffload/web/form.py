@@ -19,7 +19,6 @@ from simoffload.models import QUANTIZATIONS, ModelSpec
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import strategy_for
 from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
@@ -29,6 +28,7 @@ from simoffload.web.scenarios import (
     LOADS,
     NO_STREAM,
     RECORDED,
+    TRACES,
     costs,
     load,
     parameter,
@@ -195,7 +195,7 @@ def _stream(scenario: LoadedScenario) -> Iterator[Panel]:
         for one in _named(type(options.arrivals), "stream.arrivals", data["arrivals"], {}):
             (more if one.note else shown).append(one)
     if options.trace is not None:
-        own = _named(type(options.trace), "stream.trace", data["trace"], {"file": shipped_traces()})
+        own = _named(type(options.trace), "stream.trace", data["trace"], {"file": TRACES})
         for one in own:
             (shown if one.label in ("file", "rate_factor") else more).append(one)
     else:

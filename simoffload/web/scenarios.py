@@ -45,6 +45,8 @@ NO_STREAM, RECORDED = "none", "recorded"
 """Choices of arrivals: no requests, and those of a trace at their times."""
 LOADS = {"poisson": "request_rate", "constant": "request_rate", "closed": "users"}
 """Ways in which requests arrive, and their key for the load, by which limits are searched."""
+TRACES = shipped_traces()
+"""Names of traces, as the page reads no files of the server."""
 _DRAWN = ("arrivals", "prompt", "output", "prefixes", "conversations")
 """What is not drawn of the requests of a trace."""
 LENGTHS: Mapping[str, Mapping[str, float]] = {
@@ -286,7 +288,7 @@ def _requests(variant: Variant, _rest: str, value: Any) -> Variant:
     begun = now.document.data.get("stream") or _like_the_batch(now)
     if value == RECORDED:
         kept = {key: one for key, one in begun.items() if key not in _DRAWN}
-        return variant.edited(Edit(("stream",), {"trace": {"file": shipped_traces()[0]}, **kept}).assignment)
+        return variant.edited(Edit(("stream",), {"trace": {"file": TRACES[0]}, **kept}).assignment)
     arrivals = {"kind": str(value), LOADS[str(value)]: 1}
     return variant.edited(Edit(("stream",), {**begun, "arrivals": arrivals}).assignment)
 
