@@ -22,7 +22,18 @@ from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
 from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
-from simoffload.web.scenarios import FACTORS, LENGTHS, LOADS, NO_STREAM, costs, load, parameter, times
+from simoffload.web.scenarios import (
+    FACTORS,
+    LENGTHS,
+    LOADS,
+    NO_STREAM,
+    RECORDED,
+    TRACES,
+    costs,
+    load,
+    parameter,
+    times,
+)
 from simoffload.web.state import Variant
 
 _SHORT = ("quantization", "dtype", "attention")
@@ -174,25 +185,29 @@ def _stream(scenario: LoadedScenario) -> Iterator[Panel]:
     if scenario.scenario.workload.kind != "inference":
         return
     options, data = scenario.scenario.stream, scenario.document.data.get("stream") or {}
-    kind = NO_STREAM if options is None else (data.get("arrivals") or {}).get("kind", "")
-    shown, more = [Input("requests", "arrivals", kind, choices=(NO_STREAM, *LOADS))], list[Input]()
+    kind = NO_STREAM if options is None else (data.get("arrivals") or {}).get("kind", RECORDED)
+    kinds = (NO_STREAM, *LOADS, RECORDED)
+    shown, more = [Input("requests", "arrivals", kind, choices=kinds)], list[Input]()
     if options is None:
         yield Panel("Stream of requests", tuple(shown))
         return
     if options.arrivals is not None:
         for one in _named(type(options.arrivals), "stream.arrivals", data["arrivals"], {}):
             (more if one.note else shown).append(one)
-    if options.trace is None:
+    if options.trace is not None:
+        own = _named(type(options.trace), "stream.trace", data["trace"], {"file": TRACES})
+        for one in own:
+            (shown if one.label in ("file", "rate_factor") else more).append(one)
+    else:
         for key, length in (("prompt", options.prompt), ("output", options.output)):
             shown += _length(key, f"stream.{key}", length, data[key])
-    shown += _named(type(options.slo), "stream.slo", data.get("slo") or {}, {})
-    if options.trace is None:
         talks, written = options.conversations, data.get("conversations") or {}
         more += _length("turns", "stream.conversations.turns", talks and talks.turns, written.get("turns"))
         if talks is not None:
             own = _named(type(talks), "stream.conversations", written, {})
             more += [one for one in own if one.label != "turns"]
-    apart = ("arrivals", "prompt", "output", "conversations", "slo")
+    shown += _named(type(options.slo), "stream.slo", data.get("slo") or {}, {})
+    apart = ("arrivals", "prompt", "output", "conversations", "slo", "trace")
     more += [one for one in _named(type(options), "stream", data, {}) if one.label not in apart]
     yield Panel("Stream of requests", tuple(shown), tuple(more))
 

@@ -40,10 +40,9 @@ from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
-from simoffload.serving.traces import shipped_traces
 from simoffload.simulation.metrics import refused
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
-from simoffload.web.scenarios import DESKTOP, FILE, PRICES, changed, costs, load, nearest, price_list
+from simoffload.web.scenarios import DESKTOP, FILE, PRICES, TRACES, changed, costs, load, nearest, price_list
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
@@ -380,8 +379,8 @@ def requests(state: State, _section_of: str) -> tuple[str, ...]:
     options = scenario.scenario.stream
     if options is None:
         return ()
-    if options.trace is not None and options.trace.file not in shipped_traces():
-        text = f"the page reads no files of the server; traces by name are {either(shipped_traces())}"
+    if options.trace is not None and options.trace.file not in TRACES:
+        text = f"the page reads no files of the server; traces by name are {either(TRACES)}"
         raise InputError.at("stream.trace.file", text)
     limits = [f"attain={options.slo.attain}"] if options.slo.any else []
     found = stream(scenario, slo=limits, costs=costs(variant))

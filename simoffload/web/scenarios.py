@@ -30,6 +30,7 @@ from simoffload.scenario import (
     find_scenario,
     resolve,
 )
+from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import Strategy, strategy_for, strategy_of
 from simoffload.strategies.base import tier_paths
 from simoffload.web.state import State, Variant
@@ -40,9 +41,14 @@ DESKTOP = "rtx-4090-desktop"
 FILE = "scenario.yaml"
 """Name of the scenario of a page in messages and downloads."""
 PRICES = "prices.yaml"
-NO_STREAM = "none"
+NO_STREAM, RECORDED = "none", "recorded"
+"""Choices of arrivals: no requests, and those of a trace at their times."""
 LOADS = {"poisson": "request_rate", "constant": "request_rate", "closed": "users"}
 """Ways in which requests arrive, and their key for the load, by which limits are searched."""
+TRACES = shipped_traces()
+"""Names of traces, as the page reads no files of the server."""
+_DRAWN = ("arrivals", "prompt", "output", "prefixes", "conversations")
+"""What is not drawn of the requests of a trace."""
 LENGTHS: Mapping[str, Mapping[str, float]] = {
     "fixed": {"tokens": 1.0},
     "uniform": {"min": 0.5, "max": 1.5},
@@ -279,8 +285,11 @@ def _requests(variant: Variant, _rest: str, value: Any) -> Variant:
         without = variant.edited("stream")
         return without if _now(without).scenario.stream is None else without.edited("stream=null")
     now = _now(variant)
-    arrivals = {"kind": str(value), LOADS[str(value)]: 1}
     begun = now.document.data.get("stream") or _like_the_batch(now)
+    if value == RECORDED:
+        kept = {key: one for key, one in begun.items() if key not in _DRAWN}
+        return variant.edited(Edit(("stream",), {"trace": {"file": TRACES[0]}, **kept}).assignment)
+    arrivals = {"kind": str(value), LOADS[str(value)]: 1}
     return variant.edited(Edit(("stream",), {**begun, "arrivals": arrivals}).assignment)
 
 

@@ -21,6 +21,7 @@ from simoffload.scenario import list_scenarios, load_scenario
 from simoffload.scenario.streams import Length
 from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.requests import drawn
+from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import strategies
 from simoffload.web import form
 from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
@@ -352,6 +353,28 @@ def test_conversations_begin_with_turns_and_can_be_taken_away() -> None:
     assert inputs(alone)["length stream.conversations.turns"].value == "none"
     again = answer(alone.state, "length stream.conversations.turns", "fixed")
     assert again.problems == ()
+
+
+def test_a_trace_has_its_file_and_its_rate() -> None:
+    found = answer(State((Variant("serving/llama-3.1-8b-mooncake"),)), "edit stream.trace.rate_factor", "0.5")
+    shown = inputs(found)
+    assert found.problems == ()
+    assert shown["edit stream.trace.file"].choices == shipped_traces()
+    assert shown["edit stream.trace.rate_factor"].value == "0.5"
+    assert "length stream.prompt" not in shown
+    sent = answer(found.state, "requests", "poisson")
+    assert inputs(sent)["edit stream.arrivals.request_rate"].value == "1"
+    assert (
+        load(answer(sent.state, "requests", "recorded").state.current).document.data
+        == load(found.state.current).document.data
+    )
+    begun = answer(
+        answer(with_stream(ENGINE), "length stream.conversations.turns", "fixed").state,
+        "requests",
+        "recorded",
+    )
+    assert begun.problems == ()
+    assert inputs(begun)["edit stream.trace.file"].value == shipped_traces()[0]
 
 
 def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
