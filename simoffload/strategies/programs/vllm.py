@@ -331,7 +331,7 @@ class VllmCpuOffload(DividedStrategy):
             compiled=self.compiled,
             options=self.options,
             cache=self.cache_of(model, workload, machine),
-            engine=self.engine(workload, machine),
+            engine=self.engine(model, workload, machine),
         )
         assert plan.offloaded  # raises for groups that do not fit the layers
         return plan
