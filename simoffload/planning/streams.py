@@ -248,7 +248,7 @@ class StreamResult:
             "costs": self.priced(),
             "economics": None if self.costs is None else self.costs.to_dict(),
             "kv_blocks": self.limits.blocks,
-            "kv_cache_tokens": self.limits.blocks * self.limits.block_size,
+            "kv_cache_tokens": self.limits.cache_tokens,
             "max_num_batched_tokens": self.limits.tokens,
             "max_num_seqs": self.limits.sequences,
             "gpus": self.gpus,

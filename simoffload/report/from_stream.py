@@ -187,9 +187,12 @@ def _costs(found: StreamResult) -> Iterator[ReportSection]:
 
 def _memory(found: StreamResult) -> ReportSection:
     limits = found.limits
-    tokens = limits.blocks * limits.block_size
+    tokens, groups = f"{limits.cache_tokens:,} tokens in all", limits.groups
+    if groups.number > 1:
+        tokens = f"in one of {groups.number} groups of layers, {tokens}; a sequence takes no more blocks in "
+        tokens += f"{plural(groups.sliding, 'group')} after {groups.window:,} tokens"
     sentences = [
-        f"{limits.blocks:,} KV blocks of {limits.block_size} tokens, {tokens:,} tokens in all",
+        f"{limits.blocks:,} KV blocks of {limits.block_size} tokens, {tokens}",
         f"at most {limits.tokens:,} tokens and {limits.sequences:,} sequences in a step",
         f"{found.evaluations:,} steps were simulated, others interpolated with an error of {found.worst:.2%}",
     ]

@@ -63,16 +63,15 @@ class CacheBlocks(NamedTuple):
     number: int
     """Number of blocks on each GPU."""
     size: int
-    """Number of tokens of a block."""
+    """Number of tokens of a block, in the layers of one group."""
+    tokens: int
+    """Number of tokens, of all sequences of one replica together, whose keys and values they hold."""
     utilization: float
     """Fraction of the GPU's memory that the program fills."""
     stated: bool
     """Whether the user states the number; otherwise it is what all other parts leave of that memory."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens, of all sequences of one replica together, whose keys and values they hold."""
-        return self.number * self.size
+    groups: int = 1
+    """Number of groups of layers that have blocks of their own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -240,8 +240,8 @@ class StreamOptions(Frozen):
     block_size: Annotated[Count, Field(le=65_536)] | None = None
     """Tokens of a block of the key-value cache; None: 16."""
     kv_blocks: Count | None = None
-    """Number of blocks of the key-value cache (``num_gpu_blocks_override``); None: what the memory of the
-    GPU holds."""
+    """Number of blocks of the key-value cache (``num_gpu_blocks_override``), each in one group of layers;
+    None: what the memory of the GPU holds."""
     enable_prefix_caching: bool = True
     """Whether blocks of earlier requests are used again."""
     async_scheduling: bool = True

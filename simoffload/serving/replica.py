@@ -230,13 +230,14 @@ class Replica:
         """Request that arrives after the end of another one, and how long after it [s]."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what changes as it serves, without texts of prompts, scheduler, and times of steps."""
-        state = self.state.__dict__ | {"runs": None}
+        """Return what changes as it serves, without texts of prompts, groups, scheduler and step times."""
+        state = self.state.__dict__ | {"runs": None, "groups": None}
         return self.__dict__ | {"state": state, "_scheduler": None, "_times": None}
 
     def restore(self, other: Replica, runs: Sequence[Runs]) -> None:
         """Go on with what another replica with the same requests did, of which ``__getstate__`` was kept."""
-        state = self.state.__dict__ | vars(other)["state"] | {"runs": list(runs)}
+        known = {"runs": list(runs), "groups": self.state.groups}
+        state = self.state.__dict__ | vars(other)["state"] | known
         mine = {"state": self.state, "_scheduler": self._scheduler, "_times": self._times}
         self.state.__dict__.update(state)
         self.__dict__.update(vars(other) | mine)
@@ -300,6 +301,7 @@ class Replica:
         That is the one it returned last, or an earlier one at which a request arrived. Where all requests are
         known, it may take several ``turns``, each at the time that the one before returned.
         """
+        admit = self._scheduler.admit
         for _ in range(turns):
             launch, flight = self._launch, self._flight
             self._now = now
@@ -310,17 +312,21 @@ class Replica:
             elif flight is not None:
                 self._output(flight, now)
                 self._flight = None
-            work = self._work()
-            while work is None:
+            while True:
+                while self._upcoming <= now:
+                    self._arrive()
+                work = admit(self.state, now)
+                if self.state.interrupted:
+                    self._interrupt()
+                if work is not None:
+                    self._launch = launch = self._scheduled(work, self._flight)
+                    now = launch[6]
+                    break
                 if (flight := self._flight) is None or flight[0] > now:
                     now = self._upcoming if flight is None else flight[0]
                     break
                 self._output(flight, now)
                 self._flight = None
-                work = self._work()
-            else:
-                self._launch = launch = self._scheduled(work, self._flight)
-                now = launch[6]
             if now == inf:
                 break
         return now
@@ -348,8 +354,8 @@ class Replica:
         end = begin + steps * (time + growth * (steps - 1) / 2)
         if self._upcoming < end and self._open():
             steps = min(steps, max(1, ahead + one.reaching(self._upcoming - begin)))
-            end = begin + one.total(steps)
-        then = begin + one.total(steps - ahead) if ahead else end
+            end = begin + steps * (time + growth * (steps - 1) / 2)
+        then = begin + (steps - 1) * (time + growth * (steps - 2) / 2) if ahead else end
         if then < self._now:
             then = self._now
         return work, one, begin, steps, ahead, end, then, True
@@ -378,18 +384,14 @@ class Replica:
             self._output(flight, then)
             self._flight = None
 
-    def _work(self) -> ScheduledWork | None:
-        """Let the scheduler choose the next work; note the last tokens of requests that it preempts."""
-        while self._upcoming <= self._now:
-            self._arrive()
-        work = self._scheduler.admit(self.state, self._now)
-        if interrupted := self.state.interrupted:
-            if self._flight is not None:
-                self._flight[2].extend(interrupted)
-            for request in interrupted if self._flight is None else ():
-                self._last[request] = self._now
-            interrupted.clear()
-        return work
+    def _interrupt(self) -> None:
+        """Note the last tokens of requests that the scheduler has preempted."""
+        interrupted = self.state.interrupted
+        if self._flight is not None:
+            self._flight[2].extend(interrupted)
+        for request in interrupted if self._flight is None else ():
+            self._last[request] = self._now
+        interrupted.clear()
 
     def _arrive(self) -> None:
         """Let the next request arrive that is known."""

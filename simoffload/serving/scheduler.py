@@ -19,6 +19,7 @@ from math import nan
 from typing import NamedTuple, Protocol
 
 from simoffload.errors import InputError
+from simoffload.strategies import ONE_GROUP, CacheGroups
 
 __all__ = [
     "NOTHING",
@@ -102,12 +103,24 @@ NOTHING = Outputs((), (), ())
 class ReplicaState:
     """A ReplicaState has the requests of a replica, and its KV blocks.
 
-    A request is the number of a row. What is scheduled counts as computed.
+    A request is the number of a row. What is scheduled counts as computed. Of what a prefix cache knows, each
+    block counts as one of every group of layers; that those of sliding groups become free while a request
+    runs, and may be forgotten before the others, is left out.
     """
 
-    def __init__(self, *, blocks: int, block_size: int = 16, cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_size: int = 16,
+        groups: CacheGroups = ONE_GROUP,
+        cache: PrefixCache | None = None,
+    ) -> None:
         self.block_size, self.blocks, self.free = block_size, blocks, blocks
-        self.cache = cache
+        self.groups, self.cache = groups, cache
+        self._full, self._number = groups.full, groups.number
+        self._reach = groups.reach(block_size) * block_size
+        """Tokens from which a request needs no more blocks for sliding groups."""
         self.prompt, self.output = array("q"), array("q")
         self.runs: list[Runs] = []
         self.length = array("q")
@@ -135,9 +148,13 @@ class ReplicaState:
         self.base = 0
         """Sum of the bases of these sequences."""
         self._filling = [0] * block_size
-        """Number of those sequences that need a block in each step, by the remainder of its number."""
+        """Number of blocks that those sequences need in each step, by the remainder of its number."""
+        self._taken = 0
+        """Number of blocks that they need in ``block_size`` steps."""
         self._ends: list[tuple[int, int, int]] = []
         """Step after which a request has its last token, the request, and its ``since``; some are void."""
+        self._reaching: list[tuple[int, int, int]] = []
+        """The same of the step after which a request needs no more blocks for sliding groups."""
         self.interrupted: list[int] = []
         """Requests that were preempted while they generated, since the list was emptied."""
 
@@ -147,11 +164,11 @@ class ReplicaState:
             raise InputError.at(
                 "stream", f"a request of {prompt} + {output} tokens: prompt and output need a token each"
             )
-        if -(-(prompt + output - 1) // self.block_size) > self.blocks:
+        if (need := self.groups.peak(0, prompt + output - 1, self.block_size)) > self.blocks:
             raise InputError.at(
                 "stream",
-                f"a request of {prompt} + {output} tokens: all {self.blocks} KV blocks hold "
-                f"{self.blocks * self.block_size} tokens; raise kv_blocks, or leave the request out",
+                f"a request of {prompt} + {output} tokens needs {need} KV blocks, and there are "
+                f"{self.blocks}; raise kv_blocks, or leave the request out",
             )
 
     def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
@@ -193,20 +210,37 @@ class ReplicaState:
                 yield self.length[one] + self.step - self.since[one] + 1
 
     def match(self, request: int, tokens: int) -> tuple[int, int]:
-        """Return what ``PrefixCache.match`` does; without a cache nothing is found."""
-        return (0, 0) if self.cache is None else self.cache.match(request, self.runs[request], tokens)
+        """Return what ``PrefixCache.match`` does; nothing is found without a cache, or of a request that
+        shares nothing and was not computed before."""
+        runs, cache = self.runs[request], self.cache
+        if cache is None or (runs is None and not self.preemptions[request]):
+            return 0, 0
+        return cache.match(request, runs, tokens)
+
+    def held(self, tokens: int) -> int:
+        """Return the blocks of a request with so many computed tokens."""
+        if self.groups.sliding:
+            return self.groups.held(tokens, self.block_size)
+        return self._full * -(-tokens // self.block_size)  # in a third of the time
+
+    def beside(self, past: int, tokens: int) -> int:
+        """Return the blocks that a request holds beside its window while the tokens after ``past`` ones are
+        computed in one step."""
+        return self.groups.peak(past, tokens, self.block_size) - self.held(tokens)
 
     def steps_until_change(self) -> int:
-        """Return the number of steps that the generating sequences can do until one finishes or blocks
-        lack."""
+        """Return the number of steps that the generating sequences can do until one finishes, reaches the
+        length of the window, or blocks lack."""
         ends = self._ends
         while self.since[ends[0][1]] != ends[0][2]:
             heappop(ends)
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
-        if self.decoding * (steps // size + 1) <= free:
+        if self._reaching:
+            steps = min(steps, self._reaching[0][0] - self.step)
+        if self.decoding * self._number * (steps // size + 1) <= free:
             return steps
-        full = free // self.decoding
-        done, free = full * size, free - full * self.decoding
+        full = free // max(1, self._taken)
+        done, free = full * size, free - full * self._taken
         while done < steps and (need := self._filling[(self.step + done) % size]) <= free:
             free -= need
             done += 1
@@ -260,9 +294,11 @@ class ReplicaState:
         self.computed[request] = computed
         self.free -= blocks
         if (cache := self.cache) is not None:
-            if cache.unused > self.free:
-                cache.evict(self.free)
-            cache.insert(request, self.runs[request], computed)
+            if cache.unused * self._number > self.free:
+                cache.evict(self.free // self._number)
+            runs = self.runs[request]
+            if runs is not None or self.preemptions[request]:  # others, nobody finds before they end
+                cache.insert(request, runs, computed)
 
     def advance(self, work: ScheduledWork, steps: int) -> Outputs:
         """Count ``steps`` steps as scheduled; return what changes with the output of the last one."""
@@ -272,12 +308,17 @@ class ReplicaState:
             self.free -= filling[begin]
         else:
             full, rest = divmod(steps, size)
-            self.free -= full * self.decoding + sum(filling[begin : begin + rest])
+            self.free -= full * self._taken + sum(filling[begin : begin + rest])
             if begin + rest > size:
                 self.free -= sum(filling[: begin + rest - size])
         self.step += steps
-        if self.cache is not None and self.cache.unused > self.free:
-            self.cache.evict(self.free)
+        if self.cache is not None and self.cache.unused * self._number > self.free:
+            self.cache.evict(self.free // self._number)
+        while self._reaching and self._reaching[0][0] <= self.step:
+            step, request, since = heappop(self._reaching)
+            if self.since[request] == since:
+                filling[step % size] -= self._number - self._full
+                self._taken -= self._number - self._full
         if not work.chunks and ends[0][0] > self.step:
             return NOTHING
         first: list[int] = []  # twice as fast as list[int](), and so below
@@ -299,8 +340,9 @@ class ReplicaState:
         for request, _ in work.chunks:
             if self.computed[request] == self.length[request]:
                 self._generate(request, first, finished, left)
-        self.leaving.update(left)
-        return Outputs(first, finished, left)
+        if left:
+            self.leaving.update(left)
+        return tuple.__new__(Outputs, (first, finished, left))
 
     def _generate(self, request: int, first: list[int], finished: list[int], left: list[int]) -> None:
         """Let a request generate, whose prompt is computed; it has its next token."""
@@ -317,7 +359,13 @@ class ReplicaState:
         base = self.length[request] - self.step
         self.decoding += 1
         self.base += base
-        self._filling[-base % self.block_size] += 1
+        growth = self._number
+        if self.length[request] >= self._reach:
+            growth = self._full
+        elif growth > self._full:
+            heappush(self._reaching, (self._reach - base, request, self.step))
+        self._filling[-base % self.block_size] += growth
+        self._taken += growth
         rest = (self.output[request] if done < self.output[request] else self.target[request]) - done
         heappush(self._ends, (self.step + rest, request, self.step))
 
@@ -327,7 +375,9 @@ class ReplicaState:
         base = self.length[request] - since
         self.decoding -= 1
         self.base -= base
-        self._filling[-base % self.block_size] -= 1
+        growth = self._full if base + self.step >= self._reach else self._number
+        self._filling[-base % self.block_size] -= growth
+        self._taken -= growth
         self.generated[request] += self.step - since
         self.computed[request] = self.length[request] + self.step - since
         self.since[request] = -1
@@ -342,10 +392,12 @@ class ReplicaState:
     def _release(self, request: int, *, ended: bool) -> None:
         """Free the blocks of a request that no other uses."""
         tokens = self.computed[request]
-        if self.cache is None:
-            self.free += -(-tokens // self.block_size)
-        else:
-            self.free += self.cache.release(request, self.runs[request], tokens, ended=ended)
+        self.free += self.held(tokens)
+        if (cache := self.cache) is not None:
+            alone = cache.release(request, self.runs[request], tokens, ended=ended)
+            self.free -= self._full * (-(-tokens // self.block_size) - alone)
+            if cache.unused * self._number > self.free:
+                cache.evict(self.free // self._number)
 
 
 class Scheduler(Protocol):
@@ -364,7 +416,8 @@ class VllmScheduler:
     Running requests come first, in the order of their admission: a generating one computes a token, a prompt
     as much as the budget of tokens leaves. If blocks lack, the request that was admitted last is preempted.
     If none was, waiting requests are admitted in order until the budget or the places are used, or the blocks
-    of a whole prompt are not free; nobody passes the first one.
+    of a whole prompt are not free; nobody passes the first one. What a chunk holds beside its window in
+    sliding groups is free again when the next step is scheduled.
     """
 
     def __init__(
@@ -384,14 +437,15 @@ class VllmScheduler:
 
     def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         """Return the next work; None if there is none."""
-        preempted = False
-        while state.growth > state.free:
+        preempted, growth = False, state.growth
+        while growth > state.free:
             state.preempt_last()
-            preempted = True
+            preempted, growth = True, state.growth
         idle = not state.waiting or len(state.running) >= self._seqs
         if idle and not preempted and not state.prefilling:
             return state.generate()  # what follows would change nothing
         room = left = self._budget - state.decoding
+        groups, size, passing = state.groups, state.block_size, 0
         attention = 0.0
         chunks: list[tuple[int, int]] = []
         for request in tuple(state.prefilling):
@@ -401,13 +455,15 @@ class VllmScheduler:
             new = min(state.length[request] - past, left)
             if new <= 0:
                 break
-            need = -(-(past + new) // state.block_size) + (-past // state.block_size)
-            while need > state.free - state.growth and request in state.prefilling:
+            held = state.held(past + new)
+            need, more = held - state.held(past), state.beside(past, past + new)
+            while need + more > state.free - growth - passing and request in state.prefilling:
                 state.preempt_last()
-                preempted = True
+                preempted, growth = True, state.growth
             if request not in state.prefilling:
                 break
             state.extend(request, past + new, need)
+            passing += more
             chunks.append((request, new))
             attention += new * (past + new / 2)
             left -= new
@@ -416,21 +472,26 @@ class VllmScheduler:
             length = state.prompt[request] + state.generated[request]
             cached, unused = state.match(request, length)
             new = min(length - cached, left)
-            found = cached // state.block_size - unused  # blocks that others use as well
-            need = -(-(cached + new) // state.block_size) - found
-            full = -(-length // state.block_size) - found if self._reserve else need
-            if full > state.free - state.growth:
+            shared = groups.full * (cached // size - unused)  # blocks that others use as well
+            held = state.held(cached + new)
+            more = state.beside(cached, cached + new) if groups.sliding else 0
+            need = held + more
+            if self._reserve and cached + new < length:
+                need = groups.peak(cached, length, size)
+            if need - shared > state.free - growth - passing:
                 break
             state.length[request] = length
             if state.scheduled[request] != state.scheduled[request]:
                 state.scheduled[request] = now
-            state.admit(request, new, cached, need)
+            state.admit(request, new, cached, held - shared)
+            passing += more
             chunks.append((request, new))
             attention += new * (cached + new / 2)
             left -= new
         if not chunks:
             return state.generate(1 if preempted else None)
-        return ScheduledWork(tuple(chunks), room - left, attention, state.decoding, state.contexts, 1)
+        row = tuple(chunks), room - left, attention, state.decoding, state.contexts, 1
+        return tuple.__new__(ScheduledWork, row)
 
 
 class StaticBatches:
@@ -450,7 +511,7 @@ class StaticBatches:
             return state.generate()
         batch = [state.waiting[place] for place in range(min(self._size, len(state.waiting)))]
         longest = max(state.prompt[one] for one in batch)
-        last, need = max(state.output[one] for one in batch), -(-longest // state.block_size)
+        last, need = max(state.output[one] for one in batch), state.held(longest)
         for one in batch:
             state.length[one], state.target[one], state.scheduled[one] = longest, last, now
             state.admit(one, longest, 0, need)

@@ -118,6 +118,7 @@ class StreamSimulation:
             stated[2] or usual.blocks * usual.block_size // size,
             size,
             usual.graphs,
+            usual.groups._replace(step=stated[0] or usual.tokens),
         )
         if limits.sequences > limits.tokens and options.scheduler == "vllm":
             text = (
@@ -160,7 +161,9 @@ class StreamSimulation:
             scheduler = VllmScheduler(max_num_batched_tokens=limits.tokens, max_num_seqs=limits.sequences)
         caching = options.enable_prefix_caching and options.scheduler == "vllm"
         cache = RadixCache(limits.block_size) if caching else None
-        state = ReplicaState(blocks=limits.blocks, block_size=limits.block_size, cache=cache)
+        state = ReplicaState(
+            blocks=limits.blocks, block_size=limits.block_size, groups=limits.groups, cache=cache
+        )
         replica = Replica(
             scheduler=scheduler,
             state=state,

@@ -21,6 +21,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from simoffload.models import Sequences
 from simoffload.results import PassResult, Timeline
@@ -28,7 +29,6 @@ from simoffload.scenario import LoadedScenario
 from simoffload.serving.replica import StepMix, StepTime, StepTimes
 from simoffload.serving.scheduler import ReplicaState, ScheduledWork
 from simoffload.simulation import Runner
-from simoffload.strategies import Phase
 
 __all__ = ["BOUND", "Point", "Scaled", "SimulatedSteps", "StepTable"]
 
@@ -46,13 +46,12 @@ class SimulatedSteps:
     """SimulatedSteps simulates a step of the scenario's plan with any mixture of sequences."""
 
     def __init__(self, scenario: LoadedScenario) -> None:
-        plan = scenario.plan()
+        self._plan: Any = scenario.plan()  # of inference
         self._runner = Runner(scenario, keep=False)
-        self._step: Callable[[tuple[Sequences, ...]], Phase] = plan.step  # type: ignore[attr-defined]  # of inference
 
     def __call__(self, batch: tuple[Sequences, ...]) -> StepTime:
         """Return the times of a step."""
-        timeline = self._runner.timeline(self._step(batch))
+        timeline = self._runner.timeline(self._plan.step(batch))
         return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
 
     def mean(self, mix: StepMix) -> PassResult:
@@ -68,7 +67,7 @@ class SimulatedSteps:
         )
         sequences = max(sequences, 0 if mix.tokens else 1)
         point = (max(tokens, sequences, 1), sequences, max(0, beyond), attention)
-        return self._runner.phase(self._step(_mixture(point)), {})
+        return self._runner.phase(self._plan.step(_mixture(point)), {})
 
 
 def _host_and_busy(timeline: Timeline) -> tuple[float, float]:
@@ -123,7 +122,7 @@ class _Cell:
         self.beyond: tuple[float, float] | None = None
         """Time after the launch of a step, and beyond the work of its busiest stream, that is the least at
         both ends of the cell [s]."""
-        self.corners: dict[int, _Times] = {}
+        self.corners: list[_Times | None] = [None] * (1 << len(_AXES))
         """At the corners in use what their times are beyond those of the host and the busiest stream, and
         what these are beyond those of prompts alone, by the sum of 2^axis of the axes on which they are
         high."""
@@ -250,13 +249,13 @@ class StepTable:
         parts = [((a - e) * i, 1), ((b - f) * j, 2), ((c - g) * k, 4), ((d - h) * m, 8)]
         parts.sort(reverse=True)
         corners = cell.corners
-        corner, last = 0, corners.get(0) or self._corner(cell, 0)
+        corner, last = 0, corners[0] or self._corner(cell, 0)
         time, host, busy = last
         for part, axis in parts:
             if part <= 0:
                 break
             corner += axis
-            then = corners.get(corner) or self._corner(cell, corner)
+            then = corners[corner] or self._corner(cell, corner)
             time += part * (then[0] - last[0])
             host += part * (then[1] - last[1])
             busy += part * (then[2] - last[2])
@@ -264,7 +263,8 @@ class StepTable:
         launching, working = self._known_alone.get(a) or self._prompts_alone(a)
         host, busy = host + launching, busy + working
         after_host, after_busy = cell.beyond or self._beyond(cell)
-        return StepTime(time + max(host + after_host, busy + after_busy), host, busy)
+        row = time + max(host + after_host, busy + after_busy), host, busy, 0.0, 1
+        return tuple.__new__(StepTime, row)
 
     def _corner(self, cell: _Cell, corner: int) -> _Times:
         """Return what a cell has of a corner, by its number."""

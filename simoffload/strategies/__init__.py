@@ -4,8 +4,10 @@ A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import (
+    ONE_GROUP,
     SERVED,
     SERVED_OTHERS,
+    CacheGroups,
     Earlier,
     Phase,
     PhaseSeries,
@@ -19,9 +21,11 @@ from simoffload.strategies.base import (
 from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
 
 __all__ = [
+    "ONE_GROUP",
     "SERVED",
     "SERVED_OTHERS",
     "AnyStrategy",
+    "CacheGroups",
     "Earlier",
     "Phase",
     "PhaseSeries",

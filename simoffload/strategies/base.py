@@ -588,6 +588,52 @@ class Basis(NamedTuple):
     """Warnings about numbers used outside the range in which they were measured."""
 
 
+class CacheGroups(NamedTuple):
+    """CacheGroups are the equal groups of layers of which each has blocks of its own in a paged cache.
+
+    A block has some tokens in the layers of one group, and all groups take theirs from one pool. A sequence
+    keeps its blocks in groups with full attention, and in sliding groups those that its window reaches. That
+    counts one more than need be where a window begins with a block, 1 in 9 for a window of 128 tokens.
+
+    Source: ``v1/core/kv_cache_utils.py`` and ``v1/core/single_type_kv_cache_manager.py`` of vLLM 0.25.1.
+    """
+
+    full: int = 1
+    """Number of groups with full attention."""
+    sliding: int = 0
+    """Number of groups with a sliding window."""
+    window: int = 1
+    """Tokens to which one attends in a sliding group."""
+    step: int = 1
+    """Most new tokens of a step; those before them leave the window when the next step begins."""
+
+    @property
+    def number(self) -> int:
+        """Number of groups of both kinds together."""
+        return self.full + self.sliding
+
+    def reach(self, size: int) -> int:
+        """Return the most blocks of ``size`` tokens that a window touches."""
+        return -(-(self.window - 1) // size) + 1
+
+    def held(self, tokens: int, size: int) -> int:
+        """Return the blocks of ``size`` tokens that a sequence holds whose tokens are computed."""
+        blocks = -(-tokens // size)
+        return self.full * blocks + self.sliding * min(blocks, self.reach(size))
+
+    def peak(self, past: int, tokens: int, size: int) -> int:
+        """Return the most blocks of ``size`` tokens that a sequence of ``tokens`` holds while those after the
+        first ``past`` ones are computed, in as many steps as it takes."""
+        blocks = -(-tokens // size)
+        left = blocks - max(0, past - self.window + 1) // size
+        chunk = -(-(self.window - 1 + self.step) // size) + 1
+        return self.full * blocks + self.sliding * min(blocks, chunk, max(left, self.reach(size)))
+
+
+ONE_GROUP = CacheGroups()
+"""The only group of a model with full attention in all layers."""
+
+
 class ServingLimits(NamedTuple):
     """ServingLimits are those of an engine that serves a stream of requests on one replica."""
 
@@ -601,6 +647,14 @@ class ServingLimits(NamedTuple):
     """Number of tokens of a block."""
     graphs: tuple[int, ...]
     """Batch sizes of which CUDA graphs are captured, up to which a step of fewer tokens is padded."""
+    groups: CacheGroups = ONE_GROUP
+    """Groups of layers that have blocks of their own."""
+
+    @property
+    def cache_tokens(self) -> int:
+        """Number of tokens of short sequences that the cache holds; it holds more of those that are longer
+        than a window."""
+        return self.blocks // self.groups.number * self.block_size
 
 
 class Plan(ABC):

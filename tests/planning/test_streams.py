@@ -195,7 +195,7 @@ def test_a_program_without_a_scheduler_says_so() -> None:
         (["stream.promt=3"], r'did you mean "prompt"'),
         (["stream.trace={file: x.csv}"], "a trace has its own lengths"),
         (["stream={trace: {file: x.csv}}"], r"stream\.trace\.file: no file \"x.csv\", and no shipped trace"),
-        (["stream.kv_blocks=20"], "all 20 KV blocks hold 320 tokens"),
+        (["stream.kv_blocks=20"], "needs 40 KV blocks, and there are 20"),
         (["stream.max_num_batched_tokens=8"], "max_num_seqs 32 is above max_num_batched_tokens 8"),
         (["strategy={kind: zero_inference}"], "zero_inference is no engine with limits of its own: state"),
         (["strategy.compiled=false"], r"or strategy\.compiled: true"),

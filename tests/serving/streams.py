@@ -18,6 +18,7 @@ from simoffload.serving.scheduler import (
     Scheduler,
     VllmScheduler,
 )
+from simoffload.strategies import ONE_GROUP, CacheGroups
 
 
 class Stream(NamedTuple):
@@ -84,6 +85,7 @@ def replay(
     jump: bool = True,
     watch: Callable[[ReplicaState], None] | None = None,
     cache: PrefixCache | None = None,
+    groups: CacheGroups = ONE_GROUP,
     known: bool = True,
     after: npt.NDArray[np.int64] | None = None,
 ) -> Served:
@@ -94,7 +96,7 @@ def replay(
         chosen = _Watched(chosen, watch)
     replica = Replica(
         scheduler=chosen,
-        state=ReplicaState(blocks=blocks, cache=cache),
+        state=ReplicaState(blocks=blocks, groups=groups._replace(step=budget), cache=cache),
         times=times or Linear(),
         async_scheduling=async_scheduling,
         jump=jump,

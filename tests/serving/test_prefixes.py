@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.scheduler import PrefixCache, Runs
+from simoffload.serving.scheduler import PrefixCache, ReplicaState, Runs
+from simoffload.strategies import ONE_GROUP, CacheGroups
 from tests.serving.streams import Stream, poisson, replay
 from validation.block_pool import BlockPool
 
@@ -79,8 +80,11 @@ def test_random_operations_equal_those_block_by_block(seed: int, size: int) -> N
     assert evicted > 3
 
 
-@pytest.mark.parametrize("blocks", [80, 200, 1000])
-def test_a_stream_is_served_the_same(blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "groups"),
+    [(80, ONE_GROUP), (200, ONE_GROUP), (1000, ONE_GROUP), (200, CacheGroups(full=1, sliding=1, window=100))],
+)
+def test_a_stream_is_served_the_same(blocks: int, groups: CacheGroups) -> None:
     requests = poisson(200, 3.0, prompt=(1, 300))
     draw = np.random.default_rng(1)
     texts = [
@@ -90,8 +94,14 @@ def test_a_stream_is_served_the_same(blocks: int) -> None:
     keep = prompt < 80 * 16 - 300
     runs = [one for one, here in zip(texts, keep, strict=True) if here]
     stream = Stream(requests.arrival[keep], prompt[keep], requests.output[keep], runs)
+
+    def watch(state: ReplicaState) -> None:
+        assert state.cache is not None
+        assert 0 <= state.cache.unused * groups.number <= state.free <= blocks
+
+    options = {"blocks": blocks, "groups": groups, "budget": 256, "max_seqs": 24, "watch": watch}
     served = [
-        replay(stream, blocks=blocks, cache=cache, budget=256, max_seqs=24, async_scheduling=True)
+        replay(stream, cache=cache, async_scheduling=True, **options)  # type: ignore[arg-type]
         for cache in (RadixCache(), BlockPool())
     ]
     for name in ("first", "finished", "cached", "preemptions"):

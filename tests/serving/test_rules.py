@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from simoffload.errors import InputError
 from simoffload.serving.replica import Served
 from simoffload.serving.scheduler import ReplicaState, StaticBatches
+from simoffload.strategies import ONE_GROUP, CacheGroups
 from tests.serving.streams import Linear, poisson, replay, stream
 from validation.block_pool import BlockPool
 
 SCARCE = {"blocks": 260, "budget": 512, "max_seqs": 24}
 """A replica on which requests are preempted."""
+SLIDING = {**SCARCE, "blocks": 360, "groups": CacheGroups(full=2, sliding=1, window=300)}
+"""Another one, with windows that requests reach while they generate."""
 
 
 def test_a_request_alone_has_its_steps() -> None:
@@ -29,7 +34,7 @@ def test_a_request_alone_has_its_steps() -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_jumps_equal_single_steps(ahead: bool) -> None:
     requests = poisson(150, 3.0)
-    for options in ({}, SCARCE, {"max_seqs": 5}):
+    for options in ({}, SCARCE, SLIDING, {"max_seqs": 5}):
         both = [
             replay(
                 requests,
@@ -45,7 +50,7 @@ def test_jumps_equal_single_steps(ahead: bool) -> None:
         for name in ("scheduled", "first", "finished"):
             np.testing.assert_allclose(getattr(jumped, name), getattr(stepped, name), rtol=1e-13)
         np.testing.assert_array_equal(jumped.preemptions, stepped.preemptions)
-        assert (stepped.preemptions.sum() > 20) == (options is SCARCE)
+        assert (stepped.preemptions.sum() > 20) == ("blocks" in options)
         tokens = [_gaps(one) for one in both]
         np.testing.assert_allclose(np.sort(tokens[0]), np.sort(tokens[1]), rtol=1e-9)
 
@@ -91,13 +96,16 @@ def test_one_place_is_a_queue_of_lindley() -> None:
     assert 0.5 < alone.sum() / requests.arrival[-1] < 2
 
 
+@pytest.mark.parametrize("options", [SCARCE, SLIDING, {**SLIDING, "groups": CacheGroups(0, 1, 200)}])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_littles_law_and_conservation(ahead: bool) -> None:
+def test_littles_law_and_conservation(ahead: bool, options: dict[str, Any]) -> None:
+    full, sliding, window, _ = options.get("groups", ONE_GROUP)
     requests = poisson(150, 3.0)
     seen = []
 
     def watch(state: ReplicaState) -> None:
-        held = sum(-(-_tokens(state, one) // state.block_size) for one in state.running)
+        blocks = [-(-_tokens(state, one) // 16) for one in state.running]
+        held = sum(full * one + sliding * min(one, -(-(window - 1) // 16) + 1) for one in blocks)
         assert held + state.free == state.blocks
         assert state.free >= 0
         others = set(state.waiting) | set(state.running)
@@ -106,8 +114,8 @@ def test_littles_law_and_conservation(ahead: bool) -> None:
         assert state.contexts == sum(state.generating())
         seen.append(len(others))
 
-    served = replay(requests, async_scheduling=ahead, watch=watch, **SCARCE)  # type: ignore[arg-type]
-    assert max(seen) > 30
+    served = replay(requests, async_scheduling=ahead, watch=watch, **options)
+    assert max(seen) > 30 * (full > 0)
     assert not np.isnan(served.finished).any()
     times = np.concatenate([served.queued, served.finished])
     change = np.repeat([1, -1], 150)
@@ -130,6 +138,29 @@ def test_the_last_one_admitted_is_preempted_and_is_the_first_to_return() -> None
     assert list(served.preemptions) == [0, 1, 0]
     assert served.first[0] == served.first[1]
     assert served.finished[0] < served.finished[1] == served.scheduled[2]
+
+
+def test_a_window_is_all_that_a_request_holds_in_sliding_groups() -> None:
+    """A window of 33 tokens touches 3 blocks, while a prompt of 100 tokens is computed up to 7, and at the
+    end of 130 tokens there are 9 in each of two groups with full attention."""
+    groups = CacheGroups(full=2, sliding=3, window=33)
+    seen: list[int] = []
+    rows, small = stream([(0.0, 100, 31)]), {"groups": groups, "budget": 64, "max_seqs": 2}
+
+    def watch(state: ReplicaState) -> None:
+        seen.append(state.blocks - state.free)
+
+    replay(rows, blocks=40, watch=watch, jump=False, **small)  # type: ignore[arg-type]
+    assert [*dict.fromkeys(seen)] == [0, *(2 * full + 3 * 3 for full in (4, 7, 8, 9))]
+    # A step of 64 tokens and the 32 before it touch 7 blocks.
+    assert groups._replace(step=64).peak(0, 130, 16) == 2 * 9 + 3 * 7
+    with pytest.raises(InputError, match="needs 39 KV blocks, and there are 38"):
+        replay(rows, blocks=38, **small)  # type: ignore[arg-type]
+    # The second prompt is admitted when the first step, whose chunk holds 4 blocks a group, is over.
+    both = stream([(0.0, 64, 3), (0.0, 64, 3)])
+    later = replay(both, blocks=39, **{**small, "budget": 128})  # type: ignore[arg-type]
+    assert later.scheduled[1] > later.scheduled[0]
+    assert not replay(both, blocks=40, **{**small, "budget": 128}).scheduled.any()  # type: ignore[arg-type]
 
 
 def test_nobody_passes_a_prompt_that_does_not_fit() -> None:
@@ -201,7 +232,7 @@ def test_streams_at_their_edges() -> None:
     assert len(replay(stream([])).first) == 0
     flood = replay(stream([(0.0, 500, 100)] * 500), blocks=1000)
     assert not np.isnan(flood.finished).any()
-    with pytest.raises(InputError, match=r"all 3 KV blocks hold 48 tokens; raise kv_blocks"):
+    with pytest.raises(InputError, match=r"40 \+ 10 tokens needs 4 KV blocks, and there are 3; raise"):
         replay(stream([(0.0, 40, 10)]), blocks=3)
     with pytest.raises(InputError, match="need a token each"):
         replay(stream([(0.0, 0, 10)]))

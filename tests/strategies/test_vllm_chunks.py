@@ -13,7 +13,7 @@ from simoffload.documents import yaml_text
 from simoffload.models import Sequences
 from simoffload.report.sections.capacity import capacity
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies.programs.vllm_engine import VllmEngine, graph_sizes
+from simoffload.strategies.programs.vllm_engine import VllmEngine, block_bytes, graph_sizes
 from tests.strategies import scenarios
 
 GIB = 1 << 30
@@ -174,6 +174,41 @@ def test_blocks_of_real_runs(platform: str, sequences: int, tokens: int, blocks:
     ).cache_blocks
     assert found.number == pytest.approx(blocks, rel=error)
     assert found.tokens == 16 * found.number
+
+
+def test_blocks_of_a_model_with_sliding_layers() -> None:
+    """vLLM 0.25.1 on an H200: gpt-oss-20b has two groups of 12 layers, so that a block has half the bytes of
+    one in all layers, and sequences of 2,050 tokens hold 129 and 9 of them."""
+    found = fitted(model="gpt-oss-20b", platform="h200-1gpu-vm", batch=1024, prompt=8).cache_blocks
+    assert found.number == pytest.approx(305_856, rel=0.03)
+    long = fitted(model="gpt-oss-20b", platform="h200-1gpu-vm").cache_blocks
+    assert long.tokens == long.number * 129 * 16 // (129 + 9)
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "layers"),
+    [
+        ("llama-3.1-8b", (1, 0), 32),
+        ("gpt-oss-20b", (1, 1), 12),
+        ("gemma-3-27b", (1, 6), 10),  # 10 and 52 layers; the last group has two places that are empty
+        ("mistral-7b-v0.1", (0, 1), 32),
+        ({"name": "gpt-oss-20b", "num_hidden_layers": 25}, (1, 1), 13),  # 12 and 13 layers
+    ],
+)
+def test_groups_of_layers(model: Any, groups: tuple[int, int], layers: int) -> None:
+    plan: Any = scenario(model=model).plan()
+    assert plan.engine.groups[:2] == groups
+    token = plan.model.cache_width * plan.model.dtype_bytes
+    assert block_bytes(plan.model, plan.engine.groups, element=2) == 16 * layers * token
+
+
+def test_a_connector_without_groups_has_blocks_in_all_layers() -> None:
+    """LMCache does not know groups of layers, vLLM's own connector does."""
+    own, other = (
+        scenario(model="gpt-oss-20b", kv_cache={"connector": {"tier": "dram", **keys}}).plan()
+        for keys in ({}, {"block_tokens": 256})
+    )
+    assert [one.engine.groups.number for one in (own, other)] == [2, 1]  # type: ignore[attr-defined]
 
 
 def test_fit_prints_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,10 @@ def capacity(result: SimulationResult) -> ReportSection:
 
 def _blocks(cache: CacheBlocks, replicas: int) -> str:
     """Return the number of blocks and tokens of a paged cache on each GPU, which serves one replica."""
-    tokens = f"{cache.number:,} blocks of {cache.size} tokens, {cache.tokens:,} tokens in all sequences"
+    tokens = f"{cache.number:,} blocks of {cache.size} tokens"
+    if cache.groups > 1:
+        tokens += f" in one of {cache.groups} groups of layers"
+    tokens += f", {cache.tokens:,} tokens in all sequences"
     if replicas > 1:
         tokens += f" of one replica, {cache.tokens * replicas:,} in those of all {replicas}"
     if cache.stated:

@@ -161,7 +161,7 @@ class TensorParallelPlan(InferencePlan):
         sequences, code = workload.batch_size, self._engine_code
         program = self.engine.memory(part, self.machine, sequences=sequences, code=code)
         if self.engine.blocks is not None:
-            size = self.engine.blocks * self._block_bytes(part)
+            size = self.engine.blocks * self._block_bytes(self.engine, part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
         at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
@@ -182,8 +182,8 @@ class TensorParallelPlan(InferencePlan):
         """Most tokens of a pass for which the engine captures CUDA graphs."""
         return CAPTURED if self.engine is None else self.engine.captured
 
-    def _block_bytes(self, stage: ModelShape) -> int:
-        return block_bytes(stage, element=self.cache.element_bytes(self.model.dtype_bytes))
+    def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
+        return block_bytes(stage, engine.groups, element=self.cache.element_bytes(self.model.dtype_bytes))
 
     @cached_property
     def cache_blocks(self) -> CacheBlocks | None:
@@ -192,14 +192,23 @@ class TensorParallelPlan(InferencePlan):
         engine, tier = self.engine, self.machine.tiers["hbm"]
         if engine is None or self.cache.tier != "hbm" or not self.fused:
             return None
-        if engine.blocks is not None:
-            return CacheBlocks(engine.blocks, VLLM_BLOCK, engine.utilization, stated=True)
-        shared = {"hbm", tier.pool}
-        used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
-        each = max(map(self._block_bytes, self.divided.stages))
-        if not each:  # no layer has attention over earlier tokens
-            return None
-        return CacheBlocks(max(0, tier.capacity - used) // each, VLLM_BLOCK, engine.utilization, stated=False)
+        number = engine.blocks
+        if number is None:
+            shared = {"hbm", tier.pool}
+            used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
+            each = max(self._block_bytes(engine, one) for one in self.divided.stages)
+            if not each:  # no layer has attention over earlier tokens
+                return None
+            number = max(0, tier.capacity - used) // each
+        context = -(-self.workload.max_context // VLLM_BLOCK) * VLLM_BLOCK
+        return CacheBlocks(
+            number,
+            VLLM_BLOCK,
+            number * context // engine.groups.held(context, VLLM_BLOCK),
+            engine.utilization,
+            stated=engine.blocks is not None,
+            groups=engine.groups.number,
+        )
 
     @property
     def serving_limits(self) -> ServingLimits | None:
@@ -213,7 +222,7 @@ class TensorParallelPlan(InferencePlan):
         if most == CAPTURED:  # the default, of which vLLM takes less with few sequences
             most = chosen_graph(self.model, sequences)
         graphs = graph_sizes(most) if self.compiled else ()
-        return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs)
+        return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs, engine.groups)
 
     @property
     def facts(self) -> Facts:
@@ -278,8 +287,9 @@ class DividedStrategy(CachingStrategy):
     """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
     a display takes some of a small GPU."""
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
-    """Number of blocks of 16 tokens that vLLM's cache has on each GPU (``--num-gpu-blocks-override``); None:
-    as many as fit."""
+    """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens
+    in the layers of one group: all layers, or as many as have full attention in models with sliding layers,
+    too; None: as many as fit."""
     max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
     """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more.
     None: as vLLM chooses, 512, and 1,024 for gpt-oss."""
@@ -313,12 +323,14 @@ class DividedStrategy(CachingStrategy):
         if self._has_engine:
             stated = "gpu_memory_utilization" in self.model_fields_set
             return VllmEngine.of(
+                model,
                 machine,
                 workload,
                 tokens=self.max_num_batched_tokens,
                 utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
                 captured=self.max_cudagraph_capture_size or model.traits.largest_graph or CAPTURED,
+                connector=self.kv_cache.connector,
             )
         for key in _ENGINE_KEYS:
             if getattr(self, key) != type(self).model_fields[key].default:

@@ -21,9 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import Kernel, ModelShape, Module, Sequences
-from simoffload.strategies.base import Held
-from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves
+from simoffload.models import Kernel, ModelShape, Module, Sequences, window_of
+from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
+from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
 from simoffload.strategies.memory import DISPLAY, activation_bytes, experts_bytes
 from simoffload.strategies.passes.timing import CAPTURED, experts_kernel
 from simoffload.units import format_bytes, plural
@@ -176,10 +176,13 @@ class VllmEngine(NamedTuple):
     """Number of blocks of the cache on each GPU that the user states; None: as many as fit."""
     captured: int = CAPTURED
     """Most tokens of a step for which CUDA graphs are captured; the exported command says so."""
+    groups: CacheGroups = ONE_GROUP
+    """Groups of layers that have blocks of their own."""
 
     @classmethod
     def of(
         cls,
+        model: ModelShape,
         machine: Machine,
         workload: Inference,
         *,
@@ -187,6 +190,7 @@ class VllmEngine(NamedTuple):
         utilization: float | None,
         blocks: int | None,
         captured: int,
+        connector: Connector | None,
     ) -> VllmEngine:
         """Return the engine for a workload, of which no step may lack a token for a sequence; None: as vLLM
         chooses.
@@ -196,7 +200,11 @@ class VllmEngine(NamedTuple):
         later.
         """
         sequences, length = workload.batch_size, workload.max_context
-        needed = sequences * -(-length // VLLM_BLOCK)
+        most = tokens or max(sequences, default_tokens(machine))
+        groups = ONE_GROUP
+        if connector is None or _kind(connector, machine).groups:
+            groups = cache_groups(model, step=most)
+        needed = max(sequences * groups.held(length, VLLM_BLOCK), groups.peak(0, length, VLLM_BLOCK))
         if blocks is not None and blocks < needed:
             text = f"{plural(blocks, 'block')} of {VLLM_BLOCK} tokens are fewer than the {needed:,} that "
             text += f"{plural(sequences, 'sequence')} with {length:,} tokens need"
@@ -205,8 +213,7 @@ class VllmEngine(NamedTuple):
         if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"
             raise InputError.at("strategy.max_num_batched_tokens", f"{text}, or lower workload.batch_size")
-        most = tokens or max(sequences, default_tokens(machine))
-        return cls(most, fills, blocks, graph_sizes(min(captured, most))[-1])
+        return cls(most, fills, blocks, graph_sizes(min(captured, most))[-1], groups)
 
     def chunks(self, batch: Sequence[Sequences]) -> list[tuple[Sequences, ...]]:
         """Return the steps in which a batch is computed: each has as many tokens as vLLM computes at once,
@@ -383,11 +390,35 @@ def tight(utilization: float, machine: Machine) -> tuple[str, ...]:
     return (f"gpu_memory_utilization: {_start(utilization, machine)}: nothing else may use the GPU",)
 
 
-def block_bytes(stage: ModelShape, *, element: float) -> int:
-    """Return the size [B] of a block of the cache in all layers of a stage; ``element`` is that of a number
-    in it [B]."""
-    own = stage.kv_cache_bytes(batch=1, tokens=VLLM_BLOCK, windows=False, block=VLLM_BLOCK)
-    return round(own * element / stage.dtype_bytes)
+def _attending(model: ModelShape) -> tuple[int, int]:
+    """Return the number of layers with full attention, and of those with a sliding window."""
+    windows = [(window_of(layer), count) for layer, count in model.kinds]
+    return sum(n for one, n in windows if one is None), sum(n for one, n in windows if one)
+
+
+def cache_groups(model: ModelShape, *, step: int) -> CacheGroups:
+    """Return the groups of layers that have blocks of their own, with ``step`` new tokens at most in a step.
+
+    Groups have as many layers as the kind of attention with fewer ones, or, if the other kind has less than
+    half as many more, as that one. Source: ``_get_kv_cache_groups_uniform_page_size`` in
+    ``v1/core/kv_cache_utils.py`` of vLLM 0.25.1.
+    """
+    full, sliding = _attending(model)
+    fewer, more = sorted((full or sliding, sliding or full))
+    size = more if more < 1.5 * fewer else fewer
+    if not size:  # no layer has attention over earlier tokens
+        return ONE_GROUP
+    return CacheGroups(-(-full // size), -(-sliding // size), model.sliding_window or 1, step)
+
+
+def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> int:
+    """Return the size [B] of a block of the cache in the layers of a stage that are in one of the model's
+    groups; ``element`` is that of a number in it [B]."""
+    full, sliding = _attending(stage)
+    layers = full + sliding
+    if groups.number > 1:
+        layers = max(-(-full // groups.full), -(-sliding // groups.sliding))
+    return round(VLLM_BLOCK * layers * stage.cache_width * element)
 
 
 def default_tokens(machine: Machine) -> int:
@@ -446,6 +477,8 @@ class ConnectorCommand(ABC):
     """Whether kernels are replayed from CUDA graphs."""
     program: ClassVar[str]
     """Name of the connector in vLLM."""
+    groups: ClassVar[bool] = True
+    """Whether it knows groups of layers (``SupportsHMA``); otherwise vLLM keeps all tokens in all layers."""
     environment: ClassVar[Mapping[str, str]] = {}
     """Environment variables that it needs, by name."""
 
@@ -543,6 +576,7 @@ class _LMCache(ConnectorCommand):
     """Chunks of any size, layer by layer or not, in host memory, in files, or by GPUDirect Storage."""
 
     program = "LMCacheConnectorV1"
+    groups = False
     environment: ClassVar = {"PYTHONHASHSEED": "0"}  # keys of chunks are then equal in all processes
     _across_layers = False
 
@@ -623,12 +657,15 @@ class _Mooncake(ConnectorCommand):
             yield f"vLLM has blocks of {VLLM_BLOCK} tokens; the simulation of {one.block_tokens}."
 
 
+def _kind(one: Connector, machine: Machine) -> type[ConnectorCommand]:
+    """Return the connector of vLLM that does most of what is simulated."""
+    if machine.tiers[one.tier].kind == "remote":
+        return _Mooncake
+    if one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
+        return _Offloading
+    return _LMCache
+
+
 def connector_command(moves: BlockMoves, terms: tuple[Held, ...], *, compiled: bool) -> ConnectorCommand:
     """Return the command of the connector of vLLM that does most of what is simulated."""
-    one = moves.connector
-    kind: type[ConnectorCommand] = _LMCache
-    if moves.machine.tiers[one.tier].kind == "remote":
-        kind = _Mooncake
-    elif one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
-        kind = _Offloading
-    return kind(moves, terms, compiled)
+    return _kind(moves.connector, moves.machine)(moves, terms, compiled)
