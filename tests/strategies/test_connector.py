@@ -224,14 +224,6 @@ def test_what_is_stored_counts_on_its_tier() -> None:
     assert used.needed == 2 * PROMPT * per_token
 
 
-def test_activations_are_those_of_the_tokens_that_are_computed() -> None:
-    def activations(**keys: Any) -> int:
-        stage = memory_stages(scenario(**keys).plan())[0]
-        return next(one.size for one in stage.terms if one.name == "activations")
-
-    assert activations() == activations(prompt=PROMPT - PREFIX, prefix=0) < activations(prefix=0)
-
-
 def test_drives_wear_by_what_a_generation_writes() -> None:
     result = simulated(tier="raid", direct=True)
     (worn,) = result.drive_lifetime
