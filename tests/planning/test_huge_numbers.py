@@ -43,7 +43,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
             f"{OPTIMIZER}.buffer_count=1000000000000",
             "offload_optimizer.buffer_count 1,000,000,000,000 → 237",
         ),
-        ("vllm/llama-3-70b", "strategy.cpu_offload_gb=0", "cpu_offload_gb 0 → 47"),
+        ("vllm/llama-3-70b", "strategy.cpu_offload_gb=0", "cpu_offload_gb 0 → 48"),
     ],
 )
 def test_a_huge_number_is_bisected_to_the_one_that_fits(name: str, override: str, found: str) -> None:

@@ -306,10 +306,12 @@ def test_the_peak_is_that_of_sampling_or_of_compiling() -> None:
 
 def test_graphs_that_do_not_fit_beside_the_share_are_said() -> None:
     small: dict[str, Any] = {"platform": "rtx-3070-ti-desktop", "model": {"name": "qwen3-1.7b"}, "batch": 16}
-    (warning,) = [one for one in fitted(**small).warnings if "CUDA graphs" in one]
+    assert "graphs" not in str(fitted(**small).warnings)
+    assert fitted(**small).cache_blocks.utilization == 0.74
+    assert "--gpu-memory-utilization 0.74" in scenario(**small).exports()["vllm-serve.sh"]
+    (warning,) = [one for one in fitted(**small, gpu_memory_utilization=0.8).warnings if "CUDA graphs" in one]
     assert "set it to 0.74" in warning
-    assert not [one for one in fitted(**small, gpu_memory_utilization=0.74).warnings if "graphs" in one]
-    assert "set it to 0.86" in str(fitted(**small, max_cudagraph_capture_size=2).warnings)
+    assert fitted(**small, max_cudagraph_capture_size=2).cache_blocks.utilization == 0.86
 
 
 def test_the_command_states_graphs_of_which_vllm_would_capture_fewer() -> None:

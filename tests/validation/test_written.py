@@ -30,7 +30,6 @@ MISSED = {
     # experts in vLLM 0.4.2
     "srv-a100-q57moe-tp2",
     # 4 bits on one GPU, slower than a third of two
-    "srv-a100-q72-int4-tp1",
     # whole answers of vLLM 0.10, with what is around its steps
     *(f"srv-h100-8b-{what}" for what in ("bf16-b1", "bf16-b16", "int4-b1")),
     *(f"xin-zen-raid0-ratio-{size}" for size in ("1b", "3b")),

@@ -105,7 +105,7 @@ class TensorParallelPlan(InferencePlan):
         found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
         if self.engine is not None:
             stage = max(self.divided.stages, key=lambda one: one.num_hidden_layers)
-            short = self.engine.short(stage, self.machine, self._engine_code)
+            short = self.engine.short(stage, self.machine)
             found = (*found, *tight(self.engine.utilization, self.machine), *short)
         if gpus <= heads:
             return found
@@ -158,24 +158,13 @@ class TensorParallelPlan(InferencePlan):
         """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
             return super()._working_memory(part, workload, cache)
-        sequences, code = workload.batch_size, self._engine_code
-        program = self.engine.memory(part, self.machine, sequences=sequences, code=code)
+        program = self.engine.memory(part, self.machine, sequences=workload.batch_size)
         if self.engine.blocks is not None:
             size = self.engine.blocks * self._block_bytes(self.engine, part)
             others = (one for one in cache if one.tier != "hbm")
             cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
         at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
         return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
-
-    @property
-    def _engine_code(self) -> EngineCode:
-        alone = self.degrees.tensor * self.degrees.pipeline == 1
-        return EngineCode(compiled=self.compiled, alone=alone, v1=self.v1_runner)
-
-    @property
-    def v1_runner(self) -> bool:
-        """Whether vLLM runs the model with its model runner V1."""
-        return self.model.traits.v1_runner and bool(self.model.num_experts)
 
     @property
     def captured(self) -> int:
@@ -285,7 +274,7 @@ class DividedStrategy(CachingStrategy):
     an A100, else 2,048."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
     """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
-    a display takes some of a small GPU."""
+    a display or CUDA graphs take more than the rest of a small GPU."""
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens
     in the layers of one group: all layers, or as many as have full attention in models with sliding layers,
@@ -313,6 +302,15 @@ class DividedStrategy(CachingStrategy):
         return "strategy.kind to zero_inference or accelerate"
 
     @property
+    def _is_compiled(self) -> bool:
+        """Whether steps are compiled and captured in CUDA graphs."""
+        return True
+
+    def _with_v1_runner(self, model: ModelShape) -> bool:
+        """Return whether vLLM runs the model with its model runner V1."""
+        return model.traits.v1_runner and bool(model.num_experts)
+
+    @property
     def _has_engine(self) -> bool:
         """Whether what is simulated is vLLM."""
         return True
@@ -322,6 +320,8 @@ class DividedStrategy(CachingStrategy):
         refuses, or that another program does not have."""
         if self._has_engine:
             stated = "gpu_memory_utilization" in self.model_fields_set
+            alone = self.tensor_parallel_size * self.pipeline_parallel_size == 1
+            code = EngineCode(compiled=self._is_compiled, alone=alone, v1=self._with_v1_runner(model))
             return VllmEngine.of(
                 model,
                 machine,
@@ -330,6 +330,7 @@ class DividedStrategy(CachingStrategy):
                 utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
                 captured=self.max_cudagraph_capture_size or model.traits.largest_graph or CAPTURED,
+                code=code,
                 connector=self.kv_cache.connector,
             )
         for key in _ENGINE_KEYS:
@@ -369,8 +370,8 @@ class DividedStrategy(CachingStrategy):
             halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
             key = "max_num_batched_tokens"
             yield from memory_tunables(key, ("strategy", key), engine.tokens, halves)
-            key, more = "gpu_memory_utilization", fuller(plan.machine)
-            larger = [one for one in more if one > engine.utilization]
+            key, most = "gpu_memory_utilization", engine.most(plan.model, plan.machine)
+            larger = [one for one in fuller(plan.machine) if engine.utilization < one <= most]
             yield from memory_tunables(key, ("strategy", key), engine.utilization, larger)
 
     @property

@@ -223,6 +223,14 @@ class VllmCpuOffload(DividedStrategy):
     """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
 
     @property
+    def _is_compiled(self) -> bool:
+        return self.compiled
+
+    def _with_v1_runner(self, model: ModelShape) -> bool:
+        """Return whether it is model runner V1, as always with weights in host memory."""
+        return super()._with_v1_runner(model) or self._offloads
+
+    @property
     def _offloads(self) -> bool:
         return bool(self.cpu_offload_gb or self.offload_group_size)
 
@@ -371,11 +379,6 @@ class VllmOffloadPlan(TensorParallelPlan):
     def fused(self) -> bool:
         """Whether kernels are fused: always, as vLLM has its own."""
         return True
-
-    @property
-    def v1_runner(self) -> bool:
-        """Whether it is the model runner V1, as always with weights in host memory."""
-        return super().v1_runner or any(map(size_of, self.offloaded))
 
     @property
     def basis(self) -> Basis:

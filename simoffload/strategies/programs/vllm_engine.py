@@ -26,7 +26,7 @@ from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
 from simoffload.strategies.memory import DISPLAY, activation_bytes, experts_bytes
 from simoffload.strategies.passes.timing import CAPTURED, experts_kernel
-from simoffload.units import format_bytes, plural
+from simoffload.units import format_bytes, formatted_apart, plural
 from simoffload.workload import Inference
 
 # --------------------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ of an H100 (vLLM 0.25, ``v1/sample/ops/topk_topp_triton.py``)."""
 class EngineCode(NamedTuple):
     """An EngineCode says which code of vLLM runs, as far as its memory depends on it."""
 
-    compiled: bool
+    compiled: bool = True
     """Whether the model is compiled and captured in CUDA graphs."""
-    alone: bool
+    alone: bool = True
     """Whether no other GPU has parts of the model, so that there are no buffers of NCCL."""
-    v1: bool
+    v1: bool = False
     """Whether it is model runner V1, which samples with more memory."""
 
 
@@ -176,6 +176,8 @@ class VllmEngine(NamedTuple):
     """Number of blocks of the cache on each GPU that the user states; None: as many as fit."""
     captured: int = CAPTURED
     """Most tokens of a step for which CUDA graphs are captured; the exported command says so."""
+    code: EngineCode = EngineCode()
+    """Which code of vLLM is running."""
     groups: CacheGroups = ONE_GROUP
     """Groups of layers that have blocks of their own."""
 
@@ -190,6 +192,7 @@ class VllmEngine(NamedTuple):
         utilization: float | None,
         blocks: int | None,
         captured: int,
+        code: EngineCode,
         connector: Connector | None,
     ) -> VllmEngine:
         """Return the engine for a workload, of which no step may lack a token for a sequence; None: as vLLM
@@ -213,7 +216,10 @@ class VllmEngine(NamedTuple):
         if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"
             raise InputError.at("strategy.max_num_batched_tokens", f"{text}, or lower workload.batch_size")
-        return cls(most, fills, blocks, graph_sizes(min(captured, most))[-1], groups)
+        found = cls(most, fills, blocks, graph_sizes(min(captured, most))[-1], code, groups)
+        if utilization is None:  # a share beside which graphs have room, if there is one
+            return found._replace(utilization=min(fills, found.most(model, machine) or fills))
+        return found
 
     def chunks(self, batch: Sequence[Sequences]) -> list[tuple[Sequences, ...]]:
         """Return the steps in which a batch is computed: each has as many tokens as vLLM computes at once,
@@ -242,9 +248,7 @@ class VllmEngine(NamedTuple):
                     parts, room = [], self.tokens
         return [*found, tuple(parts)]
 
-    def memory(
-        self, stage: ModelShape, machine: Machine, *, sequences: int, code: EngineCode
-    ) -> tuple[Held, ...]:
+    def memory(self, stage: ModelShape, machine: Machine, *, sequences: int) -> tuple[Held, ...]:
         """Return what the engine of a GPU needs beyond weights and blocks, and what it leaves free.
 
         Blocks get the stated share of the GPU's memory less weights, the peak of a step of as many tokens as
@@ -253,59 +257,63 @@ class VllmEngine(NamedTuple):
         the share leaves free (``gpu_worker.py``, ``determine_available_memory``;
         docs/measurements/vllm.md).
         """
-        graphs, free = self._graphs(stage, code), self._free(machine)
+        graphs, free = self._graphs(stage), self._free(machine)
         held = DISPLAY if machine.accelerator.has_display else 0  # in no other part
         return (
             Held(
                 "hbm",
                 "activations",
-                self._peak(stage, sequences=sequences, code=code),
+                self._peak(stage, sequences=sequences),
                 remedy="lower max_num_batched_tokens or batch_size",
             ),
-            Held("hbm", "CUDA context and workspace", self._context(machine, code) + _LIBRARIES),
+            Held("hbm", "CUDA context and workspace", self._context(machine) + _LIBRARIES),
             *([Held("hbm", "CUDA graphs", graphs)] if graphs else ()),
             Held(
                 "hbm",
                 f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
-                max(0, free - self._beyond(stage, machine, code)) + min(held, free),
+                max(0, free - self._beyond(stage, machine)) + min(held, free),
                 remedy="raise gpu_memory_utilization",
                 spare=True,
             ),
         )
 
-    def short(self, stage: ModelShape, machine: Machine, code: EngineCode) -> tuple[str, ...]:
+    def most(self, model: ModelShape, machine: Machine) -> float:
+        """Return the largest fraction of the memory, in hundredths, beside which the rest has room; 0 for
+        none."""
+        rest = self._beyond(model, machine)
+        return max(0, floor(100 * (1 - rest / machine.tiers["hbm"].capacity))) / 100
+
+    def short(self, stage: ModelShape, machine: Machine) -> tuple[str, ...]:
         """Return a warning if what is not within the share of the memory does not fit beside it: vLLM stops
         while it captures graphs."""
-        needed, free = self._beyond(stage, machine, code), self._free(machine)
+        needed, free = self._beyond(stage, machine), self._free(machine)
         if needed <= free:
             return ()
-        less = floor(100 * (1 - needed / machine.tiers["hbm"].capacity)) / 100
-        text = (
-            f"gpu_memory_utilization {self.utilization:g} leaves {format_bytes(free)} of the GPU free, and "
-        )
-        text += f"{format_bytes(needed)} are needed there, for CUDA graphs among others; set it to {less:g}"
+        need, left = formatted_apart(needed, free, binary=True)
+        text = f"gpu_memory_utilization {self.utilization:g} leaves {left} of the GPU free, and {need} are "
+        text += f"needed there, for CUDA graphs among others; set it to {self.most(stage, machine):g}"
         return (f"{text}, for which the blocks are counted, or lower max_cudagraph_capture_size",)
 
     def _free(self, machine: Machine) -> int:
         capacity = machine.tiers["hbm"].capacity
         return capacity - int(self.utilization * capacity)
 
-    def _context(self, machine: Machine, code: EngineCode) -> int:
-        return _CONTEXT if code.alone else max(_CONTEXT, machine.accelerator.reserved_bytes)
+    def _context(self, machine: Machine) -> int:
+        return _CONTEXT if self.code.alone else max(_CONTEXT, machine.accelerator.reserved_bytes)
 
-    def _beyond(self, stage: ModelShape, machine: Machine, code: EngineCode) -> int:
+    def _beyond(self, stage: ModelShape, machine: Machine) -> int:
         """Return the memory [B] that is needed outside of the share that vLLM fills."""
-        before = _taken(machine)[0] - _CONTEXT + self._context(machine, code)
-        return before + (0 if code.v1 else self._graphs(stage, code))
+        before = _taken(machine)[0] - _CONTEXT + self._context(machine)
+        return before + (0 if self.code.v1 else self._graphs(stage))
 
-    def _graphs(self, stage: ModelShape, code: EngineCode) -> int:
+    def _graphs(self, stage: ModelShape) -> int:
         """Return the memory [B] of CUDA graphs."""
-        sizes = len(graph_sizes(self.captured)) if code.compiled else 0
-        if not code.v1 or not sizes:
+        sizes = len(graph_sizes(self.captured)) if self.code.compiled else 0
+        if not self.code.v1 or not sizes:
             return sizes * _GRAPH_OF_SIZE
         return _GRAPHS + _GRAPH * stage.num_hidden_layers * sizes
 
-    def _peak(self, stage: ModelShape, *, sequences: int, code: EngineCode) -> int:
+    def _peak(self, stage: ModelShape, *, sequences: int) -> int:
         """Return the peak [B] of the step with which vLLM profiles memory: in a layer, while a stage with the
         head samples a token of every sequence, or while code is compiled, with a copy of the GPU's part of
         the embedding as an input.
@@ -320,11 +328,11 @@ class VllmEngine(NamedTuple):
         states = 2 * self.tokens * stage.hidden_size * size
         kept = experts_bytes(stage, self.tokens) if experts_kernel(stage) != "mxfp4" else 0
         sampled = states + kept + rows * (size + 4)
-        if code.v1:
+        if self.code.v1:
             sampled += 8 * rows + 4 * min(_PROCESSORS, sequences) * stage.vocab_size
         first = (one for one in stage.modules_before if one.kind == "embedding")
         table = max((one.numel for module in first for one in module.parameters), default=0) * size
-        return max(inside, sampled, states + table if code.compiled else 0)
+        return max(inside, sampled, states + table if self.code.compiled else 0)
 
 
 def _taken(machine: Machine) -> tuple[int, str]:
