@@ -56,7 +56,7 @@ def test_with_all_weights_on_the_gpu_it_is_tensor_parallelism() -> None:
 
 def test_the_verdict_names_host_memory_only_where_it_is_used() -> None:
     assert simulated(cpu_offload_gb=1).placement_words == "{} in GPU and host memory"
-    assert simulated().placement_words == "parts of {} in each GPU"
+    assert simulated().placement_words == "{} in the GPU"
 
 
 def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:

@@ -242,8 +242,8 @@ class TensorParallelPlan(InferencePlan):
 
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-DIVIDED = "parts of {} in each GPU"
-"""Phrase for weights that are divided among GPUs."""
+_DIVIDED, _ALONE = "parts of {} in each GPU", "{} in the GPU"
+"""Phrases for weights that are divided among GPUs, and that one GPU has."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _ENGINE_KEYS = (
     "max_num_batched_tokens",
@@ -300,6 +300,11 @@ class DividedStrategy(CachingStrategy):
     def without_vllm(self) -> str:
         """Settings that do without vLLM."""
         return "strategy.kind to zero_inference or accelerate"
+
+    @property
+    def _in_gpus(self) -> str:
+        """Phrase for weights that GPUs hold."""
+        return _ALONE if self.tensor_parallel_size * self.pipeline_parallel_size == 1 else _DIVIDED
 
     @property
     def _is_compiled(self) -> bool:
@@ -415,7 +420,7 @@ class TensorParallel(DividedStrategy):
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
         yield Placements(
-            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=DIVIDED
+            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=self._in_gpus
         )
         if not isinstance(plan, TensorParallelPlan):
             return

@@ -51,7 +51,6 @@ from simoffload.strategies.divided import DividedModel
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
-    DIVIDED,
     DividedStrategy,
     TensorParallelPlan,
     arrangements,
@@ -262,7 +261,7 @@ class VllmCpuOffload(DividedStrategy):
             edits=lambda other: () if other == now else self._elsewhere(other.weights),
             refusal="set cpu_offload_gb or offload_group_size",
             name="vLLM offload" if self._offloads else "",  # the tier identifies it if all is on GPUs
-            phrase=f"{{}} in GPU and {where}" if self._offloads else DIVIDED,
+            phrase=f"{{}} in GPU and {where}" if self._offloads else self._in_gpus,
         )
         if not isinstance(plan, VllmOffloadPlan):
             return
