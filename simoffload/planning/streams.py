@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from math import exp, hypot, isfinite, log
+from math import exp, hypot, inf, isfinite, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.bisection import largest_that_fits, least_factor
@@ -28,7 +28,7 @@ from simoffload.serving.answers import (
     StreamMeasures,
     replicated_mean,
 )
-from simoffload.serving.replica import Served
+from simoffload.serving.replica import StepMix
 from simoffload.serving.simulate import StreamSimulation
 from simoffload.serving.steps import SimulatedSteps
 from simoffload.simulation import fit, with_spreads
@@ -90,9 +90,9 @@ class StreamPasses(InferenceResult):
     others, each by the step with their mean numbers."""
 
     made: int
-    """Number of tokens that the requests generate."""
+    """Number of tokens that are generated in the window of a stream."""
     times: tuple[float, float, float]
-    """Time of the steps with chunks, of the others, and between steps [s]."""
+    """Time in it of the steps with chunks, of the others, and between steps [s]."""
 
     @property
     def spent(self) -> tuple[tuple[PassResult, float], ...]:
@@ -103,7 +103,7 @@ class StreamPasses(InferenceResult):
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the requests generate."""
+        """Number of tokens that are generated in the window of a stream."""
         return self.made
 
     @cached_property
@@ -114,12 +114,19 @@ class StreamPasses(InferenceResult):
         return {name: ((one, 1.0),) for name, one in each.items() if one is not None}
 
 
-def stream_passes(scenario: LoadedScenario, simulated: SimulatedSteps, served: Served) -> StreamPasses | None:
-    """Return what represents the steps of a served stream; None of one without requests.
+def stream_passes(
+    scenario: LoadedScenario, simulated: SimulatedSteps, measures: Sequence[StreamMeasures]
+) -> StreamPasses | None:
+    """Return what represents the steps in the windows of streams, on average; None of some without requests.
 
     ``simulated`` are the steps of the scenario's plan.
     """
-    mixes = [served.log.mix(chunks=one) for one in (True, False)]
+    mixes = [
+        StepMix(
+            *map(sum, zip(*(one.served.log.mix(*one.window, chunks=chunks) for one in measures), strict=True))
+        )
+        for chunks in (True, False)
+    ]
     mixed, decoding = (simulated.mean(one) if one.steps else None for one in mixes)
     if mixed is None and decoding is None:
         return None
@@ -128,13 +135,13 @@ def stream_passes(scenario: LoadedScenario, simulated: SimulatedSteps, served: S
     work = {"batch_size": sequences, "prompt_length": max(1, usual.contexts // max(1, usual.sequences))}
     scenario = scenario.edited(Edit(("workload",), {"kind": "inference", "output_length": 2, **work}))
     capacity = with_spreads(scenario, scenario.plan(), fit(scenario))
-    busy = mixes[0].time, mixes[1].time
-    duration = float(served.finished.max() - served.queued.min())
+    number, busy = len(measures), (mixes[0].time, mixes[1].time)
+    times = (*busy, max(0.0, sum(one.duration for one in measures) - sum(busy)))
     known = {one.name: getattr(capacity, one.name) for one in fields(capacity)}
     return StreamPasses(
         **known | {"prefill": mixed, "decode": (decoding,) if decoding else ()},
-        made=int(served.output.sum()),
-        times=(*busy, max(0.0, duration - sum(busy))),
+        made=max(1, round(sum(one.tokens for one in measures) / number)),
+        times=(times[0] / number, times[1] / number, times[2] / number),
     )
 
 
@@ -160,7 +167,7 @@ class StreamResult:
     worst: float
     """Largest relative difference of an interpolated step from a simulated one that was met."""
     passes: StreamPasses | None = field(default=None, repr=False)
-    """Steps of the first replication; None without requests."""
+    """Steps of a replication on average; None without requests."""
     rescaled: tuple[StreamMeasures, ...] = field(default=(), repr=False)
     """First requests of the first replication, simulated as they are, with steps as short as they may be in
     reality, and with steps as long as they may be."""
@@ -188,11 +195,11 @@ class StreamResult:
             return {}
         as_is, *others = (one.metrics() for one in self.rescaled)
         found = {}
-        for name, (value, low, _) in self._estimates(COVERED).items():
-            chance = value - low if isfinite(low) else 0.0
+        for name, (value, low, high) in self._estimates(COVERED).items():
+            chance = max(value - low, high - value) if isfinite(low) else 0.0
             ends = error_interval(value, as_is[name], [one[name] for one in others], chance)
             if all(map(isfinite, ends)):
-                found[name] = ends
+                found[name] = ends[0], min(_largest(name), ends[1])
         return found
 
     @cached_property
@@ -205,9 +212,10 @@ class StreamResult:
         tokens within limits are those of requests that keep all."""
         if self.costs is None:
             return {}
-        found, good = self.costs.at_least(), self.measures[0].tokens_within
+        found, all_of_them = self.costs.at_least(), self.measures
+        good = sum(one.tokens_within for one in all_of_them) / sum(one.tokens for one in all_of_them)
         million, run = found["cost_per_million_tokens"], found["cost_per_run"]
-        number = len(self.measures[0].served.queued)
+        number = sum(one.completed for one in all_of_them) / len(all_of_them)
         return {
             "cost_per_million_tokens": million,
             "cost_per_million_tokens_within": million / good if million is not None and good else None,
@@ -296,12 +304,18 @@ def error_interval(
 def _means(
     measures: Sequence[StreamMeasures], *, confidence: float = CONFIDENCE
 ) -> dict[str, ReplicatedMean]:
-    """Return the mean and the interval of each metric over replications."""
+    """Return the mean and the interval of each metric over replications, within what it can be."""
     values = [one.metrics() for one in measures]
-    return {
-        name: replicated_mean([one[name] for one in values], confidence=confidence)
-        for name in StreamMeasures.declared
-    }
+    found = {}
+    for name in StreamMeasures.declared:
+        mean, *ends = replicated_mean([one[name] for one in values], confidence=confidence)
+        found[name] = ReplicatedMean(mean, *(min(max(end, 0.0), _largest(name)) for end in ends))
+    return found
+
+
+def _largest(name: str) -> float:
+    """Return the largest value that a metric can have."""
+    return 1.0 if name in ("attained", "cached") else inf
 
 
 def _plain(one: ReplicatedMean) -> dict[str, float | None]:
@@ -338,7 +352,7 @@ def simulated_stream(
     try:
         for number in steps(range(simulation.replications), lambda one: f"replication {one + 1}"):
             measures.append(simulation.run(simulation.options, number))
-        passes = stream_passes(simulation.planned, simulation.steps, measures[0].served)
+        passes = stream_passes(simulation.planned, simulation.steps, measures)
         if passes is not None:
             rescaled = _rescaled(simulation, measures[0], passes)
         if search:

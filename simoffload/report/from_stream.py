@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import inf
 
 from simoffload.planning.streams import COVERED, RateTrial, StreamResult
 from simoffload.report import charts
@@ -75,14 +74,15 @@ def _best(found: StreamResult) -> Verdict:
         least = found.trials[0]
         given = f"; with {format_number(least.load)} {found.unit} {percent(least.attained.value)} keep them"
         return Verdict.of(f"no load that was tried keeps {what}", VerdictPart(given))
-    load = f"{format_number(best.load)} {found.unit}"
+    load = f"{format_number(best.load)} {found.unit} with {what}"
     each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
     above = next((one for one in found.trials if one.load > best.load), None)
     beyond = f"; beyond, {above.binds} is missed first" if above is not None and above.binds else ""
-    if above is None:
-        beyond = "; so few requests allow no larger load, so simulate more (num_prompts, repeat)"
+    if above is None and not found.stopped:
+        more = "num_prompts" if found.options.trace is None else "num_prompts or repeat"
+        beyond = f"; so few requests allow no larger load, so raise {more}"
     parts = [VerdictPart(each if found.gpus > 1 else ""), VerdictPart(beyond)]
-    return Verdict.of(f"up to {load} with {what}", *parts)
+    return Verdict.of(f"{'at least' if above is None else 'up to'} {load}", *parts)
 
 
 def _limits(limits: StreamLimits) -> str:
@@ -140,7 +140,6 @@ def _metrics(found: StreamResult) -> ReportSection:
 
 
 _OF_LIMITS = ("goodput_per_s", "attained")
-_SHARES = ("attained", "cached")
 
 
 def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
@@ -150,9 +149,7 @@ def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
 def _ends(metric: Metric, ends: tuple[float, float] | None) -> str:
     if ends is None or ends[0] != ends[0]:
         return ""
-    low, high = ends
-    most = 1.0 if metric.name in _SHARES else inf
-    return f"{metric.short(max(0.0, low))} … {metric.short(min(most, high))}"
+    return " … ".join(map(metric.short, ends))
 
 
 _COSTS = {

@@ -2,8 +2,11 @@
 
 Definitions are those of ``vllm bench serve`` (vLLM 0.33.0, ``vllm/benchmarks/serve.py``): TTFT from arrival
 to the first token; TPOT the time after it over the tokens after it, of requests with several; ITL every gap
-between two tokens, of all requests together; E2EL from arrival to the last token; percentiles are linear;
-rates are sums over the time from the first arrival to the last token. Requests of the warm-up are left out.
+between two tokens, of all requests together; E2EL from arrival to the last token; percentiles are linear.
+Latencies are those of the requests that arrive after the warm-up. Rates, and numbers of requests at a time,
+are those of a window from the end of the warm-up to the begin of the drain, in which no request (or
+conversation) is left to be admitted; unlike vLLM's, which divides all by the time to the last token, they do
+not depend on the number of requests.
 """
 
 from __future__ import annotations
@@ -150,11 +153,20 @@ def _latencies() -> dict[str, MetricAttribute[float]]:
 
 
 class StreamMeasures(WithMetrics):
-    """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests."""
+    """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests, and
+    without what is after ``until`` [s], when the last request is admitted that follows no other."""
 
     locals().update(_latencies())
 
-    def __init__(self, served: Served, *, limits: StreamLimits | None = None, skip: int = 0) -> None:
+    def __init__(
+        self,
+        served: Served,
+        *,
+        limits: StreamLimits | None = None,
+        skip: int = 0,
+        until: float | None = None,
+    ) -> None:
+        self._until = float(served.scheduled.max(initial=0.0)) if until is None else until
         self.served, self.skip, self._requests = served, skip, RequestMetrics(served, limits=limits)
         order = np.argsort(served.queued, kind="stable")
         self._counted = order[skip:]
@@ -172,9 +184,47 @@ class StreamMeasures(WithMetrics):
         return float(self._of(self.served.queued)[0]) if self.number else 0.0
 
     @cached_property
+    def window(self) -> tuple[float, float]:
+        """Begin and end of the time of which rates are [s]: from the first counted arrival to the drain, or
+        to the last token where most requests finish in the drain."""
+        if not self.number:
+            return 0.0, 0.0
+        finished, until = self.served.finished, self._until
+        before = ((finished > self._begin) & (finished <= until)).sum()
+        return self._begin, until if before > (finished > until).sum() else float(finished.max())
+
+    @property
     def duration(self) -> float:
-        """Time from the first counted arrival to the last token [s]."""
-        return float(self.served.finished.max()) - self._begin if self.number else 0.0
+        """Length of the window [s]."""
+        begin, end = self.window
+        return end - begin
+
+    def _inside(self, since: Times, until: Times) -> Times:
+        """Return how much of each of some times is in the window [s]."""
+        begin, end = self.window
+        return np.asarray(np.maximum(0.0, np.minimum(until, end) - np.maximum(since, begin)))
+
+    def _happens(self, times: Times) -> npt.NDArray[np.bool_]:
+        begin, end = self.window
+        return (times > begin) & (times <= end)
+
+    @property
+    def completed(self) -> int:
+        """Number of requests that finish in the window."""
+        return int(self._happens(self.served.finished).sum())
+
+    @cached_property
+    def _generated(self) -> Times:
+        """Tokens of each request in the window, those after the first one at equal distances."""
+        served = self.served
+        lasting = served.finished - served.first
+        share = self._inside(served.first, served.finished) / np.where(lasting > 0, lasting, 1.0)
+        return np.asarray(self._happens(served.first) + (served.output - 1) * share)
+
+    @property
+    def tokens(self) -> float:
+        """Number of tokens that are generated in the window."""
+        return float(self._generated.sum())
 
     @cached_property
     def _latencies(self) -> dict[str, dict[str, float]]:
@@ -211,22 +261,19 @@ class StreamMeasures(WithMetrics):
 
     @metric(text=_per_second)
     def requests_per_s(self) -> float:
-        """Requests [1/s]: finished requests over the duration."""
-        return self._rate(self.number)
+        """Requests [1/s]: requests that finish in the window over its length."""
+        return self._rate(self.completed)
 
     @metric()
     def output_tokens_per_s(self) -> float:
-        """Output tokens [1/s]: generated tokens over the duration."""
-        return self._rate(float(self.served.output[self._counted].sum()))
+        """Output tokens [1/s]: tokens that are generated in the window over its length."""
+        return self._rate(self.tokens)
 
     @metric()
     def total_tokens_per_s(self) -> float:
-        """Tokens [1/s]: prompt and output tokens over the duration."""
-        return self._rate(float((self.served.output + self.served.prompt)[self._counted].sum()))
-
-    @cached_property
-    def _good(self) -> npt.NDArray[np.bool_]:
-        return np.asarray(self._requests.attain[self._counted])
+        """Tokens [1/s]: these and tokens of prompts with their first token in the window over its length."""
+        prompts = self.served.prompt[self._happens(self.served.first)].sum()
+        return self._rate(self.tokens + float(prompts))
 
     def share_within(self, limits: StreamLimits) -> float:
         """Return the share of counted requests that keep other limits."""
@@ -235,29 +282,29 @@ class StreamMeasures(WithMetrics):
 
     @property
     def tokens_within(self) -> float:
-        """Share of the generated tokens that are of requests which keep all limits."""
-        tokens = self.served.output[self._counted]
-        return float(tokens[self._good].sum() / tokens.sum()) if self.number else nan
+        """Number of those that are of requests which keep all limits."""
+        return float(self._generated[self._requests.attain].sum())
 
     @metric(text=_per_second)
     def goodput_per_s(self) -> float:
-        """Goodput [1/s]: requests that keep all limits over the duration."""
-        return self._rate(float(self._good.sum()))
+        """Goodput [1/s]: requests that keep all limits and finish in the window over its length."""
+        good = self._requests.attain & self._happens(self.served.finished)
+        return self._rate(float(good.sum()))
 
     @metric(better="higher")
     def attained(self) -> float:
         """Requests within limits []: requests that keep all limits over all requests."""
-        return float(self._good.mean()) if self.number else nan
+        return float(self._requests.attain[self._counted].mean()) if self.number else nan
 
     @metric(text=format_number)
     def running(self) -> float:
-        """Running requests []: sum of the times from admission to the last token over the duration."""
-        return self._rate(float((self._of(self.served.finished) - self._of(self.served.scheduled)).sum()))
+        """Running requests []: sum of the times in the window from admission to the end over its length."""
+        return self._rate(float(self._inside(self.served.scheduled, self.served.finished).sum()))
 
     @metric(text=format_number)
     def waiting(self) -> float:
-        """Waiting requests []: sum of the times from arrival to admission over the duration."""
-        return self._rate(float((self._of(self.served.scheduled) - self._of(self.served.queued)).sum()))
+        """Waiting requests []: sum of the times in the window from arrival to admission over its length."""
+        return self._rate(float(self._inside(self.served.queued, self.served.scheduled).sum()))
 
     @metric(text=format_number)
     def preemptions(self) -> float:
@@ -273,12 +320,13 @@ class StreamMeasures(WithMetrics):
     @property
     def backlog(self) -> tuple[float, float]:
         """Share of all requests that wait when the last one arrives, and by how many the queue grew each
-        second until then."""
+        second in the second half of arrivals, when as many ran as can."""
         queued, scheduled = self.served.queued, self.served.scheduled
         if len(queued) < 2 or queued.max() == queued.min():
             return 0.0, 0.0
-        waiting = float((scheduled > queued.max()).sum())
-        return waiting / len(queued), waiting / float(queued.max() - queued.min())
+        half, last = float(np.median(queued)), float(queued.max())
+        before, waiting = (float(((queued <= at) & (scheduled > at)).sum()) for at in (half, last))
+        return waiting / len(queued), (waiting - before) / (last - half) if last > half else 0.0
 
     def timeline(self, points: int = _POINTS) -> RequestTimeline:
         """Return how many requests ran and waited, from the first arrival to the last token."""

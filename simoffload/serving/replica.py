@@ -12,6 +12,7 @@ had arrived when the step two before it was done, and its output is seen when th
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from math import ceil, inf, nan, sqrt
@@ -23,7 +24,15 @@ import numpy.typing as npt
 from simpy import Environment, Event, Interrupt
 
 from simoffload.limits import uncollected
-from simoffload.serving.scheduler import NOTHING, Outputs, ReplicaState, Runs, ScheduledWork, Scheduler
+from simoffload.serving.scheduler import (
+    AFTER_ANY,
+    NOTHING,
+    Outputs,
+    ReplicaState,
+    Runs,
+    ScheduledWork,
+    Scheduler,
+)
 
 __all__ = [
     "Arrivals",
@@ -138,13 +147,17 @@ class Steps(NamedTuple):
     attention: Times
     """Attention of the chunks, as of ``ScheduledWork``."""
 
-    def mix(self, *, chunks: bool) -> StepMix:
-        """Return the sum of the steps with chunks of prompts, or of those without."""
+    def mix(self, begin: float, end: float, *, chunks: bool) -> StepMix:
+        """Return the sum of the steps with chunks of prompts, or of those without, from one time to another
+        [s]; of jumps over these the time between them, and all steps."""
+        lasting = self.steps * (self.time + self.growth * (self.steps - 1) / 2)
+        inside = np.minimum(self.begin + lasting, end) - np.maximum(self.begin, begin)
         rows = self.tokens > 0 if chunks else (self.tokens == 0) & (self.contexts > 0)
-        _, time, growth, steps, sequences, tokens, contexts, attention = (one[rows] for one in self)
+        rows &= inside > 0
+        _, _, _, steps, sequences, tokens, contexts, attention = (one[rows] for one in self)
         half = (steps - 1) / 2
         return StepMix(
-            float(steps @ (time + growth * half)),
+            float(inside[rows].sum()),
             int(steps.sum()),
             int(tokens.sum()),
             float(attention.sum()),
@@ -228,6 +241,8 @@ class Replica:
         """Next arrival that is known [s]."""
         self._followers: dict[int, tuple[int, float]] = {}
         """Request that arrives after the end of another one, and how long after it [s]."""
+        self._queue = deque[tuple[int, float]]()
+        """Requests that arrive after the ends of those which no other follows, in order."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what changes as it serves, without texts of prompts, groups, scheduler and step times."""
@@ -255,7 +270,8 @@ class Replica:
         """Let the requests of a stream arrive, all of which are known: none interrupts a jump.
 
         ``after`` has, for each request, the row of another one, after whose end it arrives, its arrival being
-        the time between [s]; -1: none. Raises InputError if the replica can never serve one.
+        the time between [s]; -1: none; ``AFTER_ANY``: the next that ends and has no row which follows it.
+        Raises InputError if the replica can never serve one.
         """
         prompt, output = arrivals.prompt, arrivals.output
         for rank in (np.minimum(prompt, output), -prompt - output):
@@ -263,12 +279,14 @@ class Replica:
                 self.state.check(int(prompt[row]), int(output[row]))
         first = self.state.add(prompt.tolist(), output.tolist(), arrivals.runs)
         self._unknown(len(prompt))
-        alone = np.arange(len(prompt)) if after is None else np.flatnonzero(after < 0)
+        alone = np.arange(len(prompt)) if after is None else np.flatnonzero(after == -1)
         self._expected = array("d", arrivals.arrival[alone]), array("q", first + alone)
         if after is not None:
             rows = np.flatnonzero(after >= 0)
             following = zip((first + rows).tolist(), arrivals.arrival[rows].tolist(), strict=True)
             self._followers = dict(zip((first + after[rows]).tolist(), following, strict=True))
+            rows = np.flatnonzero(after == AFTER_ANY)
+            self._queue.extend(zip((first + rows).tolist(), arrivals.arrival[rows].tolist(), strict=True))
         self._look_ahead()
 
     def _unknown(self, count: int) -> None:
@@ -345,7 +363,7 @@ class Replica:
             if (later := begin + (busy or time)) > end:
                 end = later
             followed = self._followers and any(one in self._followers for one in finished)
-            if followed or (left and not self._open()):
+            if followed or (finished and self._queue) or (left and not self._open()):
                 steps = 1  # what it frees may admit a request, and its end may call one
         if steps == 1 or not self._jump:
             then = max(begin, self._now + host) if self._ahead else end
@@ -424,8 +442,10 @@ class Replica:
                 self._log += _ROW.pack(last, now - last, 0.0, 1, 1, 0, 0, 0.0)
         for request in finished:
             self.finished[request] = now
-            if request in self._followers:
-                follower, delay = self._followers.pop(request)
+            if request in self._followers or self._queue:
+                follower, delay = (
+                    self._followers.pop(request) if request in self._followers else self._queue.popleft()
+                )
                 heappush(self._called, (now + delay, follower))
                 self._look_ahead()
         self.done += len(finished)

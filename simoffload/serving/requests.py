@@ -30,7 +30,7 @@ from simoffload.scenario.streams import (
     StreamOptions,
     Uniform,
 )
-from simoffload.serving.scheduler import Runs
+from simoffload.serving.scheduler import AFTER_ANY, Runs
 
 __all__ = ["Requests", "arranged", "arrival_times", "drawn", "lengths"]
 
@@ -56,12 +56,13 @@ class Requests(NamedTuple):
     """For each request the runs (key, tokens) of its prompt, or None if it shares nothing. Equal keys at
     equal positions are equal tokens; the key -1 - r stands for what request r generated."""
     after: Tokens
-    """Row of the request after whose end it arrives; -1 if it follows none."""
+    """Row of the request after whose end it arrives; -1 if it follows none, and ``AFTER_ANY`` if it follows
+    the next end of a request that no row follows."""
 
     @property
     def is_open(self) -> bool:
         """Whether no arrival depends on an answer."""
-        return not len(self.after) or bool((self.after < 0).all())
+        return bool((self.after == -1).all())
 
     def first(self, number: int | None) -> Requests:
         """Return so many of the first rows; None: all."""
@@ -125,7 +126,7 @@ def arranged(
     if isinstance(arrivals, Closed):
         users = min(arrivals.users, len(turns))
         arrival[begins] = draw.exponential(arrivals.think_time, len(begins))
-        after[begins[users:]] = (begins + turns - 1)[:-users]
+        after[begins[users:]] = AFTER_ANY
         arrival[begins[:users]] = np.sort(arrival[begins[:users]])
     else:
         arrival[begins] = arrival_times(arrivals, draw, len(begins))

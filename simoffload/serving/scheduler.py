@@ -22,6 +22,7 @@ from simoffload.errors import InputError
 from simoffload.strategies import ONE_GROUP, CacheGroups
 
 __all__ = [
+    "AFTER_ANY",
     "NOTHING",
     "Outputs",
     "PrefixCache",
@@ -33,6 +34,8 @@ __all__ = [
     "VllmScheduler",
 ]
 
+AFTER_ANY = -2
+"""Stands for the row after which one arrives, where any will do that no other follows."""
 Runs = tuple[tuple[int, int], ...] | None
 """Runs (key, tokens) of a prompt, of which equal keys at equal positions are equal tokens; None: a prompt
 that shares nothing."""

@@ -192,7 +192,8 @@ class StreamSimulation:
             skip = 0
         order = np.argsort(served.queued, kind="stable")
         first = mser(served.ttft[order]) if skip is None else int(skip * len(order))
-        return StreamMeasures(served, limits=options.slo, skip=first)
+        until = float(served.scheduled[requests.after < 0].max(initial=0.0))
+        return StreamMeasures(served, limits=options.slo, skip=first, until=until)
 
     def _state(self, replica: Replica) -> tuple[Any, ...]:
         """Return how far a replication is, with the steps that were needed up to there."""
@@ -223,15 +224,15 @@ class StreamSimulation:
 
     def users(self, options: StreamOptions) -> int:
         """Return how many users at most send requests at once, of as many as the stream has."""
-        return int((self._requests(options, 0).after < 0).sum())
+        return int((self._requests(options, 0).after == -1).sum())
 
     def notes(self, measures: Sequence[StreamMeasures]) -> Iterator[str]:
         """Yield what a reader must know to judge the numbers."""
         least = min(one.number for one in measures)
         if least < _FEW:
             yield (
-                f"{plural(least, 'request')} {'is' if least == 1 else 'are'} too few for p99: of {_FEW} "
-                "independent ones it varies by 15 %; raise num_prompts"
+                f"{plural(least, 'request')} {'is' if least == 1 else 'are'} too few for p99, which "
+                f"differs by some 15 % from stream to stream even with {_FEW}; raise num_prompts"
             )
         kind = self.scenario.scenario.strategy.kind
         if self.assumed and self.options.scheduler == "vllm":

@@ -60,6 +60,31 @@ def test_a_stream_has_latencies_and_intervals(usual: StreamResult) -> None:
     json.dumps(data, allow_nan=False)
 
 
+def test_intervals_are_within_what_a_metric_can_be() -> None:
+    # A queue of few requests: the time to the first token differs by more than its mean.
+    found = stream(
+        "stream.num_prompts=30", "stream.max_num_seqs=2", "stream.arrivals.request_rate=3"
+    ).to_dict()
+    ends = [one for one in found["metrics"].values() if one["low"] is not None]
+    assert min(one["low"] for one in ends) == 0
+    assert all(one["low"] <= one["value"] <= one["high"] for one in ends)
+    assert found["metrics"]["attained"]["high"] == found["intervals"]["attained"][1] == 1
+
+
+def test_costs_and_load_agree_with_the_rate_of_users() -> None:
+    users = "stream.arrivals={kind: closed, users: 8}"
+    found = stream(users, "stream.num_prompts=400", slo=["tpot=1s"])
+    values = {name: one.value for name, one in found.estimates.items()}
+    assert values["requests_per_s"] == pytest.approx(8 / values["e2el_mean_s"], rel=0.03)
+    assert values["running"] + values["waiting"] == pytest.approx(8, rel=1e-3)
+    assert values["goodput_per_s"] == values["requests_per_s"]
+    priced = found.priced()
+    assert priced["energy_per_token_j"] == pytest.approx(
+        priced["power_w"] / values["output_tokens_per_s"], rel=0.01
+    )
+    assert next(one for one in found.trials if one.load == 8).goodput.value == values["goodput_per_s"]
+
+
 def test_the_same_seed_has_the_same_answer(usual: StreamResult) -> None:
     assert stream().to_dict() == usual.to_dict()
     assert stream("stream.seed=1").estimates["ttft_mean_s"] != usual.estimates["ttft_mean_s"]
@@ -107,6 +132,8 @@ def test_the_number_of_users_within_limits() -> None:
     most = stream("stream.replications=1", closed, turns, slo="tpot=1s")
     assert most.best is not None
     assert most.best.load == 20
+    assert stream_document(most).verdicts[0].startswith("at least 20 users")
+    assert stream_document(found).verdicts[0].startswith(f"up to {found.best.load:.0f} users")
 
 
 def test_conversations_find_what_was_written_before() -> None:
@@ -174,7 +201,9 @@ def test_few_requests_and_long_ones_are_told() -> None:
     one = ["stream.num_prompts=1", "stream.replications=1", "stream.warm_up=0"]
     found = stream(*one, slo="ttft=1s")
     assert found.notes[0].startswith("1 request is too few for p99")
-    assert "so few requests allow no larger load" in stream_document(found).verdicts[0]
+    verdict = stream_document(found).verdicts[0]
+    assert verdict.startswith("at least ")
+    assert "so few requests allow no larger load, so raise num_prompts" in verdict
     (_, note) = stream(*one, "stream.prompt.tokens=131072").notes
     assert note.startswith(
         "1 request of the first replication has more than the 131072 tokens that llama-3.1-8b"
@@ -311,14 +340,16 @@ def test_tokens_cost_what_the_time_of_a_stream_costs() -> None:
     )
     for found in (busy, idle):
         assert found.costs is not None
-        priced, served = found.priced(), found.measures[0].served
-        duration, tokens = served.finished.max() - served.queued.min(), served.output.sum()
+        priced, measured = found.priced(), found.measures[0].metrics()
+        tokens_per_s, requests_per_s = measured["output_tokens_per_s"], measured["requests_per_s"]
         hourly = found.costs.at_least()["cost_per_h"]
         assert hourly is not None
-        assert priced["cost_per_million_tokens"] == pytest.approx(hourly / 3600 * duration / tokens * 1e6)
-        assert priced["cost_per_request"] == pytest.approx(hourly / 3600 * duration / 60)
+        assert priced["cost_per_million_tokens"] == pytest.approx(
+            hourly / 3600 / tokens_per_s * 1e6, rel=1e-3
+        )
+        assert priced["cost_per_request"] == pytest.approx(hourly / 3600 / requests_per_s)
         assert priced["cost_per_million_tokens_within"] is None  # no request keeps the limit
-        assert priced["energy_per_token_j"] == pytest.approx(priced["power_w"] * duration / tokens)
+        assert priced["energy_per_token_j"] == pytest.approx(priced["power_w"] / tokens_per_s, rel=1e-3)
     draws = [
         next(one for one in found.costs.energy.draws if "accelerator" in one.key) for found in (busy, idle)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from simoffload.serving.answers import (
 )
 from simoffload.serving.replica import Served, Steps
 from simoffload.serving.requests import drawn
-from tests.serving.streams import Linear, poisson, replay, stream
+from tests.serving.streams import Linear, Stream, poisson, replay, stream
 
 EVEN = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)
 
@@ -42,6 +44,59 @@ def test_metrics_of_a_stream_by_hand() -> None:
     assert line.time[3] == 1.5
     assert line.running == [1, 1, 1, 1, 2, 2, 2, 2, 0]
     assert line.waiting == [0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_rates_are_those_of_a_window_without_the_warm_up_and_the_drain() -> None:
+    # One place and steps of 1 s: requests of 4 tokens end at 4, 8, 12 and 16 s. The window ends with the
+    # last admission, and begins within the tokens of the second request.
+    served = replay(stream([(0.0, 10, 4), (0.5, 10, 4), (5.5, 10, 4), (6.0, 10, 4)]), times=EVEN, max_seqs=1)
+    found = StreamMeasures(served, skip=2, limits=StreamLimits.model_validate({"e2el": "7 s"}))
+    assert found.window == (5.5, 12)
+    assert found.completed == 2
+    assert found.tokens == pytest.approx(6.5)
+    assert found.metrics()["goodput_per_s"] == pytest.approx(1 / 6.5)
+    assert found.metrics()["running"] == 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 100, 1000])
+def test_more_requests_than_are_served_have_the_rate_of_the_replica(number: int) -> None:
+    # Steps of 1 s for four sequences, which have ten tokens each: 0.4 requests/s, also of few requests.
+    served = replay(stream([(0.0, 10, 10)] * number), times=EVEN, max_seqs=4)
+    values = StreamMeasures(served, skip=number // 2 if number > 10 else 0).metrics()
+    rate = min(number, 4) / 10
+    assert values["requests_per_s"] == pytest.approx(rate)
+    assert values["output_tokens_per_s"] == pytest.approx(10 * rate)
+
+
+def test_a_stable_stream_serves_what_arrives() -> None:
+    # Little's law: mean number in the system = throughput x mean time in it.
+    requests = poisson(4000, 3.0)
+    found = StreamMeasures(replay(requests), skip=200)
+    values = found.metrics()
+    assert values["requests_per_s"] == pytest.approx(4000 / requests.arrival[-1], rel=0.03)
+    assert values["output_tokens_per_s"] == pytest.approx(3 * requests.output.mean(), rel=0.04)
+    present = values["running"] + values["waiting"]
+    assert present == pytest.approx(values["requests_per_s"] * values["e2el_mean_s"], rel=0.02)
+
+
+@pytest.mark.parametrize("turns", [None, 3])
+def test_users_over_the_time_of_a_cycle_are_the_throughput(turns: int | None) -> None:
+    users, think = 20, 5.0
+    options: dict[str, Any] = {
+        "num_prompts": 3000,
+        "arrivals": {"kind": "closed", "users": users, "think_time": f"{think} s"},
+        "prompt": {"kind": "uniform", "min": 1, "max": 900},
+        "output": {"kind": "exponential", "mean": 150},
+    }
+    if turns:
+        kind = {"kind": "fixed", "tokens": turns}
+        options["conversations"] = {"turns": kind, "think_time": f"{think} s", "max_model_len": 10**6}
+    requests = drawn(StreamOptions.model_validate(options))
+    served = replay(Stream(*requests[:4]), after=requests.after)
+    until = served.scheduled[requests.after < 0].max()
+    values = StreamMeasures(served, skip=200, until=until).metrics()
+    cycle = values["e2el_mean_s"] + think
+    assert values["requests_per_s"] == pytest.approx(users / cycle, rel=0.03)
 
 
 def test_gaps_between_tokens_are_those_of_all_requests() -> None:

@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from simoffload.errors import InputError
 from simoffload.scenario.streams import StreamOptions
+from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.requests import Requests, drawn
+from simoffload.serving.scheduler import AFTER_ANY
 from tests.serving.streams import Linear, Stream, replay
 
 POISSON = {"kind": "poisson", "request_rate": 4.0}
@@ -147,9 +149,10 @@ def test_users_send_the_next_request_after_the_last_answer() -> None:
     closed = {"kind": "closed", "users": 7, "think_time": "3 s"}
     requests = stream(arrivals=closed, num_prompts=100)
     assert (requests.after[:7] == -1).all()
-    np.testing.assert_array_equal(requests.after[7:], np.arange(93))
+    assert (requests.after[7:] == AFTER_ANY).all()
     both = stream(arrivals=closed, **CONVERSATIONS)
-    assert (both.after < 0).sum() == 7
+    assert (both.after == -1).sum() == 7
+    assert (both.after == AFTER_ANY).sum() > 100
     followed = both.after[both.after >= 0]
     assert len(set(followed.tolist())) == len(followed)
 
@@ -189,6 +192,10 @@ def test_a_request_that_follows_arrives_after_the_answer(ahead: bool) -> None:
     times = np.concatenate([first.queued, first.finished])
     change = np.repeat([1, -1], 150)[np.lexsort((np.repeat([1, 0], 150), times))]
     assert change.cumsum().max() <= 5
+    begins = requests.after == AFTER_ANY  # whoever is free first begins the next conversation
+    free = np.setdiff1d(np.arange(150), requests.after[follows])
+    ends = np.sort(first.finished[free])[: begins.sum()]
+    np.testing.assert_allclose(first.queued[begins] - ends, requests.arrival[begins], atol=1e-9)
     assert first.events < served[1].events
     np.testing.assert_allclose(first.finished, served[1].finished, rtol=1e-12)
 
@@ -258,6 +265,7 @@ def test_users_without_think_time_are_always_there() -> None:
     # N = X (R + Z) of a closed system, with Z = 0.
     requests = stream(arrivals={"kind": "closed", "users": 8}, num_prompts=400)
     served = replay(Stream(*requests[:4]), after=requests.after)
-    duration = served.finished[-8:].min()  # then the first user is done
-    present = (np.minimum(served.finished, duration) - np.minimum(served.queued, duration)).sum() / duration
-    assert present == pytest.approx(8, rel=1e-9)
+    found = StreamMeasures(served)
+    values = found.metrics()
+    assert values["running"] + values["waiting"] == pytest.approx(8, rel=1e-9)
+    assert found.window[1] == served.scheduled[-1]  # then the first user is done
