@@ -4,9 +4,9 @@ Definitions are those of ``vllm bench serve`` (vLLM 0.33.0, ``vllm/benchmarks/se
 to the first token; TPOT the time after it over the tokens after it, of requests with several; ITL every gap
 between two tokens, of all requests together; E2EL from arrival to the last token; percentiles are linear.
 Latencies are those of the requests that arrive after the warm-up. Rates, and numbers of requests at a time,
-are those of a window from the end of the warm-up to the begin of the drain, in which no request (or
-conversation) is left to be admitted; unlike vLLM's, which divides all by the time to the last token, they do
-not depend on the number of requests.
+are those of a window from the end of the warm-up to the begin of the drain, when no request is left to be
+admitted, or the first of some users has none left. Those of vLLM depend on the number of requests: it divides
+all by the time to the last token.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _latencies() -> dict[str, MetricAttribute[float]]:
 
 class StreamMeasures(WithMetrics):
     """StreamMeasures are the metrics of one simulated stream, without the first ``skip`` requests, and
-    without what is after ``until`` [s], when the last request is admitted that follows no other."""
+    without what is after ``until`` [s], when the last request is admitted, or the first user leaves."""
 
     locals().update(_latencies())
 

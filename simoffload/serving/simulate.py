@@ -20,7 +20,7 @@ from simoffload.serving.kept import KeptSteps, StreamCheckpoints, key_of
 from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.replica import Replica, StepTime, turns
 from simoffload.serving.requests import Requests, drawn
-from simoffload.serving.scheduler import ReplicaState, Scheduler, StaticBatches, VllmScheduler
+from simoffload.serving.scheduler import AFTER_ANY, ReplicaState, Scheduler, StaticBatches, VllmScheduler
 from simoffload.serving.steps import Point, Scaled, SimulatedSteps, StepTable
 from simoffload.serving.traces import RecordedTrace, read_trace
 from simoffload.strategies import ServingLimits
@@ -192,8 +192,10 @@ class StreamSimulation:
             skip = 0
         order = np.argsort(served.queued, kind="stable")
         first = mser(served.ttft[order]) if skip is None else int(skip * len(order))
-        until = float(served.scheduled[requests.after < 0].max(initial=0.0))
-        return StreamMeasures(served, limits=options.slo, skip=first, until=until)
+        until = served.scheduled[requests.after == -1]
+        if (next_user := requests.after == AFTER_ANY).any():
+            until = (served.queued - requests.arrival)[next_user]
+        return StreamMeasures(served, limits=options.slo, skip=first, until=float(until.max(initial=0.0)))
 
     def _state(self, replica: Replica) -> tuple[Any, ...]:
         """Return how far a replication is, with the steps that were needed up to there."""

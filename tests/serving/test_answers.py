@@ -18,6 +18,7 @@ from simoffload.serving.answers import (
 )
 from simoffload.serving.replica import Served, Steps
 from simoffload.serving.requests import drawn
+from simoffload.serving.scheduler import AFTER_ANY
 from tests.serving.streams import Linear, Stream, poisson, replay, stream
 
 EVEN = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)
@@ -93,7 +94,7 @@ def test_users_over_the_time_of_a_cycle_are_the_throughput(turns: int | None) ->
         options["conversations"] = {"turns": kind, "think_time": f"{think} s", "max_model_len": 10**6}
     requests = drawn(StreamOptions.model_validate(options))
     served = replay(Stream(*requests[:4]), after=requests.after)
-    until = served.scheduled[requests.after < 0].max()
+    until = (served.queued - requests.arrival)[requests.after == AFTER_ANY].max()
     values = StreamMeasures(served, skip=200, until=until).metrics()
     cycle = values["e2el_mean_s"] + think
     assert values["requests_per_s"] == pytest.approx(users / cycle, rel=0.03)
