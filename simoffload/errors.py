@@ -2,7 +2,8 @@
 
 SimoffloadError
 ├── InputError              a scenario, profile, model or option is wrong; carries every problem found
-│   └── PlacementError      a tier that the machine has, but the strategy cannot use
+│   ├── PlacementError      a tier that the machine has, but the strategy cannot use
+│   └── CapacityError       a tier is too small for what a stream of requests needs
 └── SimulationError         the engine stopped before the end
     ├── DeadlockError       operations remain and none can start
     ├── StalledClockError   events pass and simulated time does not
@@ -97,6 +98,10 @@ class InputError(SimoffloadError):
 
 class PlacementError(InputError):
     """The strategy cannot use a tier that the machine has."""
+
+
+class CapacityError(InputError):
+    """A tier is too small, where no result can say so: a stream has no cache to run with."""
 
 
 class SimulationError(SimoffloadError):

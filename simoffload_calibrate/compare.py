@@ -567,13 +567,13 @@ def errors(runs: Iterable[ComparedRun], *names: str, naive: bool = False) -> Err
 
 def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
     """Return the comparison as plain data, with times in seconds."""
-    runs = [run for file in files for run in file.runs]
+    runs, left_out = _summarized(files)
     summary = {
         name: {
             "predicted": _plain(errors(runs, name)),
             "naive": _plain(errors(runs, name, naive=True)),
         }
-        for name in _SUMMARIZED
+        for name in _SUMMARY_PASSES
     }
     return {
         "schema": SCHEMA,
@@ -587,8 +587,16 @@ def to_dict(files: Sequence[ComparedFile]) -> dict[str, Any]:
             }
             for file in files
         ],
-        "summary": {"runs": len(runs), **summary},
+        "summary": {"runs": len(runs), "left_out": left_out, **summary},
     }
+
+
+def _summarized(files: Sequence[ComparedFile]) -> tuple[list[ComparedRun], int]:
+    """Return the runs whose errors are summarized, and the number of those that are left out: in which
+    kernels were compiled, which no prediction contains."""
+    runs = [run for file in files for run in file.runs]
+    found = [run for run in runs if not run.run.compilations]
+    return found, len(runs) - len(found)
 
 
 def _plain(summary: Errors | None) -> dict[str, Any] | None:
@@ -629,7 +637,7 @@ def _blocks(measured: int, predicted: int | None) -> dict[str, Any]:
     return {"kv_blocks": {"measured": measured, "predicted": predicted, "error": error}}
 
 
-_SUMMARIZED = ("decode", "prefill", "step", "ttft mean", "tpot mean")
+_SUMMARY_PASSES = ("decode", "prefill", "step", "ttft mean", "tpot mean")
 """The passes whose errors over all files are summarized."""
 _TIMES = ("measured", "predicted", "error", "80 % interval", "inside", "naive", "error")
 _HEAD = ("run", "ranks", "offload", "pass", *_TIMES)
@@ -723,9 +731,12 @@ def _stream(row: StreamRow, value: float | None) -> str:
 
 
 def _summary(files: Sequence[ComparedFile]) -> Iterator[str]:
-    runs = [run for file in files for run in file.runs]
+    runs, left_out = _summarized(files)
     parts = [plural(len(runs), "run")]
-    for name in _SUMMARIZED:
+    if left_out:
+        which = f"{left_out} more {'is' if left_out == 1 else 'are'}"
+        parts = [f"{parts[0]}; {which} left out, as kernels were compiled while they were timed"]
+    for name in _SUMMARY_PASSES:
         ours, naive = errors(runs, name), errors(runs, name, naive=True)
         if ours:
             text = f"{name} ({ours.runs}): error {_error_text(ours)}"

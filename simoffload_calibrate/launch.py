@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,20 +103,48 @@ class Outcome(NamedTuple):
 def describe(cases: Sequence[CalibrationRun], settings: LaunchSettings) -> str:
     """Return a text for the user about what will run and what it will write."""
     lines = [f"{plural(len(cases), 'run')}; results go to {settings.folder / RUNS}"]
-    for case in cases:
-        if case.requests is not None:
-            lines.append(
-                f"  {case.request.name}: {case.kind}, {plural(len(case.requests['prompt']), 'request')}"
-            )
-            continue
-        writes = f", writes up to {format_bytes(case.swap_bytes)} of files" if case.swap_bytes else ""
-        parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
-        ranks = plural(case.ranks, "rank")
-        offload = offload_words(case.device, case.optimizer, training=case.is_training)
-        lines.append(f"  {case.request.name}: {case.kind}, {parameters}, {ranks}, offload {offload}{writes}")
+    for indices in _groups(cases, range(len(cases))).values():
+        sharing = [cases[index] for index in indices]
+        if (engine := engine_of(sharing, quick=settings.quick)) is not None:
+            lines.append(f"  {_engine(sharing[0], engine['options'])}")
+        within = "    " if engine is not None else "  "
+        lines += [f"{within}{case.request.name}: {_work(case)}" for case in sharing]
     if any(case.swap_bytes for case in cases):
         lines.append(f"files go to {settings.swap_folder} and are removed afterwards")
     return "\n".join(lines)
+
+
+def _engine(case: CalibrationRun, options: Mapping[str, Any]) -> str:
+    """Return the model, the GPUs and what is stated of the engine of a case."""
+    model, blocks = case.request.model, options.get("num_gpu_blocks_override")
+    graphs = options.get("max_cudagraph_capture_size") or max(options.get("cudagraph_capture_sizes", [0]))
+    parts = (
+        f"engine of {model.name or model.config or case.hf_config['model_type']}",
+        model.quantization,
+        case.kind,
+        _processes(case),
+        blocks and f"{blocks:,} KV blocks",
+        graphs and f"CUDA graphs up to {graphs:,} tokens",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def _processes(case: CalibrationRun) -> str:
+    """Return the number of processes in words, or that of the GPUs of an engine."""
+    return plural(case.request.strategy.ranks, "rank" if case.engine is None else "GPU")
+
+
+def _work(case: CalibrationRun) -> str:
+    """Return what a case computes, and where without an engine."""
+    if case.requests is not None:
+        return plural(len(case.requests["prompt"]), "request")
+    if (work := case.batch) is not None:
+        tokens = f"{work.prompt_length:,} tokens in, {work.output_length:,} out"
+        return f"{plural(work.batch_size, 'sequence')}, {tokens}"
+    writes = f", writes up to {format_bytes(case.swap_bytes)} of files" if case.swap_bytes else ""
+    offload = offload_words(case.device, case.optimizer, training=case.is_training)
+    parameters = f"{case.num_parameters / 1e9:.2f}e9 parameters"
+    return f"{case.kind}, {parameters}, {_processes(case)}, offload {offload}{writes}"
 
 
 def run_cases(
@@ -279,6 +307,16 @@ def _group(case: CalibrationRun) -> tuple[_Worker, int, str]:
     return _worker(case), case.ranks, json.dumps(case.engine, sort_keys=True)
 
 
+def _groups(
+    cases: Sequence[CalibrationRun], indices: Iterable[int]
+) -> dict[tuple[_Worker, int, str], list[int]]:
+    """Return the numbers of cases by what those have in common that share processes."""
+    groups: dict[tuple[_Worker, int, str], list[int]] = {}
+    for index in indices:
+        groups.setdefault(_group(cases[index]), []).append(index)
+    return groups
+
+
 class _Session(NamedTuple):
     """The processes of all cases, one set after the other, and what they record."""
 
@@ -292,11 +330,8 @@ class _Session(NamedTuple):
 
     def run_all(self) -> Iterator[int]:
         """Run the cases; yield the index of each when its record, or why it has none, is in ``recording``."""
-        groups: dict[tuple[_Worker, int, str], list[int]] = {}
-        for index, case in enumerate(self.cases):
-            if index not in self.recording.results:
-                groups.setdefault(_group(case), []).append(index)
-        for (worker, ranks, _), remaining in groups.items():
+        left = [index for index in range(len(self.cases)) if index not in self.recording.results]
+        for (worker, ranks, _), remaining in _groups(self.cases, left).items():
             engine = engine_of([self.cases[index] for index in remaining], quick=self.settings.quick)
             while remaining and self._in_time:
                 yield from self._run_batch(worker, ranks, engine, remaining)
@@ -311,7 +346,7 @@ class _Session(NamedTuple):
         """Run the next cases in one set of processes, until one fails."""
         batch, swap_folder = _batch(self.cases, remaining), self.settings.swap_folder
         names = ", ".join(self.cases[index].request.name for index in batch)
-        self.progress(f"{plural(ranks, 'rank')}: {names}")
+        self.progress(f"{_processes(self.cases[batch[0]])}: {names}")
         shutil.rmtree(swap_folder / "zero_stage_3", ignore_errors=True)  # of a case that failed
         swap_folder.mkdir(parents=True, exist_ok=True)
         with JobProcesses(

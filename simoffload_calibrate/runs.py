@@ -26,7 +26,7 @@ from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
 from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.strategies.programs.vllm import VllmCpuOffload
-from simoffload.workload import Computation, Training
+from simoffload.workload import Computation, Inference, Training
 
 # -- facts about this machine ----------------------------------------------------------------------
 # GPUs, CPU, memory and versions, but nothing that identifies its owner.
@@ -306,6 +306,13 @@ class CalibrationRun:
         return 1 if self.engine is not None else self.request.strategy.ranks
 
     @property
+    def batch(self) -> Inference | None:
+        """The batch that an engine computes; None for a stream and for a run without an engine."""
+        work = self.request.workload
+        served = self.engine is not None and self.requests is None
+        return work if served and isinstance(work, Inference) else None
+
+    @property
     def device(self) -> str:
         """The device of offloaded parameters: none, cpu or nvme."""
         if self.ds_config is not None:
@@ -415,10 +422,18 @@ def read_requests(
     """
     cases: list[CalibrationRun] = []
     problems: list[Problem] = []
+    names: dict[str, Path] = {}
     for path in paths:
         try:
             document = read_document(path)
-            cases.extend(_cases(document if ranks is None else _with_ranks(document, ranks), served=served))
+            document = document if ranks is None else _with_ranks(document, ranks)
+            for at, case in _cases(document, served=served):
+                name = case.request.name
+                if name in names:
+                    text = f"{quoted(name)} is the name of an earlier run in {names[name]}; names must differ"
+                    raise InputError([document.problem((*at, "name"), text)])
+                names[name] = path
+                cases.append(case)
         except InputError as error:
             problems.extend(error.problems)
     if problems:
@@ -449,28 +464,22 @@ def _with_ranks(document: Document, ranks: int) -> Document:
     return edited(document, [Edit((*at, "strategy", "ranks"), ranks) for at in named], option="--ranks")
 
 
-def _cases(document: Document, *, served: bool) -> Iterator[CalibrationRun]:
-    if not isinstance(document.data, dict) or "runs" not in document.data:
-        for each in _each(document, ()):
-            yield _case(each, (), served=served)
-        return
-    runs = document.data["runs"]
-    if not isinstance(runs, list) or not runs:
-        raise InputError(
-            [document.problem(("runs",), "must be a list of runs, each written like a scenario")]
-        )
-    others = [key for key in document.data if key != "runs"]
-    if others:
-        raise InputError([document.problem((key,), 'unknown key next to "runs"') for key in others])
-    names: set[str] = set()
-    for index in range(len(runs)):
-        for each in _each(document, ("runs", index)):
-            case = _case(each, ("runs", index), served=served)
-            if case.request.name in names:
-                text = f"{quoted(case.request.name)} is the name of an earlier run; names must differ"
-                raise InputError([document.problem(("runs", index, "name"), text)])
-            names.add(case.request.name)
-            yield case
+def _cases(document: Document, *, served: bool) -> Iterator[tuple[Location, CalibrationRun]]:
+    """Yield each run of a document with its place."""
+    places: list[Location] = [()]
+    if isinstance(document.data, dict) and "runs" in document.data:
+        runs = document.data["runs"]
+        if not isinstance(runs, list) or not runs:
+            raise InputError(
+                [document.problem(("runs",), "must be a list of runs, each written like a scenario")]
+            )
+        others = [key for key in document.data if key != "runs"]
+        if others:
+            raise InputError([document.problem((key,), 'unknown key next to "runs"') for key in others])
+        places = [("runs", index) for index in range(len(runs))]
+    for at in places:
+        for each in _each(document, at):
+            yield at, _case(each, at, served=served)
 
 
 def _node(document: Document, at: Location) -> Any:
@@ -502,16 +511,23 @@ def _lists(node: Mapping[str, Any], at: Location) -> Iterator[tuple[Location, li
             yield (*at, key), value
 
 
+def _complete(node: dict[str, Any]) -> None:
+    """Remove what only scenarios have, and set the kinds that may be left out as in them."""
+    for key in _SCENARIO_ONLY:
+        node.pop(key, None)
+    if isinstance(strategy := node.get("strategy"), dict):
+        strategy.setdefault("kind", "zero_inference")
+    if "stream" in node:
+        node.setdefault("workload", _NO_WORK)
+    if isinstance(work := node.get("workload"), dict):
+        work.setdefault("kind", "inference")
+
+
 def _case(document: Document, at: Location, *, served: bool | None) -> CalibrationRun:
     """Return one run; ``served`` says whether it must be one of vLLM, or None that it may be."""
     node = _node(document, at)
     if isinstance(node, dict):
-        for key in _SCENARIO_ONLY:
-            node.pop(key, None)
-        if isinstance(strategy := node.get("strategy"), dict):
-            strategy.setdefault("kind", "zero_inference")
-        if "stream" in node:
-            node.setdefault("workload", _NO_WORK)
+        _complete(node)
     checked = validate(document, RunRequest, at=at)
     _check_program(document, at, checked, served)
     shape = checked.model.shape(root=document.root)
@@ -531,6 +547,7 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
             if checked.stream is not None:
                 limit = shape.max_position_embeddings
                 requests = stream_requests(checked.stream, document.root, limit=limit)
+            _check_blocks(shape, checked, requests)
         except InputError as error:
             places = ((*at, *one.key.split(".")) for one in error.problems)
             found = zip(places, error.problems, strict=True)
@@ -581,6 +598,26 @@ def _check_program(document: Document, at: Location, checked: RunRequest, served
     if checked.served is not None and isinstance(checked.workload, Training):
         text = "must be inference: vLLM does not train"
         raise InputError([document.problem((*at, "workload", "kind"), text)])
+
+
+def _check_blocks(shape: ModelShape, checked: RunRequest, requests: Mapping[str, Any] | None) -> None:
+    """Refuse fewer blocks than a batch, or the longest request of a stream, needs. Raises InputError."""
+    strategy, work, stream = checked.strategy, checked.workload, checked.stream
+    assert isinstance(strategy, ServedStrategy)
+    assert isinstance(work, Inference)
+    if stream is None or requests is None:
+        strategy.check_blocks(shape, sequences=work.batch_size, length=work.max_context)
+        return
+    changed = {
+        key: value for key in ("max_num_batched_tokens", "kv_blocks") if (value := getattr(stream, key))
+    }
+    strategy.model_copy(update=changed).check_blocks(
+        shape,
+        sequences=1,
+        length=max(map(sum, zip(requests["prompt"], requests["output"], strict=True))),
+        size=stream.block_size or VLLM_BLOCK,
+        remedy=f"{'stream' if stream.kv_blocks else 'strategy'}.kv_blocks",
+    )
 
 
 def _check_cache(document: Document, at: Location, checked: RunRequest, shape: ModelShape) -> None:

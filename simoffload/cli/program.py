@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simoffload.cli.arguments import parse
 from simoffload.cli.console import Console, ExitCode
-from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError, shortened
+from simoffload.errors import CapacityError, InputError, Problem, SimulationError, WorkLimitError, shortened
 from simoffload.limits import Interrupted, count_whole_process, interrupt
 
 
@@ -92,7 +92,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
         return int(stop.code or 0)
     except InputError as error:
         console.fail(error.problems)
-        return ExitCode.BAD_INPUT
+        return ExitCode.DOES_NOT_FIT if isinstance(error, CapacityError) else ExitCode.BAD_INPUT
     except SimulationError as error:
         if received:  # before anything was found
             return _stopped(console, received)

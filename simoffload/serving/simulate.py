@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError
+from simoffload.errors import CapacityError, InputError
 from simoffload.limits import keep, limited, now_doing
 from simoffload.progress import stage
 from simoffload.scenario import LoadedScenario
@@ -74,7 +74,7 @@ class StreamSimulation:
         strategy = scenario.scenario.strategy
         self.gpus = max(1, strategy.gpus // max(1, strategy.replicas))
         """Number of GPUs of a replica."""
-        self.limits, self.planned = self._limits(scenario)
+        self.limits, self.planned = self._limits(scenario, recorded=recorded is not None)
         self._recorded = None
         if recorded is not None:
             self._recorded, graphs = recorded
@@ -85,8 +85,9 @@ class StreamSimulation:
         self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, kept=kept)
         self.checkpoints = StreamCheckpoints(f"{key_of(scenario)}{'-exact' * exact}")
 
-    def _limits(self, scenario: LoadedScenario) -> tuple[ServingLimits, LoadedScenario]:
-        """Return the limits of the engine, and the scenario with a batch that fills a step."""
+    def _limits(self, scenario: LoadedScenario, *, recorded: bool) -> tuple[ServingLimits, LoadedScenario]:
+        """Return the limits of the engine, and the scenario with a batch that fills a step; blocks that a
+        real engine had are not compared with the memory."""
         options, strategy = self.options, scenario.scenario.strategy
         found = getattr(scenario.plan(), "serving_limits", None)
         if found is not None:
@@ -119,6 +120,7 @@ class StreamSimulation:
             size,
             usual.graphs,
             usual.groups._replace(step=stated[0] or usual.tokens),
+            None if usual.room is None else usual.room * usual.block_size // size,
         )
         if limits.sequences > limits.tokens and options.scheduler == "vllm":
             text = (
@@ -132,11 +134,19 @@ class StreamSimulation:
                 "max_num_batched_tokens or max_num_seqs, or put more of the weights elsewhere (simoffload "
                 "fit has the memory)"
             )
-            raise self._refusal(text)
+            raise self._refusal(text, CapacityError)
+        if limits.room is not None and limits.blocks > limits.room and not recorded:
+            key = ("stream" if options.kv_blocks else "strategy", "kv_blocks")
+            text = (
+                f"{limits.blocks:,} blocks of the key-value cache do not fit: each GPU has memory for "
+                f"{limits.room:,} beside the weights and what a step of {limits.tokens} tokens and "
+                f"{limits.sequences} sequences needs; lower kv_blocks, or leave it out"
+            )
+            raise CapacityError([scenario.document.problem(key, text)])
         return limits, scenario
 
-    def _refusal(self, text: str) -> InputError:
-        return InputError([self.scenario.document.problem(("stream",), text, at_key=True)])
+    def _refusal(self, text: str, kind: type[InputError] = InputError) -> InputError:
+        return kind([self.scenario.document.problem(("stream",), text, at_key=True)])
 
     @property
     def replications(self) -> int:

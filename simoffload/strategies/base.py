@@ -649,6 +649,8 @@ class ServingLimits(NamedTuple):
     """Batch sizes of which CUDA graphs are captured, up to which a step of fewer tokens is padded."""
     groups: CacheGroups = ONE_GROUP
     """Groups of layers that have blocks of their own."""
+    room: int | None = None
+    """Number of blocks for which each GPU has memory; None where it is not known."""
 
     @property
     def cache_tokens(self) -> int:

@@ -140,6 +140,9 @@ def test_what_says_one_thing_and_would_do_another(
 def test_a_list_holds_runs_of_different_names_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'runs\[1\].name: "one" is the name of an earlier run'):
         read_requests([written(tmp_path, {"runs": [RUN, RUN]})])
+    path = written(tmp_path, RUN)
+    with pytest.raises(InputError, match=r'name: "one" is the name of an earlier run in .*runs'):
+        read_requests([path, path])
     with pytest.raises(InputError, match='foo: unknown key next to "runs"'):
         read_requests([written(tmp_path, {"runs": [RUN], "foo": 1})])
     with pytest.raises(InputError, match="must be a list of runs"):

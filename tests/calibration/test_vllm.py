@@ -114,7 +114,9 @@ def test_a_run_in_which_kernels_are_compiled_is_made_again(
     capsys.readouterr()
     path = str(tmp_path / "out" / "runs.json")
     assert main(["calibrate", "compare", path, "--platform", "h100-1gpu-vm"]) == 0
-    assert "1 kernel compiled during the run" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1 kernel compiled during the run" in shown
+    assert shown.endswith("0 runs; 1 more is left out, as kernels were compiled while they were timed.\n")
 
 
 @pytest.mark.parametrize(("model", "zeroed"), [("llama-3.1-8b", False), ("qwen3-30b-a3b", True)])
@@ -227,6 +229,14 @@ def test_without_vllm_one_message_says_what_to_install(
         ),
         ({"stream": {**STREAM["stream"], "scheduler": "static"}}, "vLLM has no static batches"),
         ({"workload": {**BATCHES["workload"], "batch_size": [1, 0]}}, "must be at least 1"),
+        (
+            {"strategy": {**SERVED, "kv_blocks": 19}},
+            "strategy.kv_blocks: 19 blocks of 16 tokens are fewer than the 20 that 4 sequences with",
+        ),
+        (
+            {"stream": {**STREAM["stream"], "kv_blocks": 4}},
+            "stream.kv_blocks: 4 blocks of 16 tokens are fewer than the 6 that 1 sequence with",
+        ),
     ],
 )
 def test_what_vllm_does_not_do_is_refused(
@@ -235,6 +245,21 @@ def test_what_vllm_does_not_do_is_refused(
     assert calibrate(tmp_path, {**BATCHES, **changes}) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_says_what_each_engine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = {key: value for key, value in BATCHES["workload"].items() if key != "kind"}
+    limits = {"tensor_parallel_size": 4, "kv_blocks": 3000, "max_cudagraph_capture_size": 64}
+    divided = {**BATCHES, "workload": work, "strategy": {**SERVED, **limits}}
+    assert calibrate(tmp_path, divided, STREAM, options=("--dry-run",)) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  engine of llama-3.1-8b, tensor_parallel, 4 GPUs, 3,000 KV blocks, CUDA graphs up to 64 tokens",
+        "    batches, batch_size 1: 1 sequence, 64 tokens in, 12 out",
+        "    batches, batch_size 4: 4 sequences, 64 tokens in, 12 out",
+        "  engine of llama-3.1-8b, tensor_parallel, 1 GPU",
+        "    stream, request_rate 400: 20 requests",
+        "    stream, request_rate 800: 20 requests",
+    ]
 
 
 def test_offloaded_and_quantized_weights_are_options_of_the_engine(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from math import exp, hypot, log
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,30 @@ def test_a_program_without_a_scheduler_says_so() -> None:
     stated = ["stream.max_num_batched_tokens=512", "stream.max_num_seqs=4", "stream.kv_blocks=4000"]
     found = stream("strategy={kind: zero_inference}", *stated, "stream.num_prompts=4")
     assert any("zero_inference has no scheduler of its own" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stream.kv_blocks=1000000"], r"stream\.kv_blocks: 1,000,000 blocks .* has memory for \d\d,\d{3} "),
+        (["strategy.kv_blocks=1000000"], r"strategy\.kv_blocks: 1,000,000 blocks"),
+        (["stream.kv_blocks=500000", "stream.block_size=32"], "500,000 blocks"),
+        (["stream.max_num_seqs=100000"], "no block of the key-value cache fits"),
+    ],
+)
+def test_a_cache_without_memory_does_not_fit(
+    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stream.yaml").write_text(TEXT)
+    changes = [part for one in overrides for part in ("--set", one)]
+    assert main(["stream", str(tmp_path / "stream.yaml"), *changes]) == 3
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_all_blocks_with_memory_are_used(usual: StreamResult) -> None:
+    room = usual.limits.room
+    assert usual.limits.blocks == room
+    assert stream(f"stream.kv_blocks={room}", "stream.num_prompts=5").limits.blocks == room
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,24 @@ def test_a_cache_in_hbm(family: str) -> None:
 @pytest.mark.parametrize("family", SHAPES)
 @pytest.mark.parametrize(("form", "element"), [(None, 2), ("bf16", 2), ("fp8", 1)])
 def test_a_paged_cache(family: str, form: str | None, element: int) -> None:
-    """Whole blocks of 16 tokens; a window touches one more if it begins within a block."""
+    """Whole blocks of 16 tokens in groups of as many layers as the kind with fewer has; a window touches one
+    more if it begins within a block, and one prompt those of a step of 8,192 tokens."""
     shape = SHAPES[family]
-    blocks = -(-LONGEST // 16), -(-(shape.window - 1) // 16) + 1
-    held = 16 * positions(shape, full=blocks[0], sliding=blocks[1])
+    full, sliding = shape.layers - shape.sliding, shape.sliding
+    size = min(full or sliding, sliding or full)
+    groups, whole = (-(-full // size), -(-sliding // size)), -(-LONGEST // 16)
+    reach, chunk = (-(-(shape.window - 1 + more) // 16) + 1 for more in (0, 8192))
+    each, first = (groups[0] * whole + groups[1] * min(whole, most) for most in (reach, chunk))
+    held = 16 * size * max(BATCH * each, first)
     if shape.state:
-        assert form is not None or terms(shape, kind="vllm_cpu_offload")[
-            "hbm", "key-value cache"
-        ] == BATCH * (held * shape.token * 2 + shape.state)
+        assert (
+            form is not None
+            or terms(shape, kind="vllm_cpu_offload")["hbm", "key-value cache"]
+            == held * shape.token * 2 + BATCH * shape.state
+        )
         return
     found = terms(shape, kind="vllm_cpu_offload", kv_cache={"format": form})
-    assert found["hbm", "key-value cache"] == BATCH * held * (shape.served or shape.token) * element
+    assert found["hbm", "key-value cache"] == held * (shape.served or shape.token) * element
 
 
 @pytest.mark.parametrize("family", WITHOUT_STATE)

@@ -11,6 +11,7 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import yaml_text
 from simoffload.models import Sequences
+from simoffload.planning.sizing import largest
 from simoffload.report.sections.capacity import capacity
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.programs.vllm_engine import VllmEngine, block_bytes, graph_sizes
@@ -200,6 +201,41 @@ def test_groups_of_layers(model: Any, groups: tuple[int, int], layers: int) -> N
     assert plan.engine.groups[:2] == groups
     token = plan.model.cache_width * plan.model.dtype_bytes
     assert block_bytes(plan.model, plan.engine.groups, element=2) == 16 * layers * token
+
+
+@pytest.mark.parametrize("model", ["gemma-3-27b", "gpt-oss-20b", "llama-3.1-8b"])
+def test_the_largest_batch_is_the_one_whose_blocks_there_are(model: str) -> None:
+    keys: dict[str, Any] = {"model": {"name": model}, "platform": "h100-1gpu-vm", "prompt": 1024}
+    keys["output"] = 32
+    most = largest(scenario(**keys)).batch.most
+    assert most
+    at_most, beyond = (fitted(**keys, batch=one) for one in (most, most + 1))
+    assert (at_most.fits, beyond.fits) == (True, False)
+    assert fitted(**keys, batch=most, kv_blocks=at_most.cache_blocks.number).fits
+    with pytest.raises(so.InputError, match="blocks of 16 tokens are fewer than the"):
+        fitted(**keys, batch=most + 1, kv_blocks=beyond.cache_blocks.number)
+
+
+def test_what_sequences_hold_is_counted_in_blocks_of_groups() -> None:
+    """Of gemma-3-27b 36 sequences hold 66 blocks in the group with full attention, and 65 in each of 6 groups
+    whose window of 1,024 tokens touches 65, each of 10 layers."""
+    keys: dict[str, Any] = {"model": "gemma-3-27b", "prompt": 1024, "output": 32, "batch": 36}
+    (tier, *_) = fitted(**keys).capacity
+    size = next(term.size for term in tier.terms if term.name == "key-value cache")
+    assert size == 36 * (66 + 6 * 65) * 16 * 10 * 2 * 16 * 128 * 2
+
+
+def test_graphs_of_more_tokens_than_a_step_are_told() -> None:
+    text = "max_cudagraph_capture_size 8,193 is more than the 8,192 tokens of a step"
+    for size, told in ((8192, False), (8193, True)):
+        plan = scenario(max_cudagraph_capture_size=size, platform="dgx-h100").plan()
+        assert any(one.startswith(text) for one in plan.warnings) == told
+
+
+def test_blocks_of_a_cache_outside_hbm_are_refused() -> None:
+    streamed = {"tier": "dram", "implementation": "streamed"}
+    with pytest.raises(so.InputError, match=r"kv_blocks: are of a cache in HBM, and kv_cache\.tier is dram"):
+        scenario(kv_blocks=10_000, kv_cache=streamed).plan()
 
 
 def test_a_connector_without_groups_has_blocks_in_all_layers() -> None:

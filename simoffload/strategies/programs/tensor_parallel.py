@@ -55,13 +55,16 @@ from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import CAPTURED, arithmetic_beyond, experts_kernel
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_engine import (
+    BLOCKS,
     FEW_SEQUENCES,
+    LEAST_TOKENS,
     MOST_SEQUENCES,
     UTILIZATION,
     EngineCode,
     Stored,
     VllmEngine,
     block_bytes,
+    cache_groups,
     chosen_graph,
     connector_command,
     default_sequences,
@@ -69,6 +72,7 @@ from simoffload.strategies.programs.vllm_engine import (
     fuller,
     graph_sizes,
     most_utilization,
+    needed_blocks,
     served_runs,
     stored_weights,
     tight,
@@ -107,6 +111,7 @@ class TensorParallelPlan(InferencePlan):
             stage = max(self.divided.stages, key=lambda one: one.num_hidden_layers)
             short = self.engine.short(stage, self.machine)
             found = (*found, *tight(self.engine.utilization, self.machine), *short)
+            found = (*found, self.engine.lowered) if self.engine.lowered else found
         if gpus <= heads:
             return found
         return (
@@ -159,10 +164,6 @@ class TensorParallelPlan(InferencePlan):
         if self.engine is None:
             return super()._working_memory(part, workload, cache)
         program = self.engine.memory(part, self.machine, sequences=workload.batch_size)
-        if self.engine.blocks is not None:
-            size = self.engine.blocks * self._block_bytes(self.engine, part)
-            others = (one for one in cache if one.tier != "hbm")
-            cache = (cache_term("hbm", size)._replace(remedy="lower kv_blocks"), *others)
         at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
         return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
 
@@ -171,24 +172,43 @@ class TensorParallelPlan(InferencePlan):
         """Most tokens of a pass for which the engine captures CUDA graphs."""
         return CAPTURED if self.engine is None else self.engine.captured
 
+    @property
+    def _paged(self) -> VllmEngine | None:
+        """The engine, if its cache is in blocks in HBM."""
+        return self.engine if self.cache.tier == "hbm" and self.fused else None
+
+    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
+        """Return the memory of the cache: of vLLM's, the blocks that are stated, or that the sequences need,
+        and the states of linear attention."""
+        if (engine := self._paged) is None:
+            return super().cache_memory(part, copies=copies)
+        number, states = engine.blocks or engine.needed, self.workload.batch_size * part.state_bytes
+        term = cache_term("hbm", number * self._block_bytes(engine, part) + states)
+        return (term if engine.blocks is None else term._replace(remedy="lower kv_blocks"),)
+
     def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
         return block_bytes(stage, engine.groups, element=self.cache.element_bytes(self.model.dtype_bytes))
 
     @cached_property
-    def cache_blocks(self) -> CacheBlocks | None:
-        """Blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
+    def room(self) -> int | None:
+        """Number of blocks of the paged cache for which each GPU has memory; None without one in HBM, and of
         layers that cache nothing."""
-        engine, tier = self.engine, self.machine.tiers["hbm"]
-        if engine is None or self.cache.tier != "hbm" or not self.fused:
+        engine, tier = self._paged, self.machine.tiers["hbm"]
+        each = 0 if engine is None else max(self._block_bytes(engine, one) for one in self.divided.stages)
+        if not each:
             return None
-        number = engine.blocks
-        if number is None:
-            shared = {"hbm", tier.pool}
-            used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
-            each = max(self._block_bytes(engine, one) for one in self.divided.stages)
-            if not each:  # no layer has attention over earlier tokens
-                return None
-            number = max(0, tier.capacity - used) // each
+        shared = {"hbm", tier.pool}
+        used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
+        used += self.workload.batch_size * self.fullest.state_bytes
+        return max(0, tier.capacity - used) // each
+
+    @cached_property
+    def cache_blocks(self) -> CacheBlocks | None:
+        """Blocks of the paged cache, as they are stated, or for which each GPU has memory."""
+        engine = self._paged
+        number = None if engine is None else engine.blocks or self.room
+        if engine is None or number is None:
+            return None
         context = -(-self.workload.max_context // VLLM_BLOCK) * VLLM_BLOCK
         return CacheBlocks(
             number,
@@ -211,7 +231,9 @@ class TensorParallelPlan(InferencePlan):
         if most == CAPTURED:  # the default, of which vLLM takes less with few sequences
             most = chosen_graph(self.model, sequences)
         graphs = graph_sizes(most) if self.compiled else ()
-        return ServingLimits(engine.tokens, sequences, blocks.number, blocks.size, graphs, engine.groups)
+        return ServingLimits(
+            engine.tokens, sequences, blocks.number, blocks.size, graphs, engine.groups, self.room
+        )
 
     @property
     def facts(self) -> Facts:
@@ -323,6 +345,9 @@ class DividedStrategy(CachingStrategy):
     def engine(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmEngine | None:
         """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
         refuses, or that another program does not have."""
+        if self.kv_blocks is not None and self.kv_cache.plain.tier != "hbm":
+            text = f"are of a cache in HBM, and kv_cache.tier is {self.kv_cache.plain.tier}; remove the key"
+            raise InputError.at("strategy.kv_blocks", text)
         if self._has_engine:
             stated = "gpu_memory_utilization" in self.model_fields_set
             alone = self.tensor_parallel_size * self.pipeline_parallel_size == 1
@@ -334,7 +359,7 @@ class DividedStrategy(CachingStrategy):
                 tokens=self.max_num_batched_tokens,
                 utilization=self.gpu_memory_utilization if stated else None,
                 blocks=self.kv_blocks,
-                captured=self.max_cudagraph_capture_size or model.traits.largest_graph or CAPTURED,
+                captured=self.max_cudagraph_capture_size,
                 code=code,
                 connector=self.kv_cache.connector,
             )
@@ -345,6 +370,22 @@ class DividedStrategy(CachingStrategy):
                 )
                 raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
         return None
+
+    def check_blocks(
+        self,
+        model: ModelShape,
+        *,
+        sequences: int,
+        length: int,
+        size: int = VLLM_BLOCK,
+        remedy: str = BLOCKS,
+    ) -> None:
+        """Raise InputError for fewer blocks of ``size`` tokens than sequences of so many tokens need, on
+        whatever machine; ``remedy`` as in ``needed_blocks``."""
+        groups = cache_groups(model, step=self.max_num_batched_tokens or max(sequences, LEAST_TOKENS))
+        needed_blocks(
+            groups, sequences=sequences, length=length, stated=self.kv_blocks, size=size, remedy=remedy
+        )
 
     def served(self, model: ModelShape, machine: Machine) -> ModelShape:
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""

@@ -180,6 +180,10 @@ class VllmEngine(NamedTuple):
     """Which code of vLLM is running."""
     groups: CacheGroups = ONE_GROUP
     """Groups of layers that have blocks of their own."""
+    needed: int = 0
+    """Number of blocks of the cache that the sequences of the workload hold at most."""
+    lowered: str = ""
+    """Warning about CUDA graphs of more tokens than a step has, which vLLM does not capture; "" for none."""
 
     @classmethod
     def of(
@@ -191,7 +195,7 @@ class VllmEngine(NamedTuple):
         tokens: int | None,
         utilization: float | None,
         blocks: int | None,
-        captured: int,
+        captured: int | None,
         code: EngineCode,
         connector: Connector | None,
     ) -> VllmEngine:
@@ -207,16 +211,19 @@ class VllmEngine(NamedTuple):
         groups = ONE_GROUP
         if connector is None or _kind(connector, machine).groups:
             groups = cache_groups(model, step=most)
-        needed = max(sequences * groups.held(length, VLLM_BLOCK), groups.peak(0, length, VLLM_BLOCK))
-        if blocks is not None and blocks < needed:
-            text = f"{plural(blocks, 'block')} of {VLLM_BLOCK} tokens are fewer than the {needed:,} that "
-            text += f"{plural(sequences, 'sequence')} with {length:,} tokens need"
-            raise InputError.at("strategy.kv_blocks", f"{text}; raise it, or lower workload.batch_size")
+        needed = needed_blocks(groups, sequences=sequences, length=length, stated=blocks)
         fills = checked_utilization(utilization, machine)
         if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"
             raise InputError.at("strategy.max_num_batched_tokens", f"{text}, or lower workload.batch_size")
-        found = cls(most, fills, blocks, graph_sizes(min(captured, most))[-1], code, groups)
+        graphs = graph_sizes(min(captured or model.traits.largest_graph or CAPTURED, most))[-1]
+        lowered = ""
+        if captured is not None and captured > most:
+            lowered = (
+                f"max_cudagraph_capture_size {captured:,} is more than the {most:,} tokens of a step, and "
+                f"vLLM captures graphs up to {graphs:,}; lower it, or raise max_num_batched_tokens"
+            )
+        found = cls(most, fills, blocks, graphs, code, groups, needed, lowered)
         if utilization is None:  # a share beside which graphs have room, if there is one
             return found._replace(utilization=min(fills, found.most(model, machine) or fills))
         return found
@@ -419,6 +426,32 @@ def cache_groups(model: ModelShape, *, step: int) -> CacheGroups:
     return CacheGroups(-(-full // size), -(-sliding // size), model.sliding_window or 1, step)
 
 
+BLOCKS = "strategy.kv_blocks, or lower workload.batch_size"
+"""What to raise where there are too few blocks for a batch, and what else to change."""
+
+
+def needed_blocks(
+    groups: CacheGroups,
+    *,
+    sequences: int,
+    length: int,
+    stated: int | None,
+    size: int = VLLM_BLOCK,
+    remedy: str = BLOCKS,
+) -> int:
+    """Return the blocks of ``size`` tokens that sequences of so many tokens hold at most.
+
+    Raises InputError, which tells to raise the key with which ``remedy`` begins, if fewer are ``stated``.
+    """
+    needed = max(sequences * groups.held(length, size), groups.peak(0, length, size))
+    if stated is not None and stated < needed:
+        key, comma, other = remedy.partition(",")
+        text = f"{plural(stated, 'block')} of {size} tokens are fewer than the {needed:,} that "
+        text += f"{plural(sequences, 'sequence')} with {length:,} tokens need{'s' if sequences == 1 else ''}"
+        raise InputError.at(key, f"{text}; raise it{comma}{other}")
+    return needed
+
+
 def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> int:
     """Return the size [B] of a block of the cache in the layers of a stage that are in one of the model's
     groups; ``element`` is that of a number in it [B]."""
@@ -429,6 +462,10 @@ def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> in
     return round(VLLM_BLOCK * layers * stage.cache_width * element)
 
 
+LEAST_TOKENS = 2_048
+"""Tokens that ``vllm serve`` computes at once by default on the smallest GPUs."""
+
+
 def default_tokens(machine: Machine) -> int:
     """Return how many tokens ``vllm serve`` computes at once by default: 16,384 on GPUs with 160 GiB and
     more, 8,192 with 70 GiB and more except the A100 and GB10, else 2,048."""
@@ -436,13 +473,13 @@ def default_tokens(machine: Machine) -> int:
     if capacity >= 160 * _GIB:
         return 16_384
     small = gpu.is_unified or "a100" in gpu.name.lower()
-    return 8_192 if capacity >= 70 * _GIB and not small else 2_048
+    return 8_192 if capacity >= 70 * _GIB and not small else LEAST_TOKENS
 
 
 def default_sequences(machine: Machine) -> int:
     """Return how many sequences ``vllm serve`` runs at once by default: 1,024 where it computes 8,192 tokens
     or more, else 256."""
-    return 1024 if default_tokens(machine) > 2_048 else 256
+    return 1024 if default_tokens(machine) > LEAST_TOKENS else 256
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
