@@ -54,9 +54,9 @@ class RecordedStream(NamedTuple):
     """A RecordedStream is a stream that vLLM served, with its times."""
 
     part: str
-    """Set of the stream: fit, holdout, published, "seen" if it was predicted before and in view when something
-    changed, "beside" if another engine ran on the machine, or "compiling" if kernels were compiled meanwhile.
-    """
+    """Set of the stream: fit, holdout, published, "seen" if it was predicted before and in view when
+    something changed, "beside" if another engine ran on the machine, or "compiling" if kernels were compiled
+    meanwhile."""
     engine: str
     platform: str
     run: RecordedRun

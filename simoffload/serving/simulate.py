@@ -99,7 +99,10 @@ class StreamSimulation:
                 "prompt_length": -(-tokens // sequences),
                 "output_length": 1,
             }
-            scenario = scenario.edited(Edit(("workload",), work))
+            edits = [Edit(("workload",), work)]
+            if getattr(strategy, "kv_blocks", None):  # a stream may have fewer than that batch needs
+                edits.append(Edit(("strategy", "kv_blocks"), None))
+            scenario = scenario.edited(*edits)
             found = getattr(scenario.plan(), "serving_limits", None)
         stated = (options.max_num_batched_tokens, options.max_num_seqs, options.kv_blocks)
         if found is None and None in stated:
@@ -113,10 +116,11 @@ class StreamSimulation:
         self.assumed = found is None
         usual = found or ServingLimits(0, 0, 0, 16, ())
         size = options.block_size or usual.block_size
+        usual_blocks = getattr(strategy, "kv_blocks", None) or usual.blocks
         limits = ServingLimits(
             stated[0] or usual.tokens,
             stated[1] or usual.sequences,
-            stated[2] or usual.blocks * usual.block_size // size,
+            stated[2] or usual_blocks * usual.block_size // size,
             size,
             usual.graphs,
             usual.groups._replace(step=stated[0] or usual.tokens),

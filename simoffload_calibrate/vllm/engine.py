@@ -95,8 +95,8 @@ class Engine:
             knobs.runtime.jit_post_compile_hook = counted
 
     def _spread_experts(self) -> None:
-        """Set biases of a mixture to zero: random ones add up to more than what is computed of a token, so that
-        all tokens would choose the same experts."""
+        """Set biases of a mixture to zero: random ones add up to more than what is computed of a token, so
+        that all tokens would choose the same experts."""
         model = getattr(getattr(self._worker, "model_runner", None), "model", None)
         parameters = [] if model is None else list(model.named_parameters())
         mixed = any(".experts." in name for name, _ in parameters)
