@@ -146,7 +146,7 @@ class ServedRequests(_Part):
     """[s] The arrivals, of requests that follow another one since the begin, too."""
     runs: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     after: tuple[int, ...] = ()
-    """Row of the request after whose end each arrives; -1: none."""
+    """Row of the request after whose end each arrives; -1: none, -2: the next that no other follows."""
 
     @property
     def rows(self) -> Requests:

@@ -93,12 +93,8 @@ class StreamSimulation:
         if found is not None:
             sequences = options.max_num_seqs or found.sequences
             tokens = max(options.max_num_batched_tokens or found.tokens, sequences)
-            work = {
-                "kind": "inference",
-                "batch_size": sequences,
-                "prompt_length": -(-tokens // sequences),
-                "output_length": 1,
-            }
+            work = {"kind": "inference", "batch_size": sequences, "output_length": 1}
+            work["prompt_length"] = -(-tokens // sequences)
             edits = [Edit(("workload",), work)]
             if getattr(strategy, "kv_blocks", None):  # a stream may have fewer than that batch needs
                 edits.append(Edit(("strategy", "kv_blocks"), None))

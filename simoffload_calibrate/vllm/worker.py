@@ -157,7 +157,7 @@ class _Service:
         followers: dict[int, list[int]] = defaultdict(list)
         for row, before in enumerate(self._after):
             followers[before].append(row)
-        due = [(self._arrival[row], row) for row in followers[-1]]
+        due, others = [(self._arrival[row], row) for row in followers[-1]], followers[-2][::-1]
         heapify(due)
         rows: dict[str, int] = {}
         engine.steps.clear()
@@ -184,7 +184,10 @@ class _Service:
                     self._made[row] += one.tokens
                     count += len(one.tokens)
                 if one.finished:
-                    for other in followers[row]:
+                    after = followers[row]
+                    if not after and others:  # -2: of a user who has sent all of a conversation
+                        after = [others.pop()]
+                    for other in after:
                         heappush(due, (now + self._arrival[other], other))
             if count:
                 self._ready.append((now, count))

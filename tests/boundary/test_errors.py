@@ -8,6 +8,7 @@ import pytest
 
 from simoffload import errors
 from simoffload.errors import (
+    CapacityError,
     DeadlockError,
     InputError,
     PlacementError,
@@ -26,6 +27,7 @@ EVERY_ERROR = [
     SimoffloadError("stop"),
     InputError((UNKNOWN,)),
     PlacementError((UNKNOWN,)),
+    CapacityError((UNKNOWN,)),
     SimulationError("stop"),
     DeadlockError("2 operations wait for each other"),
     StalledClockError("100000 events at 3 ps"),

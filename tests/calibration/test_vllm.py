@@ -286,7 +286,10 @@ def test_turns_of_conversations_follow_the_answers(tmp_path: Path) -> None:
     assert calibrate(tmp_path, {**STREAM, "stream": stream}, options=("--quick",)) == 0
     (run,) = written(tmp_path)["runs"]
     requests = run["requests"]
-    assert requests["after"][1::2] == [0, 2, 4]
+    assert requests["after"] == [-1, 0, -1, 2, -2, 4]
+    assert requests["arrived"][4] == pytest.approx(
+        min(requests["last"][1], requests["last"][3]) + requests["arrival"][4], abs=1e-5
+    )
     for row, before in enumerate(requests["after"]):
         if before >= 0:
             assert requests["arrived"][row] == pytest.approx(

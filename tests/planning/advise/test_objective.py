@@ -181,7 +181,8 @@ def test_a_program_is_listed_once() -> None:
 
 
 def test_one_gain_has_its_interval() -> None:
-    found = advise(served(), objective="throughput")
+    batch = load_scenario("serving/gpt-oss-120b", overrides=["workload.batch_size=8"])
+    found = advise(Evaluator(batch), objective="throughput")
     assert len(found.uncertain) == 1
     (text,) = next(
         one for one in advised(found, None) if one.title == "Gains within the prediction error"
