@@ -142,7 +142,7 @@ _CONTEXT = 552_000_000
 _GIB = 1 << 30
 _LIBRARIES = 150_000_000
 """Memory [B] that a process which does not communicate takes beyond PyTorch's while it is profiled: 145 to
-168 MB in six engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
+168 MB in eight engines of vLLM 0.25.1 on an H200 (docs/measurements/vllm.md)."""
 _GRAPHS, _GRAPH = 218_000_000, 193_000
 """Estimate [B] of vLLM's model runner V1 for its CUDA graphs: of all, and for each layer and size, from 533
 MB (32 layers, 51 sizes) and 690 MB (48, 51); for 24 layers and 83 sizes it gives 602, where vLLM had 619."""
