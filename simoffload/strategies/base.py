@@ -711,6 +711,8 @@ class Plan(ABC):
 class ProgramTraits(NamedTuple):
     """The ProgramTraits are what is known of its program, whatever its settings are."""
 
+    title: str = ""
+    """Name of the program in sentences: "DeepSpeed ZeRO"; "" for that of ``kind``."""
     evidence: str | Callable[[Mapping[str, Any]], str] = ""
     """Group of the real runs with which its predictions were compared, or a function that returns it for the
     settings of a run; "" for none."""

@@ -381,7 +381,11 @@ class Accelerate(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     traits: ClassVar = CachingStrategy.traits._replace(
-        evidence="accelerate", formats=("int4-g128",), gpu_keys=("num_gpus",), spans_hosts=False
+        title="Accelerate",
+        evidence="accelerate",
+        formats=("int4-g128",),
+        gpu_keys=("num_gpus",),
+        spans_hosts=False,
     )
 
     kind: Literal["accelerate"] = "accelerate"

@@ -466,7 +466,7 @@ class Fsdp(Strategy):
     """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
 
     serves: ClassVar = frozenset({"training"})
-    traits: ClassVar = ProgramTraits(evidence="fsdp", method="FSDP", gathers="FSDP")
+    traits: ClassVar = ProgramTraits(title="FSDP", evidence="fsdp", method="FSDP", gathers="FSDP")
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False

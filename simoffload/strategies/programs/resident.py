@@ -39,6 +39,7 @@ class Resident(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference", "training"})
     traits: ClassVar = ProgramTraits(
+        title="transformers",
         evidence="accelerate",  # runs with all weights on the GPU, and the cache in host memory
         unseen={**CachingStrategy.traits.unseen, "kv_cache.tier": (None, "hbm")},
         formats=("nf4-dq",),

@@ -281,7 +281,7 @@ class DividedStrategy(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     traits: ClassVar = CachingStrategy.traits._replace(
-        evidence="tensor_parallel", formats=("fp8", "int4-g128"), gpu_keys=_DEGREES
+        title="vLLM", evidence="tensor_parallel", formats=("fp8", "int4-g128"), gpu_keys=_DEGREES
     )
 
     tensor_parallel_size: Degree = 1
