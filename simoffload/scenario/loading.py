@@ -25,6 +25,7 @@ from simoffload.documents import (
     read_document,
     rename_keys,
     split_assignment,
+    suggest,
     validate,
     without,
 )
@@ -60,11 +61,11 @@ from simoffload.scenario.schema import (
     EngineOptions,
     Scenario,
     overridden,
-    usual_kind,
+    usual_kind_of,
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import Plan, Strategy, strategy_for, strategy_of
+from simoffload.strategies import BEST, Plan, Strategy, fields_of, kinds, strategy_for, strategy_of
 from simoffload.strategies.base import (
     RESIDENT,
     Placement,
@@ -171,6 +172,31 @@ def _option(name: str) -> Iterator[None]:
 T = TypeVar("T")
 
 
+class ProgramRate(NamedTuple):
+    """A ProgramRate is one way to do the work of a scenario, with the rate of its best form."""
+
+    kind: str
+    title: str
+    """Name of the program in sentences."""
+    tokens_per_s: float | None
+    """Throughput of all sequences together; None if it does not fit."""
+    edits: tuple[Edit, ...] = ()
+    """Edits that lead to it from the scenario for which a program was chosen."""
+    where: str = ""
+    """Tier of the weights, if it is not HBM."""
+
+
+class ProgramChoice(NamedTuple):
+    """A ProgramChoice says how the program of a scenario was chosen."""
+
+    programs: tuple[ProgramRate, ...]
+    """Programs that were simulated, the fastest first, which is the one of the scenario."""
+    named: str = ""
+    """What limited the choice, such as "weights on nvme"; "" for nothing."""
+    without: ProgramRate | None = None
+    """What would be faster without that limit; None if nothing would."""
+
+
 @dataclass(frozen=True)
 class LoadedScenario:
     """A scenario that was checked, with everything that it refers to."""
@@ -184,6 +210,8 @@ class LoadedScenario:
     """Remarks for the user about how the scenario was derived from another one."""
     cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
     """The cache that it was built with, which its variants share."""
+    choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
+    """How its program was chosen; None if the scenario states it."""
 
     @property
     def name(self) -> str:
@@ -786,20 +814,34 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
         document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
-    strategy = document.data.get("strategy")
+    if "strategy" not in document.data:
+        document = edited(document, [Edit(("strategy",), {})], in_place=True)
+    strategy = document.data["strategy"]
     if not isinstance(strategy, dict):
         return document
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
-    document = _with_kind(document, "strategy", usual_kind(workload))
+    document = _with_kind(document, "strategy", usual_kind_of(workload, strategy.keys()))
     known = strategy_of(document.data["strategy"]["kind"])
+    problems += _of_no_program(document)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
     return _in_precision(document)
+
+
+def _of_no_program(document: Document) -> Iterator[Problem]:
+    """Yield a problem for each key of the kind "best" that neither it nor any program has."""
+    strategy = document.data["strategy"]
+    if strategy["kind"] != BEST:
+        return
+    known = {key for kind in kinds() for key in fields_of(kind)}
+    for key in strategy.keys() - known:
+        text = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
+        yield document.problem(("strategy", key), text, at_key=True)
 
 
 def _in_precision(document: Document) -> Document:

@@ -305,6 +305,8 @@ without offloading."""
 TierChoice = Literal["any", "storage"]
 RESIDENT = "resident"
 """The target that is no tier but a full copy in each GPU, under the strategy of the same name."""
+BEST = "best"
+"""The kind that stands for the fastest of the programs that people use."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
 """Phrase for that placement of {} in sentences."""
 
@@ -736,6 +738,9 @@ class ProgramTraits(NamedTuple):
     """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
+    suits: Callable[[ModelShape, Machine], bool] = lambda _model, _machine: True
+    """Function that returns whether people use it for a model on a machine; of a program of the package the
+    registry says so."""
 
 
 class Description(NamedTuple):

@@ -6,7 +6,7 @@ strategies call :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Union, get_args
 
@@ -14,28 +14,49 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import NOW, Strategy, WorkloadKind
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.strategies.base import BEST, NOW, Strategy, WorkloadKind
+from simoffload.strategies.requirements import methods_of
+
+
+def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
+    return "gguf" not in methods_of(model)
+
+
+def _on_a_desk_or_of_gguf(model: ModelShape, machine: Machine) -> bool:
+    return machine.is_personal or "gguf" in methods_of(model)
+
+
+def _of_opt(model: ModelShape, _machine: Machine) -> bool:
+    return model.family == "opt"
 
 
 class _Shipped(NamedTuple):
-    """Module and class of a strategy of the package, and the kinds of workload that it supports."""
+    """Module and class of a strategy of the package, the kinds of workload that it supports, and what it is
+    used for."""
 
     module: str
     """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
+    suits: Callable[[ModelShape, Machine], bool] | None = None
+    """Function that returns whether people use it for a model on a machine; None: only where it is named."""
 
 
+_INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
+_TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
 _OWN: Mapping[str, _Shipped] = {
-    "zero_inference": _Shipped("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
-    "zero_training": _Shipped("programs.zero_training", "ZeroTraining", frozenset({"training"})),
-    "fsdp": _Shipped("programs.fsdp", "Fsdp", frozenset({"training"})),
-    "accelerate": _Shipped("programs.accelerate", "Accelerate", frozenset({"inference"})),
-    "resident": _Shipped("programs.resident", "Resident", frozenset({"inference", "training"})),
-    "tensor_parallel": _Shipped("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
-    "vllm_cpu_offload": _Shipped("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
-    "llama_cpp": _Shipped("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
-    "flexgen": _Shipped("programs.flexgen", "FlexGen", frozenset({"inference"})),
+    BEST: _Shipped("programs.best", "Best", _INFERENCE | _TRAINING),
+    "zero_inference": _Shipped("programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
+    "zero_training": _Shipped("programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
+    "fsdp": _Shipped("programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
+    "accelerate": _Shipped("programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
+    "resident": _Shipped("programs.resident", "Resident", _INFERENCE | _TRAINING, _other_than_gguf),
+    "tensor_parallel": _Shipped("programs.tensor_parallel", "TensorParallel", _INFERENCE, _other_than_gguf),
+    "vllm_cpu_offload": _Shipped("programs.vllm", "VllmCpuOffload", _INFERENCE, _other_than_gguf),
+    "llama_cpp": _Shipped("programs.llama_cpp", "LlamaCpp", _INFERENCE, _on_a_desk_or_of_gguf),
+    "flexgen": _Shipped("programs.flexgen", "FlexGen", _INFERENCE, _of_opt),
     "checkpoint": _Shipped("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 }
 """Strategies of the package by kind; for each kind of workload the default comes first."""
@@ -129,6 +150,32 @@ def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     serves = {kind: own.serves for kind, own in _OWN.items()}
     serves |= {kind: one.serves for kind, one in registered.items()}
     return tuple(kind for kind, work in serves.items() if workload in work)
+
+
+def suited_to(workload: WorkloadKind | str, model: ModelShape, machine: Machine) -> tuple[str, ...]:
+    """Return the kinds of the strategies that people use for a kind of workload, a model and a machine."""
+    own = (kind for kind, one in _OWN.items() if one.suits is not None and one.suits(model, machine))
+    others = (kind for kind, one in registered.items() if one.traits.suits(model, machine))
+    return tuple(kind for kind in (*own, *others) if kind in strategy_for(workload))
+
+
+def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
+    """Return the kind of a section ``strategy`` with some keys that states none: the only program that people
+    use for the work and that has all of these keys; "best" where several have them; the first that people use
+    where none has, which then says so."""
+    serving = strategy_for(workload) or strategy_for("inference")
+    if BEST not in serving:
+        return serving[0]
+    used = [kind for kind in serving if kind in registered or _OWN[kind].suits is not None]
+    own = {*keys} - {"kind", "ranks"}
+    having = [kind for kind in used if not own or own <= fields_of(kind)]
+    return having[0] if len(having) == 1 else BEST if having else used[0]
+
+
+def fields_of(kind: str) -> Collection[str]:
+    """Return the keys of a registered kind."""
+    found = strategy_of(kind)
+    return found.model_fields.keys() if found is not None else ()
 
 
 class _OfItsKind:
