@@ -21,6 +21,7 @@ from simoffload.cli.option_types import (
     add_output,
     add_overrides,
     add_parts,
+    add_program,
     budget,
     listed,
     port,
@@ -200,6 +201,7 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    add_program(parser)
     add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)

@@ -24,6 +24,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import loaded
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import ADDED, Change, SimulationResult, by_name, with_intervals
@@ -32,7 +33,6 @@ from simoffload.scenario import (
     ScenarioSource,
     canonical_target,
     load_scenario,
-    loaded,
 )
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused

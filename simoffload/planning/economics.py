@@ -22,8 +22,9 @@ from simoffload.planning.costs import (
     replacements,
     used_parts,
 )
+from simoffload.planning.question import loaded
 from simoffload.results import Metric, SimulationResult, by_name, declared_in, metric
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.units import format_number
 
 _KWH = 3.6e6

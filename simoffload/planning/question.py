@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from simoffload.documents import Edit, split_assignment
-from simoffload.errors import InputError, SimulationError
-from simoffload.planning.alternatives import OtherProgram
-from simoffload.planning.evaluator import Evaluator
-from simoffload.progress import working_on
-from simoffload.results import SimulationResult
-from simoffload.scenario import LoadedScenario, MachineParts, ProgramChoice, ProgramRate, ScenarioSource
+from simoffload.documents import Edit, either, split_assignment, suggest
+from simoffload.errors import InputError, shortened
+from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource
 from simoffload.scenario import default_scenario as of_model
 from simoffload.scenario import load_scenario as load_stated
 from simoffload.scenario import loaded as load_source
-from simoffload.strategies import BEST, Placement, fields_of, kinds, strategy_of, suited_to
-from simoffload.strategies.base import optimizer_target, placements_of, state_tiers, weights_tiers
-from simoffload.strategies.programs.best import Best
+from simoffload.strategies import BEST, kinds, strategy_for
 from simoffload.workload import Checkpointing
-
-_OWN_KEYS = frozenset(Best.model_fields)
-"""Keys of a choice, which no program is asked for."""
-
 
 # -- the scenario of a question --------------------------------------------------------------------
 
@@ -47,9 +34,9 @@ def question(
 
     The machine is a ``platform``, or the first shipped one with ``gpus`` of a ``gpu``, with another size of
     its host ``memory`` and a ``drive``. ``program`` names the program, such as "vllm"; by default it is the
-    fastest of those that people use for the model, the machine and the work. ``on`` names the tier that holds
-    the weights. ``overrides`` (``a.b=value``) replace any of these. Raises InputError for an unknown name, for
-    a machine that is not named, and for what the program that was named refuses.
+    fastest of those that people use for the model, the machine and the work. ``on`` names the tier that
+    holds the weights. ``overrides`` (``a.b=value``) replace any of these. Raises InputError for an unknown
+    name, for a machine that is not named, and for what the program that was named refuses.
     """
     parts = MachineParts(gpu, gpus, memory, drive)
     if platform is None and not any(split_assignment(one)[0] == "platform" for one in overrides):
@@ -72,13 +59,44 @@ def asked(
     A program that is named, also by ``strategy.kind`` among the overrides, is the only one to choose from.
     """
     stated = dict(map(split_assignment, overrides))
-    program = program or stated.get("strategy.kind")
-    if "strategy" not in stated and (program is None or program in kinds()):
+    if program is not None:
+        work = str(stated.get("workload.kind", "inference"))
+        check_program(program, work)
+        overrides = [one for one in overrides if split_assignment(one)[0].partition(".")[0] != "strategy"]
+    named = program or stated.get("strategy.kind")
+    if program is not None or ("strategy" not in stated and (named is None or named in kinds())):
         kept = [one for one in overrides if split_assignment(one)[0] != "strategy.kind"]
-        among = [] if program in (None, BEST) else [f'strategy.among=["{program}"]']
+        among = [] if named in (None, BEST) else [f'strategy.among=["{named}"]']
         overrides = [f"strategy.kind={BEST}", *among, *kept]
     scenario = of_model(model, platform, overrides=overrides, gpus=parts.gpus, placed=placed)
     return with_parts(scenario, parts)
+
+
+def check_program(program: str, work: str) -> None:
+    """Raise InputError for the name of a program that is none, or not one for a kind of work."""
+    if program not in kinds():
+        text = f"is no program{suggest(program, kinds())}; it is one of {', '.join(kinds())}"
+        raise InputError.at(shortened(program), text, path="--program")
+    if program not in strategy_for(work):
+        text = f"is not for a workload of {work}; use {either(strategy_for(work))}"
+        raise InputError.at(program, text, path="--program")
+
+
+def with_program(scenario: LoadedScenario, program: str) -> LoadedScenario:
+    """Return the same work on as many GPUs under another program, or "best": with its key-value cache and
+    none of the other settings of its strategy. Raises InputError."""
+    now, work = scenario.scenario.strategy, scenario.scenario.workload
+    check_program(program, work.kind)
+    among = [] if program == BEST else [program]
+    if is_choice(scenario):
+        return scenario.edited(Edit.at("strategy.among", among))
+    if isinstance(work, Checkpointing):
+        return scenario
+    section: dict[str, Any] = {"kind": BEST, "among": among, "ranks": now.gpus}
+    section |= {"sequences": work.batch_size * now.replicas}
+    cache = scenario.document.data["strategy"].get("kv_cache")
+    section |= {} if cache is None else {"kv_cache": cache}
+    return scenario.edited(Edit(("strategy",), section))
 
 
 def with_parts(scenario: LoadedScenario, parts: MachineParts) -> LoadedScenario:
@@ -118,33 +136,22 @@ def loaded(source: ScenarioSource) -> LoadedScenario:
 
 def is_choice(scenario: LoadedScenario) -> bool:
     """Return whether the program of a scenario is yet to be chosen."""
-    return isinstance(scenario.scenario.strategy, Best)
+    return scenario.scenario.strategy.kind == BEST
 
 
 def chosen(scenario: LoadedScenario) -> LoadedScenario:
-    """Return a scenario under the fastest of the programs from which it chooses, each in its best form; itself
-    if it states its program.
+    """Return a scenario under the fastest of the programs from which it chooses, each in its best form;
+    itself if it states its program.
 
     Programs are compared by the time per token of the whole request, of as many sequences in all:
     ``batch_size`` on each GPU. Where none of them fits, the first one is left, whose memory then says what
     is lacking. Raises InputError for settings that no program has together.
     """
-    if not is_choice(scenario):
-        return scenario
-    limit = _Limit.of(scenario)
-    found = _Candidates(scenario, limit)
-    ways = found.ways()
-    best = _by_program(ways)
-    if not best:
-        return found.first()
-    without: ProgramRate | None = None
-    if limit.text:
-        free = _Limit((), None, None, None, {})
-        others = _by_program(_Candidates(scenario, free, evaluator=found.evaluator).ways())
-        faster = [one for one in others if one.rate > best[0].rate * _CLEARLY]
-        without = faster[0].program if faster else None
-    choice = ProgramChoice(tuple(one.program for one in best), limit.text, without)
-    return replace(best[0].scenario, choice=choice, remarks=scenario.remarks)
+    if not is_choice(scenario) or isinstance(scenario.scenario.workload, Checkpointing):
+        return scenario  # planning says that checkpoints have a strategy of their own
+    from simoffload.planning.program_choice import choose
+
+    return choose(scenario)
 
 
 def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScenario]:
@@ -156,207 +163,10 @@ def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScen
     stored = (one for one in open_ones if _on_storage(one))
     kind = chosen(next(stored, open_ones[0])).scenario.strategy.kind
     only = Edit.at("strategy.among", [kind])
-    return {
-        label: chosen(one.edited(only)) if is_choice(one) else one for label, one in scenarios.items()
-    }
+    return {label: chosen(one.edited(only)) if is_choice(one) else one for label, one in scenarios.items()}
 
 
 def _on_storage(scenario: LoadedScenario) -> bool:
     strategy, tiers = scenario.scenario.strategy, scenario.machine.tiers
     named = (getattr(strategy, key) for key in ("weights", "optimizer", "uses"))
     return any(tiers[one].is_storage for one in named if one is not None)
-
-
-_CLEARLY = 1.05
-"""Gain from which a program is named that would be faster without a limit: our choice."""
-
-
-class _Limit(NamedTuple):
-    """What a scenario names of the programs from which it chooses."""
-
-    among: tuple[str, ...]
-    uses: str | None
-    weights: str | None
-    optimizer: str | None
-    stated: Mapping[str, Any]
-    """Settings that the program must have."""
-
-    @classmethod
-    def of(cls, scenario: LoadedScenario) -> _Limit:
-        strategy = scenario.scenario.strategy
-        assert isinstance(strategy, Best)
-        section = scenario.document.data["strategy"]
-        stated = {key: value for key, value in section.items() if key not in _OWN_KEYS}
-        return cls(strategy.among, strategy.uses, strategy.weights, strategy.optimizer, stated)
-
-    @property
-    def text(self) -> str:
-        """What limits the choice beside the names of programs, in words."""
-        named = {"weights": self.weights, "optimizer": self.optimizer}
-        placed = [f"{what} on {tier}" for what, tier in named.items() if tier]
-        used = [f"states on {self.uses}"] if self.uses else []
-        return " and ".join((*placed, *used, *self.stated))
-
-    @property
-    def places(self) -> bool:
-        """Whether it names a tier."""
-        return any((self.uses, self.weights, self.optimizer))
-
-    def allows(self, scenario: LoadedScenario) -> bool:
-        """Return whether the plan of a scenario has its states where they must be."""
-        if not self.places:
-            return True
-        plan = scenario.plan()
-        return (
-            self.weights in (None, *(weights_tiers(plan) or ("hbm",)))
-            and self.optimizer in (None, optimizer_target(plan))
-            and (self.uses is None or self.uses in state_tiers(plan))
-        )
-
-
-class _Way(NamedTuple):
-    """One form of a program that fits, simulated."""
-
-    scenario: LoadedScenario
-    result: SimulationResult
-    program: ProgramRate
-
-    @property
-    def rate(self) -> float:
-        """Units of work per second."""
-        return 1 / self.result.unit_s if self.result.unit_s else 0.0
-
-
-def _by_program(ways: Collection[_Way]) -> list[_Way]:
-    """Return the fastest way of each program, the fastest first."""
-    best: dict[str, _Way] = {}
-    for one in sorted(ways, key=lambda way: -way.rate):
-        best.setdefault(one.program.title, one)
-    return list(best.values())
-
-
-class _Candidates:
-    """The ways to do the work of a scenario that chooses its program."""
-
-    def __init__(
-        self, scenario: LoadedScenario, limit: _Limit, *, evaluator: Evaluator | None = None
-    ) -> None:
-        self.scenario, self.limit = scenario, limit
-        self.evaluator = evaluator or Evaluator(scenario)
-        section = scenario.document.data["strategy"]
-        self._gpus = scenario.scenario.strategy.ranks if "ranks" in section else scenario.machine.gpus
-        work = scenario.scenario.workload
-        assert not isinstance(work, Checkpointing)
-        self._sequences = work.batch_size * self._gpus
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of the programs."""
-        work, model, machine = (
-            self.scenario.scenario.workload.kind,
-            self.scenario.model,
-            self.scenario.machine,
-        )
-        return self.limit.among or suited_to(work, model, machine)
-
-    def first(self) -> LoadedScenario:
-        """Return the scenario under the first program that has all settings, as it is by default. Raises
-        InputError where none has."""
-        having = [kind for kind in self.kinds if self.limit.stated.keys() <= fields_of(kind)]
-        if not having:
-            keys = ", ".join(self.limit.stated)
-            text = f"no program has {keys} together; name one with strategy.kind"
-            raise InputError([self.scenario.document.problem(("strategy",), text)])
-        placed = list(self._placed(having[0])) if self.limit.places else []
-        return self.evaluator.edited(*(placed[0] if placed else self._plain(having[0])))
-
-    def ways(self) -> list[_Way]:
-        """Return all that fit and are where they must be, simulated."""
-        found: dict[int, _Way] = {}
-        for kind in self.kinds:
-            if self.limit.stated.keys() <= fields_of(kind):
-                working_on(f"choosing a program: {kind}")
-                for edits in self._forms(kind):
-                    way = self._way(kind, edits)
-                    if way is not None:
-                        found.setdefault(hash(self.evaluator.same(*edits)), way)
-        return list(found.values())
-
-    def _way(self, kind: str, edits: tuple[Edit, ...]) -> _Way | None:
-        with suppress(InputError, SimulationError):
-            if not self.evaluator.fits(*edits) or not self.limit.allows(self.evaluator.edited(*edits)):
-                return None
-            there, result = self.evaluator.answer(*edits, scope="first")
-            program = strategy_of(kind)
-            title = (program.traits.title if program else "") or kind
-            where = "+".join(weights_tiers(there.plan()))
-            rate = result.metrics().get("tokens_per_s")
-            return _Way(there, result, ProgramRate(kind, title, rate, edits, where))
-        return None
-
-    def _forms(self, kind: str) -> Iterator[tuple[Edit, ...]]:
-        """Yield the forms of a program: those that it offers itself, and every place of its states where a
-        tier or settings are named, or where it offers none."""
-        offered = False
-        for edits in self._offered(kind):
-            offered = True
-            yield edits
-        if not offered or self.limit.places or self.limit.stated:
-            yield from self._placed(kind)
-
-    def _offered(self, kind: str) -> Iterator[tuple[Edit, ...]]:
-        one = OtherProgram(kind, self._gpus, "")
-        divided = (one._replace(division=at) for at, _ in enumerate(one.offers(self.evaluator)))
-        for way in chain((one,), divided):
-            change = None
-            with suppress(InputError):
-                change = way.on(self.evaluator)
-            if change is not None:
-                yield tuple(self._stating(edit) for edit in change.edits)
-
-    def _stating(self, edit: Edit) -> Edit:
-        whole = edit.path == ("strategy",)
-        return edit._replace(value={**edit.value, **self.limit.stated}) if whole else edit
-
-    def _plain(self, kind: str) -> tuple[Edit, ...]:
-        """Return the edits to a program with its defaults on all GPUs, and what is stated of it."""
-        edits: tuple[Edit, ...] = (Edit(("strategy",), {"kind": kind, **self.limit.stated}),)
-        strategy = self.evaluator.edited(*edits).scenario.strategy
-        spread = strategy.sizes().gpus(self._gpus) if self._gpus != strategy.gpus else ()
-        edits = (*edits, *(one for one in spread if one.path[1] not in self.limit.stated))
-        strategy = self.evaluator.edited(*edits).scenario.strategy
-        batch, rest = divmod(self._sequences, strategy.replicas)
-        if not rest and batch != self.evaluator.workload.batch_size:
-            edits = (*edits, Edit.at("workload.batch_size", batch))
-        return (*edits, *strategy.filled(self.scenario.model))
-
-    def _placed(self, kind: str) -> Iterator[tuple[Edit, ...]]:
-        """Yield a program with its states in each place that is allowed; of places on storage only where
-        none in memory has room."""
-        try:
-            plain = self._plain(kind)
-            strategy = self.evaluator.edited(*plain).scenario.strategy
-        except InputError:
-            return
-        places = placements_of(strategy, self.scenario.machine)
-        if len(places.possible) < 2:
-            yield plain
-            return
-        near: tuple[int, int] | None = None
-        for place in sorted(places.possible, key=self._distance):
-            if near is not None and self._distance(place) > near and not self.limit.places:
-                return
-            if self.limit.weights not in (None, place.weights):
-                continue
-            if self.limit.optimizer not in (None, place.optimizer):
-                continue
-            edits = (*plain, *places.edits(place))
-            if near is None and self.evaluator.fits(*edits):
-                near = self._distance(place)
-            yield edits
-
-    def _distance(self, place: Placement) -> tuple[int, int]:
-        """Return how far from the GPUs a place is: that of its farthest state, and of all together."""
-        kinds = (self.scenario.machine.tiers[one] for one in place if one)
-        each = [2 if one.is_storage else int(one.kind != "hbm") for one in kinds]
-        return max(each), sum(each)

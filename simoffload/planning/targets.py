@@ -10,6 +10,7 @@ from pathlib import Path
 from simoffload.documents import Edit, edited, quoted, resolved, same_name
 from simoffload.errors import InputError, PlacementError, Problem
 from simoffload.hardware import is_path
+from simoffload.planning.question import chosen_once
 from simoffload.scenario import (
     LoadedScenario,
     ScenarioSource,
@@ -78,7 +79,7 @@ def on_targets(
     problems += there.meaningless()
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return retargeted
+    return chosen_once(retargeted)
 
 
 _MOST_NAMED = 3

@@ -55,6 +55,7 @@ from simoffload.models import (
     read_gguf,
     resembled_model,
 )
+from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
     RENAMED,
@@ -170,31 +171,6 @@ def _option(name: str) -> Iterator[None]:
 
 
 T = TypeVar("T")
-
-
-class ProgramRate(NamedTuple):
-    """A ProgramRate is one way to do the work of a scenario, with the rate of its best form."""
-
-    kind: str
-    title: str
-    """Name of the program in sentences."""
-    tokens_per_s: float | None
-    """Throughput of all sequences together; None if it does not fit."""
-    edits: tuple[Edit, ...] = ()
-    """Edits that lead to it from the scenario for which a program was chosen."""
-    where: str = ""
-    """Tier of the weights, if it is not HBM."""
-
-
-class ProgramChoice(NamedTuple):
-    """A ProgramChoice says how the program of a scenario was chosen."""
-
-    programs: tuple[ProgramRate, ...]
-    """Programs that were simulated, the fastest first, which is the one of the scenario."""
-    named: str = ""
-    """What limited the choice, such as "weights on nvme"; "" for nothing."""
-    without: ProgramRate | None = None
-    """What would be faster without that limit; None if nothing would."""
 
 
 @dataclass(frozen=True)

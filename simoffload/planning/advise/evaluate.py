@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -320,19 +320,25 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+Options = Callable[[Evaluator, SimulationResult, CostList], Sequence[Change]]
+"""Function that lists the changes to try."""
+
+
 def advise(
     scenario: Asked,
     *,
     objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
+    options: Options = options_of,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
     Changes that keep the answers come first. The gain is of the throughput, or for the ``objective``
     "latency" of the time of a step (of a token, the first one if there is no other, of an update or a
     checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1), or of any
-    metric of results or costs with a better direction. "cost" decides between purchases alone. Raises
+    metric of results or costs with a better direction. "cost" decides between purchases alone. ``options``
+    lists the changes, by default all that are known; only these have pairs. Raises
     InputError for an unknown objective, and what ``simulate`` raises for the unchanged scenario; a change
     that cannot be made is listed as impossible, one that a limit stops as untried.
     """
@@ -341,12 +347,13 @@ def advise(
     with watched_by(progress):
         trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
         try:
-            options = limited(options_of)(evaluator, trial.result, known)
+            listed = limited(options)(evaluator, trial.result, known)
         except WorkLimitError as error:
-            options, trial.stopped = (), str(error)
-        for option in steps(options, lambda option: option.key):
+            listed, trial.stopped = (), str(error)
+        for option in steps(listed, lambda option: option.key):
             trial.evaluate(option)
-        trial.evaluate_pairs()
+        if options is options_of:
+            trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:
         trial.evaluate(together)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
@@ -27,6 +27,8 @@ class Best(Strategy):
     kind: Literal["best"] = "best"
     among: tuple[str, ...] = ()
     """Kinds of the programs to choose from; by default all that people use for the model and the machine."""
+    sequences: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """Number of sequences of a batch in all; by default ``batch_size`` on each GPU."""
     uses: AnyTier | None = None
     """Tier that must hold some of the states."""
     weights: AnyTier | None = None
@@ -36,7 +38,9 @@ class Best(Strategy):
 
     def plan(self, model: ModelShape, workload: Any, machine: Machine) -> Plan:  # noqa: ARG002
         """Raise InputError, as nothing was chosen."""
-        text = "best is a choice among programs, which simulate, question and all commands make; name one here"
+        text = (
+            "best is a choice among programs, which simulate, question and all commands make; name one here"
+        )
         raise InputError.at("strategy.kind", text)
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:  # noqa: ARG002
