@@ -128,7 +128,9 @@ class NearerPlace:
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
-        time = f"{result.step_metric.column} {format_seconds(result.step_time_s or 0.0)}"
+        metric = result.compared_metric
+        time = metric.text(result.value_of(metric.name) or 0.0)
+        time = f"{metric.column} {time}" if metric.unit.name == "s" else time
         faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"

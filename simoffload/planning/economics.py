@@ -167,6 +167,11 @@ class Economics:
     """Sentence about idle GPUs that are paid for in hosts with work."""
 
     @property
+    def declared(self) -> Mapping[str, Metric]:
+        """The metrics of costs by name."""
+        return COST_METRICS
+
+    @property
     def units(self) -> int:
         """Number of tokens made, or 1 for a checkpoint."""
         return self.tokens or 1

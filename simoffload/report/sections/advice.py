@@ -77,7 +77,7 @@ def bandwidth(curve: StorageCurve | None) -> ReportSection:
 
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
-    compared = uncapitalized(found.result.step_metric.title)
+    compared = uncapitalized(found.result.declared[found.result.compared_by].title)
     effect = len(found.rows)
     shown = f" ({TOP} shown)" if effect > TOP else ""
     text = (
