@@ -37,7 +37,7 @@ from simoffload.scenario import (
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies.base import moving
-from simoffload.units import format_bytes, format_number, format_seconds
+from simoffload.units import format_bytes, format_number
 from simoffload.workload import Checkpointing
 
 if TYPE_CHECKING:

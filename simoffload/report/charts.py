@@ -432,7 +432,7 @@ def speed_axis(search: Search) -> str:
     if (metric := search.objective.metric) is not None:
         return metric.label if metric.larger else f"1 / {metric.label}"
     latency = search.objective.is_latency
-    return "steps of a sequence per second" if latency else "throughput [units of work per second]"
+    return "requests or steps per second" if latency else "throughput [units of work per second]"
 
 
 def front(search: Search) -> draw.Properties:

@@ -353,7 +353,8 @@ def times_compared(groups: Sequence[Group], *, log: bool = False) -> draw.Proper
         for leads, name, color in ((True, "fastest or a tie", draw.BLUE), (False, "slower", draw.GREY))
     ]
     marks = _published(groups, rows)
-    ends = [end for _, one in timed for end in one.ends or [one.value or 0.0]] + [x for trace in marks for x in trace["x"]]
+    ends = [end for _, one in timed for end in one.ends or [one.value or 0.0]]
+    ends += [x for trace in marks for x in trace["x"]]
     measure = groups[0].measure
     title = uncapitalized(measure.title)
     unit = measure.column if measure.larger and measure.column else measure.unit.name

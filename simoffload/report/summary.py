@@ -66,7 +66,8 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
         return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *_otherwise(group), *others)
     if len(timed) > 1:
         slower = timed[1]
-        behind = VerdictPart(f", {slower.label} {'takes' if group.is_speed else 'has'} {group.behind(slower)}")
+        verb = "takes" if group.is_speed else "has"
+        behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
         return Verdict.of(f"{title}{name} {group.best}: {value}", *cost, behind, *_otherwise(group), *others)
     only = f"only {name} fits" if out else name
     return Verdict.of(f"{title}{only}: {value}", *cost)
@@ -127,9 +128,15 @@ def _value(result: SimulationResult, measure: Metric) -> str:
     return f"{measure.text(value)}{measure.each} ({interval})"
 
 
+def _of_prompts(result: SimulationResult) -> bool:
+    """Return whether the work is to read prompts: one token follows each."""
+    return isinstance(result, InferenceResult) and result.output_length == 1
+
+
 def _per_million(result: SimulationResult) -> float | None:
-    costs = result.costs
-    return None if costs is None else costs.at_least()["cost_per_million_tokens"]
+    """Return the cost of a million tokens, of prompts alone that of prompt tokens; None if it is unknown."""
+    costs, of = result.costs, "prompt_tokens" if _of_prompts(result) else "tokens"
+    return None if costs is None else costs.at_least()[f"cost_per_million_{of}"]
 
 
 def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[VerdictPart]:
@@ -139,7 +146,8 @@ def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Verdi
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
         text = f"{before}{least}{amount} {costs.costs.currency}".rstrip()
-        yield VerdictPart(f"{text} per million tokens", rank, tabled=True)
+        tokens = "prompt tokens" if _of_prompts(result) else "tokens"
+        yield VerdictPart(f"{text} per million {tokens}", rank, tabled=True)
 
 
 def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, alike: str) -> str:

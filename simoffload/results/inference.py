@@ -196,6 +196,11 @@ class InferenceResult(SimulationResult):
         return "tpot_s" if self.output_length > 1 else "ttft_s"
 
     @property
+    def latency_by(self) -> str:
+        """Name of the time of a whole request."""
+        return "e2e_s"
+
+    @property
     def usual_by(self) -> str:
         """Name of the time by which results are compared: that of the whole request per token of all
         sequences, or with one token, time to first token."""

@@ -266,6 +266,11 @@ class SimulationResult(WithMetrics, ABC):
         return self.usual_by
 
     @property
+    def latency_by(self) -> str:
+        """Name of the time that one sequence, update or checkpoint takes in all."""
+        return self.step_by
+
+    @property
     def step_metric(self) -> Metric:
         """Metric whose value is ``step_time_s``."""
         return self.declared[self.step_by]
