@@ -292,6 +292,7 @@ def _spans(result: SimulationResult) -> Iterator[Entry]:
             ends = intervals[metric.name]
             text = span(*map(metric.text, ends), value=f"0 {metric.column}")
             yield Datum(text, unit=metric.unit.name, ends=ends)
+    yield from [""] if result.asked and not result.compared_metric.column else []
 
 
 def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Iterator[Entry]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.document import Entry, number
+from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
 from simoffload.results import (
     CheckpointResult,
@@ -72,9 +72,11 @@ BRACKETS = "80 % intervals in brackets"
 
 def ranged(result: SimulationResult, name: str, *, short: bool = False) -> str:
     """Return a number with its interval, if it has one: "1.2 s [1 to 1.5]"; ``short`` beside its name."""
-    metric = result.declared.get(name, result.compared_metric)
+    if name not in result.declared:
+        return amount(result, result.compared_metric)
+    metric = result.declared[name]
     shown = metric.short if short else metric.text
-    value = shown(result.value_of(name) or 0.0)
+    value = shown(result.metrics()[name] or 0.0)
     ends = confidence(result).interval(name) if name in result.composed else ()
     return f"{value} [{span(*map(shown, ends), value=value)}]" if ends else value
 
@@ -83,27 +85,41 @@ def speed_text(result: SimulationResult) -> str:
     """Return how fast a result with times is, with its interval: "40 tokens/s (25 to 65)".
 
     Tokens of several sequences are said to be those of all; where each sequence gets less than one in a
-    second, the time per token follows.
+    second, the time per token is in the brackets, too: "0.047 tokens/s (0.035 to 0.063; 21.3 s per token)".
     """
     metric = result.compared_metric
     value = result.value_of(metric.name) or 0.0
+    if metric.name not in result.declared:
+        return amount(result, metric)
     if not isinstance(result, InferenceResult) or metric.name != "tokens_per_s":
-        return f"{metric.text(value)}{metric.each}{_between(result, metric)}"
+        return f"{metric.text(value)}{metric.each}{_brackets(_ends(result, metric))}"
     several = result.sequences > 1
     of_all = f" of all {result.sequences:,} sequences" if several else ""
-    text = f"{metric.text(value)}{of_all}{_between(result, metric)}"
-    if value >= result.sequences or not result.e2e_s:
-        return text
-    each = f"{format_seconds(result.e2e_s / result.output_length)} per token"
-    return f"{text}, {each} of each" if several else f"{text}, {each}"
+    each = ""
+    if value < result.sequences and result.e2e_s:
+        time = f"{format_seconds(result.e2e_s / result.output_length)} per token"
+        each = f"{time} of each" if several else time
+    return f"{metric.text(value)}{of_all}{_brackets(_ends(result, metric), each)}"
 
 
-def _between(result: SimulationResult, metric: Metric) -> str:
-    """Return both ends of an interval in brackets, if a metric has one."""
+def amount(result: SimulationResult, metric: Metric) -> str:
+    """Return the value of a metric of a result or of its costs, with its unit: "8.41 J", "0.5 USD"."""
+    text = metric.text(result.value_of(metric.name) or 0.0)
+    money = metric.unit.name == "currency" and result.costs is not None
+    return f"{text} {result.costs.costs.currency}".rstrip() if money and result.costs else text
+
+
+def _ends(result: SimulationResult, metric: Metric) -> str:
+    """Return both ends of the interval of a metric: "25 to 65"; "" if it has none."""
     if metric.name not in result.composed:
         return ""
     ends = map(metric.text, confidence(result).interval(metric.name))
-    return f" ({span(*ends, value=metric.text(result.metrics()[metric.name] or 0.0))})"
+    return span(*ends, value=metric.text(result.metrics()[metric.name] or 0.0))
+
+
+def _brackets(*facts: str) -> str:
+    found = "; ".join(filter(None, facts))
+    return f" ({found})" if found else ""
 
 
 def presentation(result: SimulationResult) -> Presentation:
@@ -157,7 +173,13 @@ def _ratio(result: SimulationResult, usual: str) -> str:
 def cells(result: SimulationResult) -> dict[str, Entry]:
     """Return the headings and cells of a row of a comparison, with the same headings for all of a kind."""
     values, declared = result.metrics(), result.declared.values()
-    return {one.column: number(one, values.get(one.name)) for one in declared if one.column}
+    found = {one.column: number(one, values.get(one.name)) for one in declared if one.column}
+    asked = result.compared_metric
+    value = result.value_of(asked.name)
+    if asked.column or not result.asked:
+        return found
+    cell = "" if value is None else Datum(amount(result, asked), value, asked.unit.name)
+    return found | {asked.label: cell}
 
 
 # -- inference -----------------------------------------------------------------------------------

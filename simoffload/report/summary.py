@@ -12,7 +12,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted
-from simoffload.report.presentation import presentation, speed_text
+from simoffload.report.presentation import amount, presentation, speed_text
 from simoffload.results import ADDED, InferenceResult, Metric, PassResult, SimulationResult
 from simoffload.units import format_number, percent
 
@@ -58,7 +58,7 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
-    cost = _cost(best.result, " for ", rank=0)
+    cost = list(_cost(best.result, " for ", rank=0)) if group.measure.unit.name != "currency" else []
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         verb = "gives" if group.measure.larger else "takes"
@@ -119,9 +119,9 @@ def _value(result: SimulationResult, measure: Metric) -> str:
     (within a factor of 2)"."""
     if isinstance(result, InferenceResult) and measure == result.compared_metric:
         return speed_text(result)
-    value = result.value_of(measure.name) or 0.0
     if measure.name not in result.composed:
-        return f"{measure.text(value)}{measure.each}"
+        return f"{amount(result, measure)}{measure.each}"
+    value = result.metrics()[measure.name] or 0.0
     factor = confidence(result).interval(measure.name)[1] / value
     wide = f"within a factor of {format_number(factor, digits=2)}"
     interval = f"±{percent(factor - 1)}" if factor < _FACTOR else wide

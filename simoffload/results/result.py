@@ -300,9 +300,10 @@ class SimulationResult(WithMetrics, ABC):
     @property
     def compared_metric(self) -> Metric:
         """Metric by which verdicts, orders, ties and charts compare results: the one that is asked for, or
-        else the usual one of the kind of work."""
-        name = self.asked or self.usual_metric
-        return self.declared[name] if name in self.declared or not self.costs else self.costs.declared[name]
+        else, and without costs where it is one of them, the usual one of the kind of work."""
+        if self.asked and self.asked not in self.declared and self.costs is not None:
+            return self.costs.declared[self.asked]
+        return self.declared.get(self.asked, self.declared[self.usual_metric])
 
     @property
     def compared_by(self) -> str:

@@ -62,6 +62,13 @@ class Objective:
             return self.metric.name
         return result.latency_by if self.is_latency else result.unit_by
 
+    def asked(self, result: SimulationResult) -> str:
+        """Return the name of the metric by which a result is compared with others."""
+        if self.name == "cost":
+            return "cost_per_million_tokens" if result.tokens else "cost_per_run"
+        of_work = "tokens_per_s" if "tokens_per_s" in result.declared else result.unit_by
+        return of_work if self.name == "throughput" else self.by(result)
+
     def judging(self, result: SimulationResult) -> SimulationResult:
         """Return a result that is judged by the metric that was named, if it has it itself."""
         named = self.metric is not None and self.metric.name in result.declared
@@ -124,11 +131,20 @@ def objective_of(scenario: LoadedScenario, asked: str | None) -> Objective:
     if asked in _NAMED:
         return Objective(asked)
     kind = next(one for one in KINDS if one.kind == scenario.scenario.workload.kind)
-    metrics = limited_metrics((*kind.declared.values(), *COST_METRICS.values()))
-    for name, metric in metrics.items():
-        if asked in (name, metric.name):
-            return Objective(metric.name, metric)
-    given, known = shortened(str(asked)), (*_NAMED, *metrics)
+    metric = metric_named(asked, (*kind.declared.values(), *COST_METRICS.values()), besides=_NAMED)
+    return Objective(metric.name, metric)
+
+
+def metric_named(asked: str, metrics: Iterable[Metric], *, besides: Sequence[str] = ()) -> Metric:
+    """Return the metric with a better direction that ``--objective`` names, as people write it or in full.
+
+    Raises InputError for an unknown one, which also names what is allowed ``besides``.
+    """
+    found = limited_metrics(metrics)
+    metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)
+    if metric is not None:
+        return metric
+    given, known = shortened(str(asked)), (*besides, *found)
     raise InputError.at(given, f"is not one of {', '.join(known)}{suggest(given, known)}", path="--objective")
 
 
