@@ -120,7 +120,7 @@ def phases(result: TrainingResult) -> ReportSection:
 def causes(result: SimulationResult, step: PassResult) -> ReportSection:
     """Return the causes of the step that represents the run, then those of all other simulated passes."""
     text = f"bottleneck: {bottleneck(step, presentation(result).called)}"
-    texts = (text, *_passes(result))
+    texts = (*_passes(result), text)
     if isinstance(result, TrainingResult):
         table, *folded = _of_training(result, step)
     else:
