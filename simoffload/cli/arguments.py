@@ -197,6 +197,12 @@ def _add_compare(parser: _Parser) -> None:
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     parser.add_argument(
+        "--objective",
+        metavar="METRIC",
+        help="what decides which is best, such as ttft or energy_per_token_j (default: of inference tokens/s "
+        "of the whole request, of other work its time)",
+    )
+    parser.add_argument(
         "--nearer",
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",

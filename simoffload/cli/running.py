@@ -118,6 +118,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
+            objective=arguments.objective,
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,

@@ -40,11 +40,11 @@ def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tri
     """
     advice = advise(evaluator, costs=costs, options=_few)
     of_formats = [one for one in advice.tried if one.change.key.startswith(_FORMAT)]
-    helping = [one for one in advice.helping if one not in of_formats]
-    helping.sort(key=lambda one: bool(one.extra))
+    free = [one for one in advice.helping if one not in of_formats and not one.extra]
+    bought = [one for one in advice.helping if one.extra]
     clear = [one for one in of_formats if (one.gain or 0.0) >= _CLEAR]
     first = clear if _stored(evaluator.scenario) else ()
-    ranked = {one.change.key: one for one in (*first, *helping[:1], *clear, *helping[1:])}
+    ranked = {one.change.key: one for one in (*first, *free[:1], *clear, *bought)}
     return tuple(islice(ranked.values(), _MOST))
 
 

@@ -113,21 +113,28 @@ def _by_program(ways: Collection[_Way]) -> list[_Way]:
     return list(best.values())
 
 
+def _counted(scenario: LoadedScenario) -> LoadedScenario:
+    """Return a scenario that chooses its program with its numbers of GPUs, by default all, and sequences."""
+    strategy, section = scenario.scenario.strategy, scenario.document.data["strategy"]
+    assert isinstance(strategy, Best)
+    edits = [] if "ranks" in section else [Edit.at("strategy.ranks", scenario.machine.gpus)]
+    if strategy.sequences is not None:
+        edits.append(Edit.at("workload.batch_size", strategy.sequences))
+    return scenario.edited(*edits) if edits else scenario
+
+
 class _Candidates:
     """The ways to do the work of a scenario that chooses its program."""
 
     def __init__(
         self, scenario: LoadedScenario, limit: _Limit, *, evaluator: Evaluator | None = None
     ) -> None:
+        scenario = _counted(scenario)
         self.scenario, self.limit = scenario, limit
         self.evaluator = evaluator or Evaluator(scenario)
-        section = scenario.document.data["strategy"]
-        self._gpus = scenario.scenario.strategy.ranks if "ranks" in section else scenario.machine.gpus
-        work = scenario.scenario.workload
+        strategy, work = scenario.scenario.strategy, scenario.scenario.workload
         assert not isinstance(work, Checkpointing)
-        strategy = scenario.scenario.strategy
-        assert isinstance(strategy, Best)
-        self._sequences = strategy.sequences or work.batch_size * self._gpus
+        self._gpus, self._sequences = strategy.ranks, work.batch_size * strategy.replicas
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -36,6 +36,11 @@ class Best(Strategy):
     optimizer: AnyTier | None = None
     """Tier that holds the optimizer of training; only programs that can use it count."""
 
+    @property
+    def replicas(self) -> int:
+        """Number by which ``batch_size`` counts: one for each GPU, unless all sequences are stated."""
+        return self.ranks if self.sequences is None else 1
+
     def plan(self, model: ModelShape, workload: Any, machine: Machine) -> Plan:  # noqa: ARG002
         """Raise InputError, as nothing was chosen."""
         text = (
