@@ -84,12 +84,12 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
 
 def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostList) -> Sequence[Tried]:
     """Return what to change next, where a time was asked for; nothing where a limit is reached."""
+    if result.step is None or scenario.choice is None:
+        return ()
     from simoffload.errors import SimoffloadError
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.next_steps import next_steps
 
-    if result.step is None or scenario.choice is None:
-        return ()
     with suppress(SimoffloadError):
         return next_steps(Evaluator(scenario, result=result), prices)
     return ()

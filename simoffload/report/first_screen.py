@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
-from simoffload.planning.advise import Tried
 from simoffload.planning.confidence import confidence
 from simoffload.report.formatting import bottleneck, counted
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
+
+if TYPE_CHECKING:
+    from simoffload.planning.advise import Tried
 
 MOST_LINES = 25
 _MOST_WARNINGS = 3

@@ -799,7 +799,8 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
-    document = _with_kind(document, "strategy", usual_kind_of(workload, strategy.keys()))
+    kind = strategy.get("kind") or usual_kind_of(workload, strategy.keys())
+    document = _with_kind(document, "strategy", kind)
     known = strategy_of(document.data["strategy"]["kind"])
     problems += _of_no_program(document)
     for key, content in known.traits.files.items() if known is not None else ():
