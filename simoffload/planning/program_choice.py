@@ -79,7 +79,10 @@ class _Limit(NamedTuple):
         return any((self.uses, self.weights, self.optimizer))
 
     def allows(self, scenario: LoadedScenario) -> bool:
-        """Return whether the plan of a scenario has its states where they must be."""
+        """Return whether a scenario has the settings, and its plan the states where they must be."""
+        section = scenario.document.data["strategy"]
+        if any(section.get(key) != value for key, value in self.stated.items()):
+            return False
         if not self.places:
             return True
         plan = scenario.plan()
