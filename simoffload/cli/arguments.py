@@ -33,18 +33,38 @@ if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
 
 _DESCRIPTION = """\
-Predict speed, memory and cost of large language models whose weights or optimizer states are kept in CPU
+Predict speed, memory and cost of large language models whose weights, cache or optimizer are kept in CPU
 memory, on drives, on file servers or on parallel filesystems."""
-_EPILOG = """\
-example:
-  simoffload compare ddn/bloom-7b1 --on hbm,dram,raid,nfs,ai400x2
-
-A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
-standard input or, for run, compare, fit, advise and reach, the name of a model (simoffload models list).
+_EXAMPLES = """\
+examples:
+  simoffload run gpt-oss-120b --gpu rtx-4090 --memory 64GB
+  simoffload compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2
+  simoffload advise qwen3-8b --gpu rtx-4090 --set workload.kind=training
+"""
+_EPILOG = f"""\
+{_EXAMPLES}
+A SCENARIO is the name of a model (simoffload models list), of a shipped scenario (simoffload scenarios
+list), a YAML or JSON file, or "-" for standard input.
 Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit or no value keeps
 the service levels, 130 interrupted.
 Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
+_QUESTIONS = (
+    ("Will it run, and how fast?", "run, fit"),
+    ("What should I change or buy?", "advise, compare, reach"),
+    ("How many users?", "stream"),
+    ("What if? (many points, or in the browser)", "sweep, serve"),
+    ("What is there, and what is mine?", "models, profiles, scenarios, detect, calibrate, check"),
+)
+"""Commands by the question that they answer."""
+
+
+def overview() -> str:
+    """Return what the program is, its commands by question and examples, for who types its name alone."""
+    rows = "".join(f"  {asked:<43}{names}\n" for asked, names in _QUESTIONS)
+    return f"{_DESCRIPTION}\n\n{rows}\n{_EXAMPLES}more: simoffload --help, simoffload COMMAND --help\n"
+
+
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
 _TARGETS = (
@@ -62,7 +82,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises InputError with one line instead of printing a usage page and exiting."""
+    """A parser that raises InputError with one line instead of printing a usage page and exiting, and whose
+    help begins with an ``example``."""
+
+    example = ""
+
+    def format_help(self) -> str:
+        """Return the help of a command, its example first."""
+        example = f"example: simoffload {self.example}\n\n" if self.example else ""
+        return f"{example}{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         text = f"{_one_line(message)}; see {self.prog} --help"
@@ -91,6 +119,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for an invalid command line and SystemExit after ``--help`` and ``--version``.
     """
+    if not argv:
+        sys.stdout.write(overview())
+        raise SystemExit(0)
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
@@ -135,6 +166,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, add) in _COMMANDS.items():
         one = _command(commands, name, text)
+        one.example = _EXAMPLE[name]
         if only in (None, name):
             add(one)
     return parser
@@ -528,3 +560,22 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     ),
 }
 """Description of each command, and the function that adds its options."""
+_EXAMPLE: Mapping[str, str] = {
+    "run": "run gpt-oss-120b --gpu rtx-4090 --memory 64GB",
+    "compare": "compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2",
+    "fit": "fit llama-3.3-70b --gpu rtx-4090 --memory 64GB",
+    "advise": "advise qwen3-8b --gpu rtx-4090 --set workload.kind=training",
+    "stream": "stream serving/llama-3.1-8b-chat --slo ttft=2s",
+    "reach": "reach llama-3.3-70b --gpu rtx-4090 --slo tpot=1s --by profiles.desktop-ddr5-128gb.memory_bandwidth",
+    "check": "check scenario.yaml config.json model.gguf",
+    "detect": "detect -o machine.yaml",
+    "profiles": "profiles list drive",
+    "scenarios": "scenarios list",
+    "models": "models show qwen3-8b",
+    "schema": "schema scenario",
+    "serve": "serve gpt-oss-120b --gpu rtx-4090",
+    "sweep": "sweep ddn/bloom-mod-2 --axis equipment.pcie.gen4=gen3,gen4,gen5",
+    "completion": "completion bash > ~/.local/share/bash-completion/completions/simoffload",
+    "calibrate": "calibrate micro -o machine --quick",
+}
+"""An example of each command."""
