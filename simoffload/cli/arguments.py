@@ -121,7 +121,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if not argv:
         sys.stdout.write(overview())
-        raise SystemExit(0)
+        raise SystemExit(0)  # as after --help
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
@@ -566,7 +566,7 @@ _EXAMPLE: Mapping[str, str] = {
     "fit": "fit llama-3.3-70b --gpu rtx-4090 --memory 64GB",
     "advise": "advise qwen3-8b --gpu rtx-4090 --set workload.kind=training",
     "stream": "stream serving/llama-3.1-8b-chat --slo ttft=2s",
-    "reach": "reach llama-3.3-70b --gpu rtx-4090 --slo tpot=1s --by profiles.desktop-ddr5-128gb.memory_bandwidth",
+    "reach": "reach qwen3-8b --gpu rtx-4090 --slo tpot=50ms --by workload.batch_size",
     "check": "check scenario.yaml config.json model.gguf",
     "detect": "detect -o machine.yaml",
     "profiles": "profiles list drive",

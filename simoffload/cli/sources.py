@@ -342,18 +342,17 @@ def scenario_set(
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
+    if len(set(drives)) < len(drives):
+        raise refusal(command, "a drive is given twice")
     if drives:
         alone = len(named) == 1
-        offers = [
-            (drive if alone else offer.name, offer)
+        named = {
+            drive if alone else offer.name: offer
             for one in named.values()
             for drive, offer in chosen_once(
                 dict(zip(drives, _with_each_drive(one, drives), strict=True))
             ).items()
-        ]
-        named = dict(offers)
-        if len(named) < len(offers):
-            raise refusal(command, "a drive is given twice")
+        }
     if not targets:
         return named
     found: dict[str, LoadedScenario] = {}

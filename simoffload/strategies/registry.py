@@ -17,15 +17,20 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import BEST, NOW, Strategy, WorkloadKind
-from simoffload.strategies.requirements import methods_of
+
+
+def _is_gguf(model: ModelShape) -> bool:
+    from simoffload.strategies.requirements import methods_of
+
+    return "gguf" in methods_of(model)
 
 
 def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
-    return "gguf" not in methods_of(model)
+    return not _is_gguf(model)
 
 
 def _on_a_desk_or_of_gguf(model: ModelShape, machine: Machine) -> bool:
-    return machine.is_personal or "gguf" in methods_of(model)
+    return machine.is_personal or _is_gguf(model)
 
 
 def _of_opt(model: ModelShape, _machine: Machine) -> bool:
