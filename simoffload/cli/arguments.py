@@ -575,7 +575,7 @@ _EXAMPLE: Mapping[str, str] = {
     "schema": "schema scenario",
     "serve": "serve gpt-oss-120b --gpu rtx-4090",
     "sweep": "sweep ddn/bloom-mod-2 --axis equipment.pcie.gen4=gen3,gen4,gen5",
-    "completion": "completion bash > ~/.local/share/bash-completion/completions/simoffload",
+    "completion": "completion bash",
     "calibrate": "calibrate micro -o machine --quick",
 }
 """An example of each command."""
