@@ -23,7 +23,6 @@ from simoffload.documents import (
     named,
     quoted,
     read_document,
-    rename_keys,
     split_assignment,
     validate,
     without,
@@ -56,15 +55,15 @@ from simoffload.models import (
 )
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
-    RENAMED,
     EngineOptions,
     Scenario,
     overridden,
+    renamed,
     usual_kind,
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import Plan, Strategy, strategy_for, strategy_of
+from simoffload.strategies import Plan, Strategy, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
     Placement,
@@ -605,7 +604,7 @@ def _checked(
     document: Document, cache: ScenarioCache, *, placed: bool, similar: LoadedScenario | None = None
 ) -> LoadedScenario:
     problems: list[Problem] = []
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     _keep_limits(document)
     document = completed(document, cache, problems)
     common = _common(document, similar)
@@ -689,8 +688,7 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
 
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Return which tiers are valid wherever a scenario names one, by section and key."""
-    strategy = data.get("strategy")
-    known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
+    known = strategy_in(data)
     return _OTHER_TIERS | ({} if known is None else {"strategy": tier_paths(known)})
 
 
@@ -779,7 +777,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
@@ -794,7 +792,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
     document = _with_kind(document, "strategy", usual_kind(workload))
-    known = strategy_of(document.data["strategy"]["kind"])
+    known = strategy_in(document.data)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))

@@ -18,7 +18,15 @@ from simoffload.strategies.base import (
     Strategy,
     Tunable,
 )
-from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
+from simoffload.strategies.registry import (
+    AnyStrategy,
+    in_new_form,
+    register,
+    strategies,
+    strategy_for,
+    strategy_in,
+    strategy_of,
+)
 
 __all__ = [
     "ONE_GROUP",
@@ -35,8 +43,10 @@ __all__ = [
     "ServingLimits",
     "Strategy",
     "Tunable",
+    "in_new_form",
     "register",
     "strategies",
     "strategy_for",
+    "strategy_in",
     "strategy_of",
 ]

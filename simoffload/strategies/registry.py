@@ -7,10 +7,13 @@ strategies call :func:`register`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Union, get_args
+from math import prod
+from operator import or_
+from typing import Annotated, Any, NamedTuple, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
@@ -18,27 +21,75 @@ from simoffload.strategies.base import NOW, Strategy, WorkloadKind
 
 
 class _Shipped(NamedTuple):
-    """Module and class of a strategy of the package, and the kinds of workload that it supports."""
+    """Kind, module and class of a strategy of the package, and the kinds of workload that it supports."""
 
+    kind: str
     module: str
     """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
 
 
-_OWN: Mapping[str, _Shipped] = {
-    "zero_inference": _Shipped("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
-    "zero_training": _Shipped("programs.zero_training", "ZeroTraining", frozenset({"training"})),
-    "fsdp": _Shipped("programs.fsdp", "Fsdp", frozenset({"training"})),
-    "accelerate": _Shipped("programs.accelerate", "Accelerate", frozenset({"inference"})),
-    "resident": _Shipped("programs.resident", "Resident", frozenset({"inference", "training"})),
-    "tensor_parallel": _Shipped("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
-    "vllm_cpu_offload": _Shipped("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
-    "llama_cpp": _Shipped("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
-    "flexgen": _Shipped("programs.flexgen", "FlexGen", frozenset({"inference"})),
-    "checkpoint": _Shipped("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+_OWN = (
+    _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", frozenset({"inference"})),
+    _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", frozenset({"training"})),
+    _Shipped("fsdp", "programs.fsdp", "Fsdp", frozenset({"training"})),
+    _Shipped("accelerate", "programs.accelerate", "Accelerate", frozenset({"inference"})),
+    _Shipped("transformers", "programs.transformers", "Transformers", frozenset({"inference"})),
+    _Shipped("transformers", "programs.transformers", "TransformersTraining", frozenset({"training"})),
+    _Shipped("vllm", "programs.vllm", "Vllm", frozenset({"inference"})),
+    _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", frozenset({"inference"})),
+    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
+    _Shipped("flexgen", "programs.flexgen", "FlexGen", frozenset({"inference"})),
+    _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+)
+"""Strategies of the package; for each kind of workload the default comes first. A kind has several classes if
+its program is described by other keys for another kind of workload."""
+
+
+SYNONYMS = {"llama.cpp": "llama_cpp", "ollama": "llama_cpp", "lmstudio": "llama_cpp"}
+"""Other names of kinds: what people type, and programs that are llama.cpp inside."""
+_OLD = {
+    "zero_inference": "deepspeed",
+    "zero_training": "deepspeed",
+    "resident": "transformers",
+    "vllm_cpu_offload": "vllm",
+    "tensor_parallel": "vllm",
 }
-"""Strategies of the package by kind; for each kind of workload the default comes first."""
+"""Names of kinds before 2026-11-29, with the new ones; ``tensor_parallel`` without ``compiled`` is now
+``transformers``."""
+
+
+def in_new_form(section: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return a section ``strategy`` of a scenario in its present form, and what to write instead of its old
+    one; "" for a form that remains valid.
+
+    A section in its present form is returned itself.
+    """
+    kind = section.get("kind")
+    if not isinstance(kind, str):
+        return section, ""
+    new = dict(section) | {"kind": _OLD.get(kind, SYNONYMS.get(kind, kind))}
+    if kind == "tensor_parallel" and not new.get("compiled", False):
+        new["kind"] = "transformers"
+        new.pop("compiled", None)
+    form = [f"kind: {new['kind']}"]
+    if new["kind"] == "vllm" and "compiled" in new:
+        compiled = new.pop("compiled")
+        if compiled is not True:
+            new["enforce_eager"] = not compiled if compiled is False else compiled
+            form.append("enforce_eager: true")
+    if new["kind"] == "transformers" and "data_parallel_size" in new:
+        degrees = (new.get(key, 1) for key in ("tensor_parallel_size", "pipeline_parallel_size"))
+        sizes = [new.pop("data_parallel_size"), *degrees]
+        new["ranks"] = prod(sizes) if all(type(one) is int for one in sizes) else sizes[0]
+        form.append(f"ranks: {new['ranks']}")
+    if new == section:
+        return section, ""
+    dropped = [key for key in ("compiled", "data_parallel_size") if key in section and key not in new]
+    text = " and ".join(form) + (f", without {' and '.join(dropped)}" if dropped else "")
+    old = "compiled" if new["kind"] == kind else kind
+    return new, "" if kind in SYNONYMS else f"{old} was renamed; write {text}"
 
 
 registered: dict[str, type[Strategy]] = {}
@@ -58,6 +109,8 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     kind = strategy.model_fields["kind"].default
     if get_args(strategy.model_fields["kind"].annotation) != (kind,):
         raise ValueError(f'{strategy.__qualname__}: write kind as kind: Literal["name"] = "name"')
+    if kind in (*_OLD, *SYNONYMS):
+        raise ValueError(f"{kind} is another name of {_OLD.get(kind) or SYNONYMS[kind]}; choose another kind")
     known = strategy_of(kind) or strategy
     if (known.__module__, known.__qualname__) != (strategy.__module__, strategy.__qualname__):
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
@@ -100,35 +153,53 @@ def _check_complete(strategy: type[Strategy]) -> None:
 def registered_outside() -> tuple[type[Strategy], ...]:
     """Return the strategies that were registered outside the package, so that worker processes can register
     them."""
-    return tuple(one for kind, one in registered.items() if kind not in _OWN)
+    own = {one.kind for one in _OWN}
+    return tuple(one for kind, one in registered.items() if kind not in own)
 
 
 def kinds() -> tuple[str, ...]:
     """Return the kinds of all strategies without importing them."""
-    return tuple(dict.fromkeys((*_OWN, *registered)))
+    return tuple(dict.fromkeys((*(one.kind for one in _OWN), *registered)))
 
 
-def strategy_of(kind: object) -> type[Strategy] | None:
-    """Return the strategy of a kind; None if the kind is unknown."""
-    if not isinstance(kind, str):
+def strategy_of(kind: object, work: object = None) -> type[Strategy] | None:
+    """Return the strategy of a kind, for a kind of workload if there are several; None if it is unknown.
+
+    For a workload that none of them supports, the first one is returned, which then refuses it.
+    """
+    own = [one for one in _OWN if one.kind == kind]
+    if not own:
+        return registered.get(kind) if isinstance(kind, str) else None
+    return _class(next((one for one in own if work in one.serves), own[0]))
+
+
+def _class(one: _Shipped) -> type[Strategy]:
+    found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{one.module}"), one.name)
+    return found
+
+
+def strategy_in(scenario: Mapping[str, Any]) -> type[Strategy] | None:
+    """Return the strategy that the content of a scenario names, also by an old name, or that is usual for its
+    workload; None if it is unknown."""
+    section, workload = scenario.get("strategy"), scenario.get("workload")
+    work = workload.get("kind", "inference") if isinstance(workload, Mapping) else "inference"
+    if not isinstance(section, Mapping):
         return None
-    if kind in _OWN:
-        own = _OWN[kind]
-        found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{own.module}"), own.name)
-        return found
-    return registered.get(kind)
+    usual = (strategy_for(str(work)) or strategy_for("inference"))[0]
+    return strategy_of(in_new_form(section)[0].get("kind", usual), work)
 
 
-def strategies() -> dict[str, type[Strategy]]:
-    """Return all strategies by their kind."""
-    return {kind: found for kind in kinds() if (found := strategy_of(kind))}
+def strategies() -> tuple[type[Strategy], ...]:
+    """Return all strategies, of which several may have one kind and support different workloads."""
+    own = {one.kind for one in _OWN}
+    return (*map(_class, _OWN), *(one for kind, one in registered.items() if kind not in own))
 
 
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     """Return the kinds of the strategies that support a kind of workload, the default first."""
-    serves = {kind: own.serves for kind, own in _OWN.items()}
-    serves |= {kind: one.serves for kind, one in registered.items()}
-    return tuple(kind for kind, work in serves.items() if workload in work)
+    serves = [(one.kind, one.serves) for one in _OWN]
+    serves += [(kind, one.serves) for kind, one in registered.items()]
+    return tuple(dict.fromkeys(kind for kind, work in serves if workload in work))
 
 
 class _OfItsKind:
@@ -136,24 +207,25 @@ class _OfItsKind:
     imported."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(_validated)
+        return core_schema.with_info_plain_validator_function(_validated)
 
     def __get_pydantic_json_schema__(
         self, _schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        union: Any = Union[tuple(strategies().values())]  # noqa: UP007  # known only at run time
-        return handler(TypeAdapter(Annotated[union, Field(discriminator="kind")]).core_schema)
+        return handler(TypeAdapter(reduce(or_, strategies())).core_schema)
 
 
-def _validated(data: Any) -> Strategy:
-    """Return the strategy that a document describes; raises pydantic's errors of a discriminated union."""
+def _validated(data: Any, info: core_schema.ValidationInfo) -> Strategy:
+    """Return the strategy that a document describes, for the ``workload`` beside it; raises pydantic's errors
+    of a discriminated union."""
     if isinstance(data, Strategy):
         return data
     if not isinstance(data, dict):
         raise PydanticKnownError("model_attributes_type")
     if "kind" not in data:
         raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-    found = strategy_of(data["kind"])
+    work = (info.data or {}).get("workload")
+    found = strategy_of(data["kind"], getattr(work, "kind", None))
     if found is None:
         expected = ", ".join(map(repr, kinds()))
         context = {"discriminator": "'kind'", "tag": str(data["kind"]), "expected_tags": expected}

@@ -248,11 +248,16 @@ def _price(variant: Variant, key: str, value: Any) -> Variant:
 
 
 def _program(
-    variant: Variant, _rest: str = "", value: Any = "", before: LoadedScenario | None = None
+    variant: Variant,
+    _rest: str = "",
+    value: Any = "",
+    before: LoadedScenario | None = None,
+    work: str = "",
 ) -> Variant:
-    """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
+    """Return the variant with another program, which uses as many GPUs as one has, or had ``before`` it did
+    another kind of ``work``."""
     before = before or _now(variant)
-    program = strategy_of(value)
+    program = strategy_of(value, work or before.scenario.workload.kind)
     fields = program.model_fields if program is not None else {}
     storage = _storage(before.machine.tiers)
     needed = {
@@ -276,7 +281,8 @@ def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     usual = USUAL_WORK.get(str(value), {})
     work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
     chosen = variant.edited(Edit(("workload",), {**work, "kind": str(value)}).assignment)
-    return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
+    usual_program = strategy_for(str(value))[0]
+    return _program(chosen, before=_now(variant), value=usual_program, work=str(value))
 
 
 def _requests(variant: Variant, _rest: str, value: Any) -> Variant:
