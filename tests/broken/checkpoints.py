@@ -28,7 +28,7 @@ workload:
   batch_size: 1
   sequence_length: 512
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 2
   ds_config:
     zero_optimization:
@@ -89,8 +89,8 @@ CASES: tuple[Case, ...] = (
     _saved(
         "inference",
         "  kind: checkpoint\n  ranks: 8\n  tier: pfs",
-        "  kind: zero_inference\n  ranks: 8",
-        ("s.yaml:10:9: strategy.kind:", "zero_inference is not for a workload of checkpoint; use checkpoint"),
+        "  kind: deepspeed\n  ranks: 8",
+        ("s.yaml:10:9: strategy.kind:", "deepspeed is not for a workload of checkpoint; use checkpoint"),
     ),
     _saved(
         "interval-without-unit",

@@ -31,7 +31,7 @@ strategy: {{kind: {kind}, compiled: {compiled}, max_cudagraph_capture_size: {mos
 
 def scenario(model: str, quantization: str = "", **keys: Any) -> LoadedScenario:
     more = f", quantization: {quantization}" if quantization else ""
-    served = {"kind": "tensor_parallel", "compiled": "true", "most": "null"}
+    served = {"kind": "transformers", "compiled": "true", "most": "null"}
     given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **served, **keys}
     return resolve(parse_yaml(_SCENARIO.format(model=model, more=more, **given), name="served.yaml"))
 
@@ -93,7 +93,7 @@ def test_steps_are_whole_graphs_short_prefills_pieces_and_long_ones_none() -> No
 def test_without_graphs_the_host_launches_every_kernel() -> None:
     """``--enforce-eager``: a decode step takes at least the launches of 11 kernels and the call of attention
     in each of 32 layers."""
-    eager = scenario("llama-3.1-8b", kind="vllm_cpu_offload", compiled="false")
+    eager = scenario("llama-3.1-8b", kind="vllm", compiled="false")
     costs = eager.machine.host.compiled_costs
     launches = 32 * (11 * costs.kernel.value + costs.attention.value)
     assert launches < (so.simulate(eager).tpot_s or 0.0) < 1.5 * launches
@@ -245,7 +245,7 @@ def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
     for (model, quantization, offloaded), batch in most.items():
         loaded = scenario(model, quantization, platform=_FILES[gpu], batch=batch)
         if offloaded:
-            strategy = {"kind": "vllm_cpu_offload", "cpu_offload_gb": int(offloaded)}
+            strategy = {"kind": "vllm", "cpu_offload_gb": int(offloaded)}
             loaded = loaded.edited(Edit(("strategy",), strategy))
         found = confidence(so.fit(loaded))
         dense = model in ("llama-3.1-8b", "qwen3-14b") and not (quantization or offloaded)

@@ -35,7 +35,7 @@ def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
 
 
 def test_memory_is_that_of_stored_weights() -> None:
-    whole = "strategy={kind: resident}"
+    whole = "strategy={kind: transformers}"
     loaded = scenario(_IN_HBM, "int4-g128", whole)
     (stage,) = memory_stages(loaded.plan())
     sizes = {one.name: one.size for one in stage.terms}
@@ -56,7 +56,7 @@ def test_four_bits_are_faster_but_not_by_their_bytes() -> None:
 @pytest.mark.parametrize(("platform", "decoded"), [("dgx-a100", True), ("dgx-h100", False)])
 def test_fp8_is_decoded_where_tensor_cores_do_not_take_it(platform: str, *, decoded: bool) -> None:
     """On an A100 a step of FP8 takes the time of 8-bit integers, whose scales are 4 B a row."""
-    served = ["strategy={kind: tensor_parallel, compiled: true}", f"platform={platform}"]
+    served = ["strategy={kind: vllm}", f"platform={platform}"]
     fp8, int8 = (so.simulate(scenario(_IN_HBM, one, *served)).tpot_s or 0.0 for one in ("fp8", "int8"))
     if decoded:
         assert fp8 == pytest.approx(int8, rel=0.002)
@@ -68,7 +68,7 @@ def test_compiled_code_multiplies_in_fp8() -> None:
     """A prefill that arithmetic limits takes about half the time, with code that quantizes activations."""
 
     def prefill(quantization: str, platform: str, *, compiled: bool) -> float:
-        kind = f"strategy={{kind: tensor_parallel, compiled: {str(compiled).lower()}}}"
+        kind = f"strategy={{kind: transformers, compiled: {str(compiled).lower()}}}"
         work = ["workload.batch_size=4", "workload.prompt_length=1024", f"platform={platform}"]
         return so.simulate(scenario(_IN_HBM, quantization, kind, *work)).ttft_s or 0.0
 
@@ -89,7 +89,7 @@ def test_training_with_quantized_weights_is_refused() -> None:
 
 def _served(model: str, *strategy: str) -> str:
     """Return the exported command that serves a model on two GPUs."""
-    kind = f"strategy={{{', '.join(('kind: tensor_parallel', 'tensor_parallel_size: 2', *strategy))}}}"
+    kind = f"strategy={{{', '.join(('kind: transformers', 'tensor_parallel_size: 2', *strategy))}}}"
     loaded = so.load_scenario(_IN_HBM, overrides=[f"model={model}", kind, "platform=dgx-h100"])
     (command,) = loaded.exports().values()
     return str(command)

@@ -72,7 +72,7 @@ def scenario(
         "platform": platform,
         "nodes": nodes,
         "workload": {"batch_size": batch, "prompt_length": tokens[0], "output_length": tokens[1]},
-        "strategy": {"kind": "tensor_parallel", **strategy},
+        "strategy": {"kind": "transformers", **strategy},
     }
     return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
 
@@ -254,7 +254,7 @@ def test_fused_kernels_are_fewer_and_have_the_same_weights() -> None:
 def test_one_part_is_the_resident_model(model: str, copies: int) -> None:
     """To the picosecond, in every cause and stream, and to the byte."""
     divided = so.simulate(scenario(model, data_parallel_size=copies)).to_dict()
-    resident = so.simulate(scenario(model, kind="resident", ranks=copies)).to_dict()
+    resident = so.simulate(scenario(model, kind="transformers", ranks=copies)).to_dict()
     for key in ("passes", "metrics", "ranks", "replicas"):
         assert divided.get(key) == resident.get(key), key
     sizes = [
@@ -264,7 +264,7 @@ def test_one_part_is_the_resident_model(model: str, copies: int) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "gemma-3-12b", "gpt-oss-20b", "deepseek-v2-lite"])
-@pytest.mark.parametrize("keys", [{}, {"tensor_parallel_size": 2}, {"compiled": True}, {"kind": "resident"}])
+@pytest.mark.parametrize("keys", [{}, {"tensor_parallel_size": 2}, {"compiled": True}, {"kind": "transformers"}])
 def test_repeated_layers_are_those_that_all_layers_are(
     model: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +411,7 @@ def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: st
 
 
 def test_another_tier_is_refused() -> None:
-    with pytest.raises(so.InputError, match=r"offload with strategy\.kind zero_inference"):
+    with pytest.raises(so.InputError, match=r"offload with strategy\.kind deepspeed"):
         scenario().on("dram")
 
 
@@ -471,7 +471,7 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
 
 def offloaded(platform: str = "dgx-a100-80g", model: str = "llama-2-7b", **keys: Any) -> LoadedScenario:
     config = {"zero_optimization": {"offload_param": {"buffer_size": 600_000_000}}}
-    zero = {"kind": "zero_inference", "weights": "dram", "ds_config": config}
+    zero = {"kind": "deepspeed", "weights": "dram", "ds_config": config}
     return scenario(model, platform=platform, **{"batch": 2, "tokens": (16, 3), **zero, **keys})
 
 
@@ -480,11 +480,11 @@ def test_compare_adds_the_same_sequences_served_from_hbm() -> None:
     scenario = offloaded(ranks=8)
     found = so.compare(scenario, ["dram", "raid"])
     alone = so.compare_scenarios(so.on_targets(scenario, ["dram", "raid"]))
-    assert list(found.results) == ["dram", "raid", "tensor_parallel"]
+    assert list(found.results) == ["dram", "raid", "vllm"]
     for label, result in alone.results.items():
         assert found.results[label].simulated() == result.simulated()
         assert found.ratio(label) == alone.ratio(label)
-    added: Any = found.results["tensor_parallel"]
+    added: Any = found.results["vllm"]
     assert (added.gpus, added.replicas, added.batch_size) == (8, 1, 16)
     assert "8 GPUs hold the weights together" in added.warnings[0]
     assert found.ranking[0] == "tensor_parallel"
@@ -494,13 +494,13 @@ def test_as_many_gpus_as_needed_hold_the_weights() -> None:
     """70 billion parameters need two of 80 GB; one label for each platform."""
     found = so.compare(offloaded(model="llama-2-70b"), ["dram", "dgx-h100:dram", "dgx-h100:raid"])
     added = {label: result.gpus for label, result in found.results.items() if "parallel" in label}
-    assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
+    assert added == {"vllm": 2, "dgx-h100:tensor_parallel": 2}
 
 
 def test_one_gpu_is_a_baseline() -> None:
     found = so.compare(offloaded(platform="h100-2nvme"), ["dram"])
-    assert list(found.results) == ["dram", "tensor_parallel"]
-    assert "one GPU holds the weights" in found.results["tensor_parallel"].warnings[0]
+    assert list(found.results) == ["dram", "vllm"]
+    assert "one GPU holds the weights" in found.results["vllm"].warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ def test_one_gpu_is_a_baseline() -> None:
 )
 def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
     """Two stages need a number of layers that is even, six parts one of heads that six divides."""
-    edits = OtherProgram("tensor_parallel", scenario.scenario.strategy.gpus, "").baseline(Evaluator(scenario))
+    edits = OtherProgram("vllm", scenario.scenario.strategy.gpus, "").baseline(Evaluator(scenario))
     section = edits[0].value
     assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
     assert so.simulate(scenario.edited(*edits)).fits
@@ -532,7 +532,7 @@ def test_a_baseline_leaves_the_memory_that_vllm_leaves() -> None:
     """1,900 sequences would fill 95 % of two GPUs; vLLM uses 92 %."""
     work = offloaded(model="llama-2-70b", batch=1900)
     found = so.compare(work, ["dram"])
-    assert found.results["tensor_parallel"].gpus == 4
+    assert found.results["vllm"].gpus == 4
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_scenarios_that_are_compared_as_they_are_get_no_baseline() -> None:
 
 def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Not for each strategy of the same work, nor where it was asked for."""
-    (tmp_path / "vllm.yaml").write_text("{kind: vllm_cpu_offload, cpu_offload_gb: 4}\n")
+    (tmp_path / "vllm.yaml").write_text("{kind: vllm, cpu_offload_gb: 4}\n")
     (tmp_path / "s.yaml").write_text(yaml_text(offloaded().document.data))
     argv = ["compare", str(tmp_path / "s.yaml"), "--strategy", str(tmp_path / "vllm.yaml")]
     assert main([*argv, "--on", "dram", "--json"]) == 0
@@ -560,7 +560,7 @@ def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture
 
 SERVED: dict[str, dict[str, Any]] = {
     "compiled": {"compiled": True},
-    "offload": {"kind": "vllm_cpu_offload"},
+    "offload": {"kind": "vllm"},
     "stages": {"pipeline_parallel_size": 2},
 }
 

@@ -93,13 +93,13 @@ def cell(**keys: type) -> type[Strategy]:
 
 def test_a_kind_has_one_strategy() -> None:
     class Other(Streamed):
-        kind: Literal["zero_inference"] = "zero_inference"  # type: ignore[assignment]
+        kind: Literal["deepspeed"] = "deepspeed"  # type: ignore[assignment]
 
     class Unnamed(Streamed):
         kind: str = "unnamed"  # type: ignore[assignment]
 
     assert register(Streamed) is Streamed
-    with pytest.raises(ValueError, match="zero_inference is known already"):
+    with pytest.raises(ValueError, match="deepspeed is known already"):
         register(Other)
     with pytest.raises(ValueError, match="write kind as kind: Literal"):
         register(Unnamed)

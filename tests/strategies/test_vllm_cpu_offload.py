@@ -46,7 +46,7 @@ def copies(**strategy: Any) -> list[tuple[str, int]]:
 
 def test_with_all_weights_on_the_gpu_it_is_tensor_parallelism() -> None:
     """To the picosecond and to the byte."""
-    compiled = {"kind": "tensor_parallel", "compiled": True}
+    compiled = {"kind": "vllm"}
     one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({}, compiled))
     assert one["passes"] == other["passes"]
     assert [tier["needed_bytes"] for tier in one["capacity"]] == [
@@ -70,7 +70,7 @@ def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
     assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
     slower, faster = (simulated(compiled=flag) for flag in (False, True))
     assert slower.tpot_s > faster.tpot_s
-    hidden: Any = so.simulate(scenario(kind="tensor_parallel"))
+    hidden: Any = so.simulate(scenario(kind="vllm"))
     assert slower.tpot_s < hidden.tpot_s, "fewer kernels than transformers launches"
 
 
