@@ -85,7 +85,8 @@ def validate(
 ) -> M:
     """Return the model of a document, or of the part of it at a location.
 
-    ``checked`` has values of some of its keys that are valid already. Raises InputError with every problem
+    ``checked`` has values of some of its keys that are valid already. Validators find all of the tree in their
+    context. Raises InputError with every problem
     found, in the order of the file.
     """
     tree = document.data
@@ -99,7 +100,7 @@ def validate(
     # Infinite and undefined numbers are refused everywhere, whether or not the model checks them.
     findings = list(_not_finite(tree, ()))
     try:
-        result = model.model_validate(tree)
+        result = model.model_validate(tree, context=tree)
     except ValidationError as error:
         findings += [_finding(details, model, tree) for details in error.errors(include_url=False)]
     else:

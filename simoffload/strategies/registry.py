@@ -7,13 +7,14 @@ strategies call :func:`register`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import reduce
 from importlib import import_module
 from math import prod
 from operator import or_
 from typing import Annotated, Any, NamedTuple, get_args
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
@@ -167,10 +168,15 @@ def strategy_of(kind: object, work: object = None) -> type[Strategy] | None:
 
     For a workload that none of them supports, the first one is returned, which then refuses it.
     """
+    return next(iter(_classes(kind, work)), None)
+
+
+def _classes(kind: object, work: object) -> list[type[Strategy]]:
+    """Return the strategies of a kind for a kind of workload, or all of them if they support no such one."""
     own = [one for one in _OWN if one.kind == kind]
     if not own:
-        return registered.get(kind) if isinstance(kind, str) else None
-    return _class(next((one for one in own if work in one.serves), own[0]))
+        return [registered[kind]] if isinstance(kind, str) and kind in registered else []
+    return [_class(one) for one in own if work in one.serves] or list(map(_class, own))
 
 
 def _class(one: _Shipped) -> type[Strategy]:
@@ -224,13 +230,26 @@ def _validated(data: Any, info: core_schema.ValidationInfo) -> Strategy:
         raise PydanticKnownError("model_attributes_type")
     if "kind" not in data:
         raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-    work = (info.data or {}).get("workload")
-    found = strategy_of(data["kind"], getattr(work, "kind", None))
-    if found is None:
+    found = _classes(data["kind"], _work_beside(info))
+    if not found:
         expected = ", ".join(map(repr, kinds()))
         context = {"discriminator": "'kind'", "tag": str(data["kind"]), "expected_tags": expected}
         raise PydanticKnownError("union_tag_invalid", context)
-    return found.model_validate(data)
+    *others, last = found
+    for one in others:
+        with suppress(ValidationError):
+            return one.model_validate(data)
+    return last.model_validate(data)
+
+
+def _work_beside(info: core_schema.ValidationInfo) -> object:
+    """Return the kind of the ``workload`` beside a strategy, which may be invalid otherwise."""
+    valid = (info.data or {}).get("workload")
+    if valid is not None:
+        return valid.kind
+    document = info.context if isinstance(info.context, Mapping) else {}
+    workload = document.get("workload")
+    return workload.get("kind") if isinstance(workload, Mapping) else None
 
 
 AnyStrategy = Annotated[Strategy, _OfItsKind()]

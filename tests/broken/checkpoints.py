@@ -204,7 +204,7 @@ CASES: tuple[Case, ...] = (
     ),
     _trained(
         "under-fsdp",
-        TRAINED[TRAINED.index("  kind: zero") : TRAINED.index("checkpoint:\n  tier")],
+        TRAINED[TRAINED.index("  kind: deepspeed") : TRAINED.index("checkpoint:\n  tier")],
         "  kind: fsdp\n  ranks: 2\n",
         ("s.yaml:11:1: checkpoint:", "checkpoints of fsdp are not modelled"),
     ),

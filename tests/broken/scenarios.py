@@ -124,10 +124,10 @@ CASES: tuple[Case, ...] = (
     scenario(
         "strategy-kind",
         "kind: deepspeed",
-        "kind: zero_inferense",
+        "kind: deepsped",
         (
             "s.yaml:10:9: strategy.kind:",
-            'must be "deepspeed", "deepspeed", "fsdp", "accelerate", "resident", ',
+            'must be "deepspeed", "fsdp", "accelerate", "transformers", "vllm", "gpt_fast", ',
             'did you mean "deepspeed"',
         ),
     ),

@@ -42,11 +42,11 @@ TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 8}
 WORK = {
     "deepspeed": INFERENCE,
     "accelerate": INFERENCE,
-    "resident": INFERENCE,
+    "transformers": INFERENCE,
     "vllm": INFERENCE,
-    "vllm": INFERENCE,
+    "gpt_fast": INFERENCE,
     "flexgen": INFERENCE,
-    "deepspeed": TRAINING,
+    "deepspeed, training": TRAINING,
     "fsdp": TRAINING,
     "checkpoint": {"kind": "checkpoint"},
 }
@@ -55,9 +55,9 @@ SMALL = {"name": "opt-125m", "num_hidden_layers": 2}
 
 
 def scenario(kind: str) -> dict[str, Any]:
-    strategy = {"kind": kind, **OWN.get(kind, {})}
+    strategy = {"kind": kind.partition(",")[0], **OWN.get(kind, {})}
     tree = {"name": "s", "model": SMALL, "platform": "dgx-a100", "workload": WORK[kind], "strategy": strategy}
-    if kind == "deepspeed":
+    if kind == "deepspeed, training":
         tree["dataset"] = {"tier": "raid", "sample_size": "1 MB", "samples": 10}
         tree["checkpoint"] = {"tier": "raid"}
     return copy.deepcopy(tree)

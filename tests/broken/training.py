@@ -96,14 +96,15 @@ CASES: tuple[Case, ...] = (
     training(
         "inference-strategy",
         TRAINING[TRAINING.index("  kind: deepspeed") :],
-        "  kind: deepspeed\n",
-        ("t.yaml:10:9: strategy.kind:", "deepspeed is not for a workload of training", "fsdp"),
+        "  kind: accelerate\n",
+        ("t.yaml:10:9: strategy.kind:", "accelerate is not for a workload of training", "fsdp"),
     ),
     training(
         "inference-workload",
         "kind: training\n  batch_size: 2\n  sequence_length: 256\n  gradient_accumulation_steps: 4",
         "kind: inference\n  batch_size: 2\n  prompt_length: 8\n  output_length: 4",
-        ("t.yaml:10:9: strategy.kind:", "deepspeed is not for a workload of inference"),
+        ("t.yaml:13:3: strategy.optimizer:", "unknown key", "known here: kind, ranks, kv_cache, weights"),
+        ("t.yaml:15:3: strategy.cpu_threads:", "unknown key"),
     ),
     # ---- places ----
     training(

@@ -37,8 +37,8 @@ def parts_apart() -> Iterator[None]:
 
     with (
         patch.object(builder, "_folded", apart),
-        patch.object(deepspeed, "_LAYERED", Recent()),
-        patch.object(deepspeed, "_TEMPLATES", Recent()),
+        patch.object(zero_inference, "_LAYERED", Recent()),
+        patch.object(zero_inference, "_TEMPLATES", Recent()),
     ):
         yield
 

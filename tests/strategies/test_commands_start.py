@@ -17,7 +17,6 @@ from simoffload.hardware import Accelerator, list_profiles, load_platform, load_
 from simoffload.hardware.machine import Machine
 from simoffload.models import ModelShape, load_model
 from simoffload.models.formats import FORMATS, Method
-from simoffload.strategies.programs.tensor_parallel import TensorParallel
 from simoffload.strategies.programs.vllm import Vllm
 from simoffload.strategies.programs.vllm_engine import fuller, most_utilization
 from simoffload.strategies.requirements import DTYPES, METHODS, TRANSFORMERS, VLLM
@@ -40,7 +39,7 @@ MODELS = [
 ]
 STRATEGIES = [
     *(Vllm(kv_cache={"format": form}) for form in (None, "fp8")),
-    TensorParallel(compiled=False, data_parallel_size=2),
+    Vllm(enforce_eager=True, data_parallel_size=2),
     Vllm(cpu_offload_gb=1),
 ]
 WORK = Inference(kind="inference", batch_size=1, prompt_length=64, output_length=8)
@@ -130,9 +129,7 @@ def test_memory_that_is_free_at_the_start(gpu: str, most: float, tried: tuple[fl
     """A display takes some; what is not free is neither tried nor accepted."""
     assert most_utilization(machine(gpu)) == most
     assert fuller(machine(gpu)) == tried
-    assert Vllm(gpu_memory_utilization=most).plan(
-        model("qwen3-0.6b", None, None), WORK, machine(gpu)
-    )
+    assert Vllm(gpu_memory_utilization=most).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
     with pytest.raises(InputError, match=f"set it to {most:g} or less"):
         Vllm(gpu_memory_utilization=1).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
 
@@ -151,9 +148,7 @@ def test_a_gpu_that_is_too_small_for_vllm_is_refused(size: int, stated: dict[str
 
 def test_a_tight_fraction_is_warned_of() -> None:
     """On a card without a display 0.98 starts if nothing else uses the GPU."""
-    plan = Vllm(gpu_memory_utilization=0.98).plan(
-        model("qwen3-0.6b", None, None), WORK, machine("h100-sxm")
-    )
+    plan = Vllm(gpu_memory_utilization=0.98).plan(model("qwen3-0.6b", None, None), WORK, machine("h100-sxm"))
     assert any("vLLM starts only if 0.98 of a GPU's memory is free" in one for one in plan.warnings)
 
 
@@ -177,9 +172,9 @@ def scenario(*overrides: str) -> so.LoadedScenario:
             (
                 "model=bloom-560m",
                 "platform=dgx-2",
-                "strategy={kind: transformers, tensor_parallel_size: 2}",
+                "strategy={kind: vllm, tensor_parallel_size: 2}",
             ),
-            "v100-32g-sxm has 7.0; set strategy.kind to deepspeed, or take a newer GPU",
+            "v100-32g-sxm has 7.0; set strategy.kind to deepspeed, transformers or accelerate, or take a newer GPU",
         ),
         (
             ("model={name: qwen3-0.6b, quantization: fp8}", "platform=dgx-2", "strategy={kind: accelerate}"),

@@ -43,7 +43,7 @@ def layer_bytes(model: ModelShape) -> int:
 @every
 def test_all_on_one_gpu_is_the_same(model: dict[str, Any]) -> None:
     expected = times(model, kind="transformers")
-    assert times(model, kind="vllm") == expected
+    assert times(model, kind="transformers", tensor_parallel_size=1) == expected
 
 
 @under_transformers

@@ -68,7 +68,7 @@ def test_compiled_code_multiplies_in_fp8() -> None:
     """A prefill that arithmetic limits takes about half the time, with code that quantizes activations."""
 
     def prefill(quantization: str, platform: str, *, compiled: bool) -> float:
-        kind = f"strategy={{kind: transformers, compiled: {str(compiled).lower()}}}"
+        kind = f"strategy={{kind: {'vllm' if compiled else 'transformers'}}}"
         work = ["workload.batch_size=4", "workload.prompt_length=1024", f"platform={platform}"]
         return so.simulate(scenario(_IN_HBM, quantization, kind, *work)).ttft_s or 0.0
 
@@ -87,28 +87,27 @@ def test_training_with_quantized_weights_is_refused() -> None:
         so.simulate(loaded)
 
 
-def _served(model: str, *strategy: str) -> str:
+def _served(model: str, kind: str = "vllm") -> str:
     """Return the exported command that serves a model on two GPUs."""
-    kind = f"strategy={{{', '.join(('kind: transformers', 'tensor_parallel_size: 2', *strategy))}}}"
+    kind = f"strategy={{kind: {kind}, tensor_parallel_size: 2}}"
     loaded = so.load_scenario(_IN_HBM, overrides=[f"model={model}", kind, "platform=dgx-h100"])
     (command,) = loaded.exports().values()
     return str(command)
 
 
 def test_exported_commands_load_the_weights_in_their_format() -> None:
-    compiled = "compiled: true"
-    released = _served("gpt-oss-120b", compiled)
+    released = _served("gpt-oss-120b")
     assert "--dtype bfloat16" in released  # vLLM refuses float16 for MXFP4
     assert "--quantization" not in released
-    at_loading = _served("{name: llama-3.1-8b, quantization: fp8}", compiled)
+    at_loading = _served("{name: llama-3.1-8b, quantization: fp8}")
     assert at_loading.endswith(" \\\n  --quantization fp8\n")
     assert "stored as" not in at_loading
     needed = "with weights stored as int4-g128"
-    for more in ((compiled,), ()):
-        command = _served("{name: llama-3.1-8b, quantization: int4-g128}", *more)
+    for kind in ("vllm", "transformers"):
+        command = _served("{name: llama-3.1-8b, quantization: int4-g128}", kind)
         assert needed in command
         assert "--quantization" not in command
-        assert "stored as" not in _served("llama-3.1-8b", *more)
+        assert "stored as" not in _served("llama-3.1-8b", kind)
 
 
 def test_blocks_of_weights_are_not_cut() -> None:

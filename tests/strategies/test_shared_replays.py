@@ -47,8 +47,8 @@ def schedules(scenario: LoadedScenario) -> list[Schedule]:
 CACHES = (
     (micro_step, "_LAYERED"),
     (micro_step, "_REPLAYS"),
-    (deepspeed, "_LAYERED"),
-    (deepspeed, "_TEMPLATES"),
+    (zero_inference, "_LAYERED"),
+    (zero_inference, "_TEMPLATES"),
 )
 
 

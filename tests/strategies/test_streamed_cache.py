@@ -299,7 +299,9 @@ def test_storage_has_the_cache_and_host_memory_its_buffers(form: str | None) -> 
 
 def test_a_tier_has_the_caches_of_all_gpus_and_a_host_its_own() -> None:
     """Eight replicas need eight caches; divided among eight GPUs, a model needs one."""
-    one, many = (terms(strategy={"kind": "transformers", "ranks": ranks}, cache=cache("pfs")) for ranks in (1, 8))
+    one, many = (
+        terms(strategy={"kind": "transformers", "ranks": ranks}, cache=cache("pfs")) for ranks in (1, 8)
+    )
     for key in (("pfs", "key-value cache"), ("dram", "buffers of the cache")):
         assert many[key] == 8 * one[key]
     assert many["hbm", "key-value cache of two layers"] == one["hbm", "key-value cache of two layers"]

@@ -284,7 +284,6 @@ def test_the_command_states_other_limits_than_the_defaults() -> None:
     ("keys", "words"),
     [
         ({"batch": 4096, "max_num_batched_tokens": 2048}, "2,048 is fewer than the 4,096"),
-        ({"compiled": False, "max_num_batched_tokens": 2048}, "max_num_batched_tokens.*option of vLLM"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
     ],
 )

@@ -69,6 +69,8 @@ class Transformers(CachingStrategy):
         title="transformers", evidence=_evidence, formats=("nf4-dq",), gpu_keys=("ranks", *_PARTS)
     )
 
+    elsewhere: ClassVar = {"compiled": "compiled code is that of strategy.kind vllm or gpt_fast"}
+
     kind: Literal["transformers"] = "transformers"
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """Number of processes, each with one GPU; by default as many as share the model."""

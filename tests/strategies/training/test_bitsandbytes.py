@@ -111,9 +111,7 @@ def test_they_are_among_the_remedies_of_training(program: str) -> None:
 def test_deepspeed_is_given_such_an_optimizer_by_the_program() -> None:
     scenario = load_scenario(
         "training/bloom-7b1",
-        overrides=[
-            "strategy={kind: deepspeed, ranks: 8, ds_config: {optimizer: {type: PagedAdamW8bit}}}"
-        ],
+        overrides=["strategy={kind: deepspeed, ranks: 8, ds_config: {optimizer: {type: PagedAdamW8bit}}}"],
     )
     exports = fit(scenario).provenance.exports
     assert "optimizer" not in exports["ds_config.json"]
