@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from simoffload.hardware import P90, Spread, TierKind, TimeInput, repeated_reads
 from simoffload.results import InferenceResult, PassResult, Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
-from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, strategy_of
+from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, in_new_form, strategy_in
 
 # -- errors of real runs ---------------------------------------------------------------------------
 
@@ -345,15 +345,15 @@ def evidence_of(result: SimulationResult) -> str:
     """Return the group of real runs that were like a result."""
     if result.evidence:
         return result.evidence
-    settings = result.provenance.scenario.get("strategy") or {}
+    settings, _ = in_new_form(result.provenance.scenario.get("strategy") or {})
     group = _strategy(result)[1].traits.evidence
     return group if isinstance(group, str) else group(settings)
 
 
 def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
     """Return the kind of a result's strategy, and its class."""
-    kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
-    return kind, strategy_of(kind) or Strategy
+    section, _ = in_new_form(result.provenance.scenario.get("strategy") or {})
+    return str(section.get("kind")), strategy_in(result.provenance.scenario) or Strategy
 
 
 def _unlike(result: SimulationResult, held: Sequence[TierKind]) -> str:

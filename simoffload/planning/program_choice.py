@@ -15,7 +15,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.progress import working_on
 from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import Placement, fields_of, strategy_of, suited_to
+from simoffload.strategies import Placement, fields_of, suited_to
 from simoffload.strategies.base import optimizer_target, placements_of, state_tiers, weights_tiers
 from simoffload.strategies.programs.best import Best
 from simoffload.workload import Checkpointing
@@ -149,10 +149,14 @@ class _Candidates:
         )
         return self.limit.among or suited_to(work, model, machine)
 
+    def _has(self, kind: str) -> bool:
+        """Return whether a program has all settings that are stated."""
+        return self.limit.stated.keys() <= fields_of(kind, self.scenario.scenario.workload.kind)
+
     def first(self) -> LoadedScenario:
         """Return the scenario under the first program that has all settings, as it is by default. Raises
         InputError where none has."""
-        having = [kind for kind in self.kinds if self.limit.stated.keys() <= fields_of(kind)]
+        having = [kind for kind in self.kinds if self._has(kind)]
         if not having:
             keys = ", ".join(self.limit.stated)
             text = f"no program has {keys} together; name one with strategy.kind"
@@ -164,7 +168,7 @@ class _Candidates:
         """Return all that fit and are where they must be, simulated."""
         found: dict[int, _Way] = {}
         for kind in self.kinds:
-            if self.limit.stated.keys() <= fields_of(kind):
+            if self._has(kind):
                 working_on(f"choosing a program: {kind}")
                 for edits in self._forms(kind):
                     way = self._way(kind, edits)
@@ -177,8 +181,7 @@ class _Candidates:
             if not self.evaluator.fits(*edits) or not self.limit.allows(self.evaluator.edited(*edits)):
                 return None
             there, result = self.evaluator.answer(*edits, scope="first")
-            program = strategy_of(kind)
-            title = (program.traits.title if program else "") or kind
+            title = there.scenario.strategy.traits.title or kind
             plan = there.plan()
             where = "+".join(weights_tiers(plan))
             rate = result.metrics().get("tokens_per_s")
@@ -188,14 +191,9 @@ class _Candidates:
         return None
 
     def _forms(self, kind: str) -> Iterator[tuple[Edit, ...]]:
-        """Yield the forms of a program: those that it offers itself, and every place of its states where a
-        tier or settings are named, or where it offers none."""
-        offered = False
-        for edits in self._offered(kind):
-            offered = True
-            yield edits
-        if not offered or self.limit.places or self.limit.stated:
-            yield from self._placed(kind)
+        """Yield the forms of a program: those that it offers itself, and the places of its states."""
+        yield from self._offered(kind)
+        yield from self._placed(kind)
 
     def _offered(self, kind: str) -> Iterator[tuple[Edit, ...]]:
         one = OtherProgram(kind, self._gpus, "")

@@ -12,7 +12,7 @@ from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource
 from simoffload.scenario import default_scenario as of_model
 from simoffload.scenario import load_scenario as load_stated
 from simoffload.scenario import loaded as load_source
-from simoffload.strategies import BEST, kinds, strategy_for
+from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
 from simoffload.workload import Checkpointing
 
 # -- the scenario of a question --------------------------------------------------------------------
@@ -60,33 +60,35 @@ def asked(
     """
     stated = dict(map(split_assignment, overrides))
     if program is not None:
-        work = str(stated.get("workload.kind", "inference"))
-        check_program(program, work)
+        program = checked_program(program, str(stated.get("workload.kind", "inference")))
         overrides = [one for one in overrides if split_assignment(one)[0].partition(".")[0] != "strategy"]
-    named = program or stated.get("strategy.kind")
-    if program is not None or ("strategy" not in stated and (named is None or named in kinds())):
+    named = program or canonical_kind(str(stated.get("strategy.kind", BEST)))
+    if program is not None or ("strategy" not in stated and named in kinds()):
         kept = [one for one in overrides if split_assignment(one)[0] != "strategy.kind"]
-        among = [] if named in (None, BEST) else [f'strategy.among=["{named}"]']
+        among = [] if named == BEST else [f'strategy.among=["{named}"]']
         overrides = [f"strategy.kind={BEST}", *among, *kept]
     scenario = of_model(model, platform, overrides=overrides, gpus=parts.gpus, placed=placed)
     return with_parts(scenario, parts)
 
 
-def check_program(program: str, work: str) -> None:
-    """Raise InputError for the name of a program that is none, or not one for a kind of work."""
-    if program not in kinds():
+def checked_program(program: str, work: str) -> str:
+    """Return the kind that the name of a program means. Raises InputError for a name that is none, or none of
+    a program for a kind of work."""
+    kind = canonical_kind(program)
+    if kind not in kinds():
         text = f"is no program{suggest(program, kinds())}; it is one of {', '.join(kinds())}"
         raise InputError.at(shortened(program), text, path="--program")
-    if program not in strategy_for(work):
+    if kind not in strategy_for(work):
         text = f"is not for a workload of {work}; use {either(strategy_for(work))}"
         raise InputError.at(program, text, path="--program")
+    return kind
 
 
 def with_program(scenario: LoadedScenario, program: str) -> LoadedScenario:
     """Return the same work on as many GPUs under another program, or "best": with its key-value cache and
     none of the other settings of its strategy. Raises InputError."""
     now, work = scenario.scenario.strategy, scenario.scenario.workload
-    check_program(program, work.kind)
+    program = checked_program(program, work.kind)
     among = [] if program == BEST else [program]
     if is_choice(scenario):
         return scenario.edited(Edit.at("strategy.among", among))

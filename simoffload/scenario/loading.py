@@ -23,7 +23,6 @@ from simoffload.documents import (
     named,
     quoted,
     read_document,
-    rename_keys,
     split_assignment,
     suggest,
     validate,
@@ -58,15 +57,15 @@ from simoffload.models import (
 from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
-    RENAMED,
     EngineOptions,
     Scenario,
     overridden,
+    renamed,
     usual_kind_of,
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import BEST, Plan, Strategy, fields_of, kinds, strategy_for, strategy_of
+from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
     Placement,
@@ -609,7 +608,7 @@ def _checked(
     document: Document, cache: ScenarioCache, *, placed: bool, similar: LoadedScenario | None = None
 ) -> LoadedScenario:
     problems: list[Problem] = []
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     _keep_limits(document)
     document = completed(document, cache, problems)
     common = _common(document, similar)
@@ -693,8 +692,7 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
 
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Return which tiers are valid wherever a scenario names one, by section and key."""
-    strategy = data.get("strategy")
-    known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
+    known = strategy_in(data)
     return _OTHER_TIERS | ({} if known is None else {"strategy": tier_paths(known)})
 
 
@@ -783,7 +781,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
@@ -801,7 +799,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
             problems.append(document.problem(("strategy", key), text))
     kind = strategy.get("kind") or usual_kind_of(workload, strategy.keys())
     document = _with_kind(document, "strategy", kind)
-    known = strategy_of(document.data["strategy"]["kind"])
+    known = strategy_in(document.data)
     problems += _of_no_program(document)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
@@ -815,7 +813,9 @@ def _of_no_program(document: Document) -> Iterator[Problem]:
     strategy = document.data["strategy"]
     if strategy["kind"] != BEST:
         return
-    known = {key for kind in kinds() for key in fields_of(kind)}
+    work = document.data.get("workload")
+    served = str(work.get("kind", "inference")) if isinstance(work, dict) else "inference"
+    known = {key for kind in strategy_for(served) for key in fields_of(kind, served)}
     for key in strategy.keys() - known:
         text = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
         yield document.problem(("strategy", key), text, at_key=True)

@@ -206,7 +206,7 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, metho
     """Return a warning if weights are offloaded although a full copy fits into each GPU."""
     if plan.model.weight_bytes > plan.machine.tiers["hbm"].capacity:
         return ()
-    from simoffload.strategies.programs.resident import whole_copies
+    from simoffload.strategies.programs.transformers import whole_copies
 
     copies = whole_copies(plan)
     if copies is None or not all(use.fits for use in peak_uses(memory_stages(copies), plan.machine.tiers)):

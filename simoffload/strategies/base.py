@@ -304,7 +304,7 @@ place of another one, the ``division`` of the weights between GPUs and a larger 
 without offloading."""
 TierChoice = Literal["any", "storage"]
 RESIDENT = "resident"
-"""The target that is no tier but a full copy in each GPU, under the strategy of the same name."""
+"""The target that is no tier but a full copy in each GPU, by plain transformers code."""
 BEST = "best"
 """The kind that stands for the fastest of the programs that people use."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
@@ -474,7 +474,11 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
         if not known.no_copies:
-            return () if known.copied else (Edit(("strategy",), {"kind": RESIDENT, "ranks": strategy.gpus}),)
+            return (
+                ()
+                if known.copied
+                else (Edit(("strategy",), {"kind": "transformers", "ranks": strategy.gpus}),)
+            )
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
         return known.edits(placement)
@@ -769,11 +773,14 @@ class Strategy(Frozen, ABC):
     """Number of ranks (processes), each with one GPU."""
 
     @classmethod
-    def alternatives(cls) -> tuple[type[Strategy], ...]:
-        """Return the classes of all strategies, for documents that contain one of them."""
-        from simoffload.strategies.registry import strategies
+    def alternatives(cls, within: Mapping[str, Any]) -> tuple[type[Strategy], ...]:
+        """Return the classes of all strategies, for documents that contain one of them: of a kind that has
+        several, the one for the workload that is ``within`` the same document."""
+        from simoffload.strategies.registry import kinds, strategy_of
 
-        return tuple(strategies().values())
+        work = within.get("workload")
+        work = work.get("kind") if isinstance(work, Mapping) else getattr(work, "kind", None)
+        return tuple(one for kind in kinds() if (one := strategy_of(kind, work)))
 
     @classmethod
     def instead(

@@ -216,7 +216,7 @@ def test_engine_limits_are_failures(program) -> None:
 
 
 def test_whole_copies_are_not_a_tier(program) -> None:
-    strategy = "strategy={kind: resident, ranks: 2}"
+    strategy = "strategy={kind: transformers, ranks: 2}"
     rendered = " ".join(program("run", "small.yaml", "--set", strategy).out.split())
     assert ", transformers batch 2 × 2 GPUs, " in rendered
 

@@ -131,7 +131,7 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     assert result.metrics() == so.simulate(str(path)).metrics() == so.simulate(scenario).metrics()
     assert so.fit("ddn/bloom-7b1").fits
     comparison = so.compare(str(path), ["gpu", "dram"], baseline="gpu")
-    assert list(comparison.results) == ["hbm", "dram", "tensor_parallel"]
+    assert list(comparison.results) == ["hbm", "dram", "vllm"]
     assert comparison.baseline == "hbm"
     assert list(so.compare_scenarios({"a": path}).results) == ["a"]
     assert list(so.on_targets(path, ["dgx-h100:cpu"])) == ["dgx-h100:dram"]

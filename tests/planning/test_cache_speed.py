@@ -28,7 +28,7 @@ def offloaded(tmp_path: Path) -> LoadedScenario:
     file.write_text(
         "{name: long, model: llama-3.1-8b, platform: dgx-h200,"
         " workload: {batch_size: 16, prompt_length: 32000, output_length: 64},"
-        " strategy: {kind: resident, kv_cache: {tier: dram}}}"
+        " strategy: {kind: transformers, kv_cache: {tier: dram}}}"
     )
     return load_scenario(file)
 

@@ -24,7 +24,7 @@ model: {name: llama-3.3-70b, dtype: bfloat16}
 platform: rtx-4090-desktop
 workload: {batch_size: 1, prompt_length: 512, output_length: 32}
 strategy:
-  kind: zero_inference
+  kind: deepspeed
   weights: nvme
   ds_config: {zero_optimization: {offload_param: {buffer_size: 1.1e9}}}
 profiles: {host/desktop-ddr5-128gb: {memory_capacity: 64 GiB}}

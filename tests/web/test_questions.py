@@ -260,7 +260,7 @@ def test_a_curve_goes_through_the_present_point(name: str) -> None:
     assert "<table>" in drawn
 
 
-VLLM = ("platform=h100-1gpu-vm", "strategy={kind: tensor_parallel, compiled: true}")
+VLLM = ("platform=h100-1gpu-vm", "strategy={kind: vllm}")
 ENGINE = State((Variant("llama-3.1-8b", VLLM),))
 
 

@@ -862,7 +862,7 @@ class KvCache(Frozen):
         if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
-            other = "; strategy.kind zero_inference has it" if self.attends_on_cpu else ""
+            other = "; strategy.kind deepspeed has it" if self.attends_on_cpu else ""
             raise refused("implementation", self.implementation, engine.implementations, why, more=other)
         if self.connector is not None and (self.tier != "hbm" or self.element_bytes(2) % 1):
             key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))

@@ -86,7 +86,7 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = [name for name in recommended(stored) if not name.endswith((".sh", ".py"))]
-    assert names[:2] == ["01-tensor_parallel.yaml", "02-on-resident.yaml"]
+    assert names[:2] == ["01-vllm.yaml", "02-on-resident.yaml"]
     ranks = [one.change.rank for one in stored.helping]
     fewer = ranks.index(1) + 1
     assert 1 not in ranks[: fewer - 1]
@@ -269,8 +269,8 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["schema"] == "simoffload/advice/1"
     keys = [one["key"] for one in rendered["options"]]
     assert rendered["objective"] == "throughput"
-    assert keys[:2] == ["tensor_parallel", "on-resident"]
-    fewer = keys.index("tensor_parallel-int4-g128")
+    assert keys[:2] == ["vllm", "on-resident"]
+    fewer = keys.index("vllm-int4-g128")
     assert keys[fewer + 1] == "tensor_parallel-fp8"
     assert {one["same_answers"] for one in rendered["options"][:fewer]} == {True}
     assert rendered["options"][0]["gain"] == stored.tried[0].gain

@@ -375,7 +375,7 @@ model: llama-3.1-8b
 platform: rtx-4090-desktop
 workload: {kind: training, batch_size: 1, sequence_length: 1024}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 1
   ds_config: {zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}
 """
