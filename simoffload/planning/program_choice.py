@@ -191,9 +191,9 @@ class _Candidates:
         return None
 
     def _forms(self, kind: str) -> Iterator[tuple[Edit, ...]]:
-        """Yield the forms of a program: those that it offers itself, and the places of its states."""
-        yield from self._offered(kind)
+        """Yield the forms of a program: the places of its states, and what it offers itself."""
         yield from self._placed(kind)
+        yield from self._offered(kind)
 
     def _offered(self, kind: str) -> Iterator[tuple[Edit, ...]]:
         one = OtherProgram(kind, self._gpus, "")

@@ -61,7 +61,7 @@ def asked(
     stated = dict(map(split_assignment, overrides))
     if program is not None:
         program = checked_program(program, str(stated.get("workload.kind", "inference")))
-        overrides = [one for one in overrides if split_assignment(one)[0].partition(".")[0] != "strategy"]
+        overrides = [one for one in overrides if split_assignment(one)[0] != "strategy"]
     named = program or canonical_kind(str(stated.get("strategy.kind", BEST)))
     if program is not None or ("strategy" not in stated and named in kinds()):
         kept = [one for one in overrides if split_assignment(one)[0] != "strategy.kind"]

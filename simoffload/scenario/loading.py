@@ -765,7 +765,7 @@ def locate(source: str | Path) -> Path:
 def _no_scenario(name: str) -> str:
     """Return what is wrong with a name that is neither a file nor a shipped scenario."""
     if names_model(name):
-        return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+        return "is a model, not a scenario; question (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
@@ -883,12 +883,11 @@ def default_scenario(
     gpus: int | None = None,
     placed: bool = True,
 ) -> LoadedScenario:
-    """Return a scenario of a model, by name or file, under ZeRO-Inference on ``gpus`` GPUs of a platform, by
-    default on all.
+    """Return a scenario of a model, by name or file, on ``gpus`` GPUs of a platform, by default on all, whose
+    program is yet to be chosen.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
-    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
-    ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient checkpointing.
+    It has one sequence on each GPU, 512 tokens in and 32 out. With ``workload.kind=training`` among the
+    overrides it trains 2048 tokens with gradient checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """

@@ -111,10 +111,7 @@ def test_what_does_not_fit_has_no_times(program) -> None:
 
 
 def test_every_answer_says_how_sure_it_is(program) -> None:
-    assert (
-        "\nConfidence\n  80 % interval of the "
-        in program("run", "small.yaml", "--explain").out
-    )
+    assert "\nConfidence\n  80 % interval of the " in program("run", "small.yaml", "--explain").out
     sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2
