@@ -125,7 +125,7 @@ class Transformers(CachingStrategy):
 
         def shared(gpus: int) -> tuple[Edit, ...]:
             each, rest = divmod(gpus, self.pipeline_parallel_size * self.replicas)
-            return () if rest else (*plain.gpus(gpus), Edit.at("strategy.tensor_parallel_size", each))
+            return () if rest else (Edit.at("strategy.tensor_parallel_size", each), *plain.gpus(gpus))
 
         return plain._replace(gpus=shared)
 
