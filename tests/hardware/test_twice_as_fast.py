@@ -67,9 +67,7 @@ PROGRAMS = {
     "resident, cache in host memory": _work({"kind": "transformers", "kv_cache": {"tier": "dram"}}),
     "tensor parallelism": _work({"kind": "transformers", "tensor_parallel_size": 2}),
     "vLLM": _work({"kind": "vllm", "cpu_offload_gb": 0.5}),
-    "vLLM, prefix": _work(
-        {"kind": "vllm", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}
-    ),
+    "vLLM, prefix": _work({"kind": "vllm", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}),
     **{
         f"vLLM, {name} on {platform}": _work(
             {"kind": "vllm"},
@@ -80,9 +78,7 @@ PROGRAMS = {
         for platform in ("dgx-a100", "rtx-4090-desktop")
         for name, model in SERVED.items()
     },
-    "vLLM, read in place": _work(
-        {"kind": "vllm", "cpu_offload_gb": 0.5}, LONG, platform="rtx-4090-desktop"
-    ),
+    "vLLM, read in place": _work({"kind": "vllm", "cpu_offload_gb": 0.5}, LONG, platform="rtx-4090-desktop"),
     "streamed cache": _work(
         {
             "kind": "vllm",

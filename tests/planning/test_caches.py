@@ -81,7 +81,9 @@ def test_placements_are_those_of_the_program(case: str, now: str, placements: li
 
 
 def test_a_streamed_cache_may_stream_from_any_other_tier(folder: Path) -> None:
-    found = cache_limits(scenario(folder, "kind: transformers, kv_cache: {tier: raid, implementation: streamed}"))
+    found = cache_limits(
+        scenario(folder, "kind: transformers, kv_cache: {tier: raid, implementation: streamed}")
+    )
     placements = [one.placement for one in found]
     assert placements[: len(TRANSFORMERS)] == TRANSFORMERS
     assert placements[len(TRANSFORMERS) :] == [

@@ -59,8 +59,7 @@ def test_a_format_that_only_states_the_data_type_is_none(evaluator: Evaluator) -
 def test_another_format_changes_the_answers(evaluator: Evaluator) -> None:
     other = replaced(evaluator, change("vllm", cpu_offload_gb=0, tensor_parallel_size=2))
     assert other.description == (
-        "with vllm, 2 GPUs instead of 1, key-value cache on hbm instead of hbm, int4 "
-        "(answers change)"
+        "with vllm, 2 GPUs instead of 1, key-value cache on hbm instead of hbm, int4 (answers change)"
     )
     assert not other.same_work
 

@@ -34,12 +34,8 @@ def test_gpus_hold_what_fits_into_them() -> None:
     words = {key: one.description for key, one in found.items()}
     assert words == {
         "vllm": "weights divided among 4 GPUs (vLLM)",
-        "vllm-fp8": (
-            "weights divided among 2 GPUs (vLLM), stored as fp8 (answers change)"
-        ),
-        "vllm-int4-g128": (
-            "weights divided among 2 GPUs (vLLM), stored as int4-g128 (answers change)"
-        ),
+        "vllm-fp8": ("weights divided among 2 GPUs (vLLM), stored as fp8 (answers change)"),
+        "vllm-int4-g128": ("weights divided among 2 GPUs (vLLM), stored as int4-g128 (answers change)"),
     }
     assert [key for key, one in found.items() if not one.same_work] == list(found)[1:]
     for one in found.values():
