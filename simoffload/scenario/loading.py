@@ -913,7 +913,7 @@ def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:
     document, strategy = scenario.document, scenario.scenario.strategy
     spread = strategy.sizes().gpus(gpus or scenario.machine.gpus)[:1]
     for edit in spread:
-        if edit.path[1] not in document.data["strategy"]:
+        if edit.path not in document.marks:  # which has those that are stated
             strategy = strategy.model_copy(update={str(edit.path[1]): edit.value})
             document = edited(document, spread)
     return edited(document, strategy.filled(scenario.model))

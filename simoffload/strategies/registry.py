@@ -98,9 +98,11 @@ def in_new_form(section: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         return section, ""
     new = dict(section) | {"kind": _OLD.get(kind, SYNONYMS.get(kind, kind))}
     if kind == "tensor_parallel" and not new.get("compiled", False):
-        new["kind"] = "transformers"
+        new = {"tensor_parallel_size": 1} | new | {"kind": "transformers"}
         new.pop("compiled", None)
     form = [f"kind: {new['kind']}"]
+    if "tensor_parallel_size" not in section and "tensor_parallel_size" in new:
+        form.append("tensor_parallel_size: 1")
     if new["kind"] == "vllm" and "compiled" in new:
         compiled = new.pop("compiled")
         if compiled is not True:

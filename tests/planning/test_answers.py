@@ -155,6 +155,6 @@ def test_results_and_comparisons_plot() -> None:
     assert result.plot().layout.yaxis.ticktext[0] == result.bottleneck
     assert list(so.fit("ddn/bloom-7b1").plot().layout.yaxis.ticktext) == [use.tier for use in result.capacity]
     compared = so.compare("ddn/bloom-7b1", ["dram", "raid"])
-    assert list(compared.plot().layout.yaxis.ticktext) == ["tensor parallel", "dram", "raid"]
+    assert list(compared.plot().layout.yaxis.ticktext) == ["vLLM", "dram", "raid"]
     with pytest.raises(ValueError, match="only a result of"):
         replace(result, planner=None).plot()

@@ -84,7 +84,7 @@ def test_optimizer_states_of_training_count_too() -> None:
 def test_offers_given_as_scenarios_count_too() -> None:
     offers = so.on_targets(so.load_scenario("storage/llama-3.1-405b"), OFFERS)
     found = so.compare_scenarios({f"offer {label}": one for label, one in offers.items()})
-    assert [one.label for one in found.nearer] == ["offer dram", "offer tensor_parallel-fp8"]
+    assert [one.label for one in found.nearer] == ["offer dram", "offer vllm-fp8"]
     drives = [
         so.load_scenario(
             "storage/llama-3.1-405b", overrides=[f'profiles."raid0-4x-ps1010-7.68tb".count={count}']

@@ -76,7 +76,7 @@ def test_storage_takes_what_host_memory_does_not() -> None:
     base, found = accelerate_on_one_gpu()
     layers = "10 of 80 layers on 1 GPU, the others"
     assert found["split-accelerate-1"].description == f"{layers} in pageable memory (accelerate)"
-    assert found["split-deepspeed-1"].description == "weights on nvme (deepspeed)"
+    assert found["split-deepspeed-1"].description == "weights on nvme (DeepSpeed)"
     assert "split-vllm-1" not in found
     less = base.edited(Edit(("profiles",), {f"host/{base.machine.host.id}": {"memory_capacity": "112 GiB"}}))
     (stored,) = (one for one in splits(Evaluator(less)) if one.key == "split-accelerate-1")
@@ -115,7 +115,7 @@ def test_less_is_offloaded_where_hbm_is_free() -> None:
 def test_the_same_change_in_other_words_is_listed_once() -> None:
     """In 4 bit nothing is offloaded: tensor parallelism on one GPU is vLLM without offloading."""
     keys = [one.change.key for one in offloaded_by_vllm().helping]
-    assert "tensor_parallel-int4-g128" in keys
+    assert "vllm-int4-g128" in keys
     assert "split-vllm-1-int4-g128" not in keys
 
 

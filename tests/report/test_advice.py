@@ -164,7 +164,7 @@ def test_the_same_answers_come_first_and_fewer_bits_second_with_a_word_on_qualit
     """However much fewer bits gain: in the verdict, in the tables, in files and in plain values."""
     verdict = advice_verdict(other_form).in_full
     same, other = (
-        verdict.index("largest gain of throughput: weights divided among 8 GPUs (tensor"),
+        verdict.index("largest gain of throughput: weights divided among 8 GPUs (vLLM"),
         (verdict.index("with other answers: weights divided among 8 GPUs (vLLM), stored as int4-g128")),
     )
     assert same < other < verdict.index("rivals 8 bits in published tests")

@@ -174,7 +174,7 @@ def scenario(*overrides: str) -> so.LoadedScenario:
                 "platform=dgx-2",
                 "strategy={kind: vllm, tensor_parallel_size: 2}",
             ),
-            "v100-32g-sxm has 7.0; set strategy.kind to deepspeed, transformers or accelerate, or take a newer GPU",
+            "v100-32g-sxm has 7.0; set strategy.kind to deepspeed, transformers or accelerate, or take",
         ),
         (
             ("model={name: qwen3-0.6b, quantization: fp8}", "platform=dgx-2", "strategy={kind: accelerate}"),

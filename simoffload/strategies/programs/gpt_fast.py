@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from simoffload.documents import Edit
+from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Facts
@@ -46,6 +47,8 @@ class GptFast(DividedStrategy):
 
     def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> GptFastPlan:
         """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
+        if self.kv_cache.connector is not None:
+            raise InputError.at("strategy.kv_cache.connector", "gpt-fast has no connector; remove it")
         model = model.as_served()
         code = EngineCode(alone=self.tensor_parallel_size == 1, v1=runs_v1(model))
         engine = VllmEngine.of(

@@ -26,7 +26,8 @@ from simoffload.strategies.base import (
     Tunables,
     target,
 )
-from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
+from simoffload.strategies.cache.kv_cache import DEFAULT, CacheEngine, CachingStrategy, KvCache
+from simoffload.strategies.cache.kv_cache import TRANSFORMERS as TRANSFORMERS_CACHE
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.tensor_parallel import (
@@ -49,6 +50,7 @@ _COPIES = Placements(
     phrase=WHOLE_COPIES,
     copied=True,
 )
+_OF_STAGES = CacheEngine("a pipeline of transformers, as it is simulated,")
 _PARTS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
@@ -105,20 +107,25 @@ class Transformers(CachingStrategy):
         return self.degrees.data
 
     @property
+    def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on the stages
+        """Cache of transformers; of stages, which it does not have, in HBM and in the model's type."""
+        return TRANSFORMERS_CACHE if self.pipeline_parallel_size == 1 else _OF_STAGES
+
+    @property
     def _shares(self) -> bool:
         """Whether several GPUs share a copy of the model."""
         return self.ranks != self.replicas
 
     def sizes(self, batch_size: int = 1) -> Sizes:
-        """Return the edits to other batches, and to numbers of GPUs, which share each layer if the present
-        ones do; none if that is not a whole number."""
+        """Return the edits to other batches, and to numbers of GPUs, which share each layer if
+        ``tensor_parallel_size`` is stated; none if that is not a whole number."""
         plain = super().sizes(batch_size)
-        if not self._shares:
+        if not self._shares and "tensor_parallel_size" not in self.model_fields_set:
             return plain
 
         def shared(gpus: int) -> tuple[Edit, ...]:
             each, rest = divmod(gpus, self.pipeline_parallel_size * self.replicas)
-            return () if rest else (*plain.gpus(gpus), Edit.at("strategy.tensor_parallel_size", each))
+            return () if rest else (Edit.at("strategy.tensor_parallel_size", each), *plain.gpus(gpus))
 
         return plain._replace(gpus=shared)
 

@@ -90,7 +90,7 @@ def test_files_are_called_after_their_rank(stored: Advice) -> None:
     ranks = [one.change.rank for one in stored.helping]
     fewer = ranks.index(1) + 1
     assert 1 not in ranks[: fewer - 1]
-    assert f"{fewer:02d}-tensor_parallel-int4-g128.yaml" in names, "after all that keep the answers"
+    assert f"{fewer:02d}-vllm-int4-g128.yaml" in names, "after all that keep the answers"
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -271,7 +271,7 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["objective"] == "throughput"
     assert keys[:2] == ["vllm", "on-resident"]
     fewer = keys.index("vllm-int4-g128")
-    assert keys[fewer + 1] == "tensor_parallel-fp8"
+    assert keys[fewer + 1] == "vllm-fp8"
     assert {one["same_answers"] for one in rendered["options"][:fewer]} == {True}
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]

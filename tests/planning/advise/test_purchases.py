@@ -298,7 +298,7 @@ def test_a_whole_copy_is_tried_on_all_gpus_of_another_machine() -> None:
     scenario = loaded(STORAGE_BOUND, "model=opt-30b", "strategy.ranks=2", "workload.output_length=1")
     assert not fit(scenario.edited(*whole_copies(scenario))).fits
     there = scenario.edited(*whole_copies(scenario, "dgx-h100"))
-    assert (there.scenario.strategy.kind, there.scenario.strategy.gpus) == ("resident", 8)
+    assert (there.scenario.strategy.kind, there.scenario.strategy.gpus) == ("transformers", 8)
     assert fit(there).fits
 
 
