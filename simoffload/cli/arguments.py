@@ -47,7 +47,8 @@ Documentation: README.md and the folder docs of the source; docs/tutorial.md is 
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; with "
+    "PART= before it of something else: cache=dram, connector=raid,nfs, dataset=nfs, checkpoint=raid; "
     "platform:tier selects another platform from there on"
 )
 
@@ -155,7 +156,10 @@ def _add_run(parser: _Parser) -> None:
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument(
-        "--on", metavar="TARGET", help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …"
+        "--on",
+        metavar="TARGET",
+        help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …; with PART= before it of "
+        "something else: cache=dram, connector=raid, dataset=nfs, checkpoint=raid",
     )
     add_model(parser)
     add_parts(parser)

@@ -108,10 +108,9 @@ def _otherwise(group: Group) -> Iterator[VerdictPart]:
     """Yield the clause about another metric that orders the rows otherwise."""
     found = group.otherwise()
     if found is not None:
-        metric, row = found
-        here, best = (one.result.value_of(metric.name) or 0.0 for one in (group.ordered[0], row))
-        shortest = f"{row.label} has the shortest {metric.column}"
-        yield VerdictPart(f"; {shortest} ({metric.text(best)} instead of {metric.text(here)})", 1)
+        metric, best, worst = found
+        least, most = (metric.text(one.result.value_of(metric.name) or 0.0) for one in (best, worst))
+        yield VerdictPart(f"; {best.label} has the shortest {metric.column} ({least} instead of {most})", 1)
 
 
 def _value(result: SimulationResult, measure: Metric) -> str:

@@ -391,6 +391,15 @@ class Placement(NamedTuple):
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
+class MovablePart(NamedTuple):
+    """A MovablePart is what a scenario keeps on a tier of its own beside the weights: a cache, a data set."""
+
+    tier: str
+    edits: Callable[[str], tuple[Edit, ...]]
+    """Function that returns the edits to another tier."""
+    choice: TierChoice = "any"
+
+
 class Placements(NamedTuple):
     """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
     default the weights are in HBM only."""
@@ -767,6 +776,11 @@ class Strategy(Frozen, ABC):
         from simoffload.strategies.registry import strategies
 
         return tuple(strategies().values())
+
+    @property
+    def parts(self) -> Mapping[str, MovablePart]:
+        """What ``--on`` can move beside the weights, by name: "cache", "connector"."""
+        return {}
 
     @classmethod
     def instead(

@@ -58,7 +58,7 @@ class Resident(CachingStrategy):
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of all states, the cache in host memory, and ZeRO instead of a full copy on
         each GPU, with the weights on each tier; in training its stages, and adapters under it."""
-        why = "every GPU holds a whole copy; offload with strategy.kind zero_inference or zero_training"
+        why = "every GPU holds a whole copy"
         yield Placements(
             now=lambda: Placement("hbm", "hbm"),
             possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer

@@ -461,7 +461,7 @@ class TensorParallel(DividedStrategy):
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
         yield Placements(
-            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=self._in_gpus
+            refusal="its weights stay in the GPUs", name="tensor parallel", phrase=self._in_gpus
         )
         if not isinstance(plan, TensorParallelPlan):
             return
