@@ -59,7 +59,7 @@ def test_what_to_type_has_the_parts(program: Program) -> None:
 def test_compare_and_fit_take_parts(program: Program) -> None:
     compared = program("compare", "opt-30b", "--gpu", "rtx-4090", "--memory", "96GB", "--on", "dram,nvme")
     assert compared.status == 0, compared.err
-    assert "dram is fastest: 2.41 s per output token" in compared.out
+    assert "dram is fastest: 0.415 tokens/s (0.363 to 0.476; 2.41 s per token)" in compared.out
     refused = program("compare", "opt-30b", "--gpu", "rtx-4090", "--memory", "32GB", "--on", "dram,nvme")
     assert "only nvme fits" in " ".join(refused.out.split())
     fits = program("fit", "--model", "llama-3.3-70b", "--gpu", "rtx-4090", "--memory", "64GB")
@@ -91,7 +91,7 @@ def test_several_drives_are_offers(program: Program) -> None:
     alone = [program("run", "llama-3.1-405b", *words, "--drive", OFFERS[2], "--on", "pfs")]
     assert json.loads(alone[0].out)["metrics"]["tpot_s"] == rows[2]["result"]["metrics"]["tpot_s"]
     text = program("compare", "llama-3.1-405b", *words[:-1], "--drive", ",".join(OFFERS)).out
-    assert "\nVerdict: 8xmicron-9550-pro-7.68tb takes 21.3 s per output token (" in text
+    assert "\nVerdict: 8xmicron-9550-pro-7.68tb gives 0.376 tokens/s of all 8 sequences (" in text
     assert "ddn-ai400x2 is as fast within the uncertainty but costs 2.5 times as much" in " ".join(
         text.split()
     )
