@@ -238,7 +238,7 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--objective",
         help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
-        "time of a token or step (latency, the default for inference with batch_size 1), among purchases the "
+        "time of a request or step (latency, the default for inference with batch_size 1), among purchases the "
         "least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
     )
     parser.add_argument(
