@@ -68,7 +68,8 @@ def overview() -> str:
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; with "
+    "PART= before it of something else: cache=dram, connector=raid,nfs, dataset=nfs, checkpoint=raid; "
     "platform:tier selects another platform from there on"
 )
 
@@ -188,7 +189,10 @@ def _add_run(parser: _Parser) -> None:
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument(
-        "--on", metavar="TARGET", help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …"
+        "--on",
+        metavar="TARGET",
+        help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …; with PART= before it of "
+        "something else: cache=dram, connector=raid, dataset=nfs, checkpoint=raid",
     )
     add_model(parser)
     add_parts(parser)
@@ -268,8 +272,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--objective",
         help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
-        "time of a token or step (latency, the default for inference with batch_size 1), among purchases the "
-        "least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
+        "time of a request or step (latency, the default for inference with batch_size 1), among purchases "
+        "the least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"

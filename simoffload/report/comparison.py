@@ -113,20 +113,20 @@ class Group(NamedTuple):
         """Return the value of ``measure`` of a row; None if it has no times."""
         return row.result.value_of(self.measure.name) if row.result.step is not None else None
 
-    def otherwise(self) -> tuple[Metric, ComparisonRow] | None:
-        """Return the metric that orders the rows most unlike ``measure``, with the row that is best by it;
-        None if no other one has clearly another best row."""
+    def otherwise(self) -> tuple[Metric, ComparisonRow, ComparisonRow] | None:
+        """Return the metric that orders the rows most unlike ``measure``, with the row that is best by it and
+        the one of the ``leading`` rows that is worst; None if no metric clearly tells them apart."""
         timed = [row for row in self.ordered if self.value(row) is not None]
-        found: list[tuple[float, Metric, ComparisonRow]] = []
+        found: list[tuple[float, Metric, ComparisonRow, ComparisonRow]] = []
         for metric in self._others if len(timed) > 1 else ():
-            values = {row.label: row.result.value_of(metric.name) for row in timed}
-            valued = [(value, row) for row in timed if (value := values[row.label])]
-            mine = values[timed[0].label]
-            if not mine or not valued:
+            valued = [(value, row) for row in timed if (value := row.result.value_of(metric.name))]
+            leading = [(value, row) for value, row in valued if row.label in self.leading]
+            if not leading:
                 continue
-            value, best = min(valued, key=lambda pair: pair[0])
-            if mine / value - 1 > margin(best.result, timed[0].result, by=metric.name):
-                found.append((mine / value, metric, best))
+            least, best = min(valued, key=lambda pair: pair[0])
+            most, worst = max(leading, key=lambda pair: pair[0])
+            if most / least - 1 > margin(best.result, worst.result, by=metric.name):
+                found.append((most / least, metric, best, worst))
         return max(found, key=lambda one: one[0])[1:] if found else None
 
     @property

@@ -58,17 +58,19 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
-    cost = list(_cost(best.result, " for ", rank=0)) if group.measure.unit.name != "currency" else []
+    otherwise = list(_otherwise(group))
+    priced = group.measure.unit.name != "currency"  # else the first number is the cost
+    cost = list(_cost(best.result, " for ", rank=2 if otherwise else 0)) if priced else []
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         verb = "gives" if group.measure.larger else "takes"
         tied = VerdictPart(f"; {_tied(best, ties, alike='fast' if group.is_speed else 'good')}")
-        return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *_otherwise(group), *others)
+        return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *otherwise, *others)
     if len(timed) > 1:
         slower = timed[1]
         verb = "takes" if group.is_speed else "has"
         behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
-        return Verdict.of(f"{title}{name} {group.best}: {value}", *cost, behind, *_otherwise(group), *others)
+        return Verdict.of(f"{title}{name} {group.best}: {value}", *cost, behind, *otherwise, *others)
     only = f"only {name} fits" if out else name
     return Verdict.of(f"{title}{only}: {value}", *cost)
 
@@ -108,10 +110,9 @@ def _otherwise(group: Group) -> Iterator[VerdictPart]:
     """Yield the clause about another metric that orders the rows otherwise."""
     found = group.otherwise()
     if found is not None:
-        metric, row = found
-        here, best = (one.result.value_of(metric.name) or 0.0 for one in (group.ordered[0], row))
-        shortest = f"{row.label} has the shortest {metric.column}"
-        yield VerdictPart(f"; {shortest} ({metric.text(best)} instead of {metric.text(here)})", 1)
+        metric, best, worst = found
+        least, most = (metric.text(one.result.value_of(metric.name) or 0.0) for one in (best, worst))
+        yield VerdictPart(f"; {best.label} has the shortest {metric.column} ({least} instead of {most})", 1)
 
 
 def _value(result: SimulationResult, measure: Metric) -> str:

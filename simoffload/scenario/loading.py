@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -28,7 +28,7 @@ from simoffload.documents import (
     validate,
     without,
 )
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, PlacementError, Problem, shortened
 from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
@@ -68,6 +68,7 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
+    MovablePart,
     Placement,
     Placements,
     TierChoice,
@@ -187,6 +188,8 @@ class LoadedScenario:
     """The cache that it was built with, which its variants share."""
     choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
     """How its program was chosen; None if the scenario states it."""
+    moved: str = ""
+    """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
     def name(self) -> str:
@@ -194,20 +197,81 @@ class LoadedScenario:
         return str(self.document.data["name"])
 
     def on(self, target: str) -> LoadedScenario:
-        """Return the same work with the offloaded data on another tier.
+        """Return the same work with what is offloaded on another tier.
 
         ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
-        ``weights+optimizer`` names both tiers. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is
-        not a tier but another strategy, a complete copy in each GPU without ZeRO, which replaces the section
-        ``strategy``. Raises InputError if the machine has no such tier, and its subclass PlacementError if
-        the strategy cannot use it.
+        ``weights+optimizer`` names both tiers. ``part=tier`` says what moves: "weights", or one of ``parts``.
+        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``). "gpu" and
+        "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but another strategy, a complete copy
+        in each GPU without ZeRO, which replaces the section ``strategy``. Raises InputError if the machine
+        has no such tier, and its subclass PlacementError if the strategy cannot use it.
         """
+        part, tier = self.named(target)
+        if part not in self.weights_called:
+            return self._with_part(part, tier)
         strategy = self.scenario.strategy
-        edits = moving(strategy, placement_of(target, self.machine), self.machine)
+        try:
+            edits = moving(strategy, placement_of(tier, self.machine), self.machine)
+        except PlacementError as error:
+            raise PlacementError(self._naming_parts(error.problems)) from None
         changed = self._resolved(edited(self.document, edits))
         return replace(
             changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
         )
+
+    @property
+    def parts(self) -> dict[str, MovablePart]:
+        """What ``on`` can move beside the weights, by name: the cache, blocks of a connector, the data set,
+        checkpoints of training."""
+        sections = {name: getattr(self.scenario, name) for name in _OF_TRAINING}
+        return dict(self.scenario.strategy.parts) | {
+            name: MovablePart(section.tier, partial(_tier_edit, name), _OTHER_TIERS[name]["tier"])
+            for name, section in sections.items()
+            if section is not None
+        }
+
+    @property
+    def weights_called(self) -> tuple[str, ...]:
+        """Names of what the placements of the strategy are of; the first is usual."""
+        saves = self.scenario.workload.kind == "checkpoint"
+        return ("checkpoint", "weights") if saves else ("weights",)
+
+    @property
+    def offloaded(self) -> str:
+        """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
+        HBM and another part is not."""
+        first, *_ = self.weights_called
+        if any(tier not in {"", "hbm"} for tier in self.places):
+            return first
+        return next((name for name, one in self.parts.items() if one.tier != "hbm"), first)
+
+    def named(self, target: str) -> tuple[str, str]:
+        """Return what a target moves, and the tiers. Raises InputError for what the scenario does not
+        have."""
+        part, equals, tier = target.rpartition("=")
+        if not equals:
+            whole = tier == RESIDENT or "+" in tier
+            return (self.weights_called[0] if whole else self.offloaded), tier
+        known = (self.weights_called[0], *self.parts)
+        if part not in (*known, *self.weights_called):
+            has = ", ".join(known)
+            text = f"{quoted(part)} is nothing that this scenario keeps on a tier (it has: {has})"
+            raise InputError.at(target, f"{text}{suggest(part, known)}")
+        return part, tier
+
+    def _with_part(self, name: str, tier: str) -> LoadedScenario:
+        """Return the scenario with one of its ``parts`` on another tier. Raises InputError."""
+        part = self.parts[name]
+        there = READ_TIER[part.choice](tier, self.machine, name)
+        edits = part.edits(there) if there != part.tier else ()
+        return replace(self._resolved(edited(self.document, edits)), moved=name)
+
+    def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Return the problems of a placement, of which the first says what else can be moved."""
+        first, *rest = problems
+        others = [f"{name}=TIER" for name in self.parts]
+        also = f"; what can be elsewhere: {either(others)}" if others else ""
+        return [first._replace(message=f"{first.message}{also}"), *rest]
 
     def changed(self, *edits: Edit) -> Document:
         """Return the document with edits.
@@ -448,9 +512,10 @@ _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
 
 def canonical_target(target: str) -> str:
     """Return a target of ``--on`` with the machine's names instead of aliases: "hbm+dram" for "gpu+cpu"."""
-    platform, colon, tiers = target.rpartition(":")
+    platform, colon, rest = target.rpartition(":")
+    part, equals, tiers = rest.rpartition("=")
     names = (_ALIASES.get(name.lower(), name) for name in tiers.split("+"))
-    return f"{platform}{colon}{'+'.join(names)}"
+    return f"{platform}{colon}{part}{equals}{'+'.join(names)}"
 
 
 def tier_name(name: str, machine: Machine, key: str) -> str:
@@ -484,6 +549,10 @@ READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
     "storage": storage_name,
 }
 """The function that checks the name of a tier, by which tiers are valid."""
+
+
+def _tier_edit(section: str, tier: str) -> tuple[Edit, ...]:
+    return (Edit((section, "tier"), tier),)
 
 
 def placement_of(target: str, machine: Machine) -> Placement:

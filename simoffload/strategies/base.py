@@ -393,6 +393,15 @@ class Placement(NamedTuple):
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
+class MovablePart(NamedTuple):
+    """A MovablePart is what a scenario keeps on a tier of its own beside the weights: a cache, a data set."""
+
+    tier: str
+    edits: Callable[[str], tuple[Edit, ...]]
+    """Function that returns the edits to another tier."""
+    choice: TierChoice = "any"
+
+
 class Placements(NamedTuple):
     """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
     default the weights are in HBM only."""
@@ -781,6 +790,11 @@ class Strategy(Frozen, ABC):
         work = within.get("workload")
         work = work.get("kind") if isinstance(work, Mapping) else getattr(work, "kind", None)
         return tuple(one for kind in kinds() if (one := strategy_of(kind, work)))
+
+    @property
+    def parts(self) -> Mapping[str, MovablePart]:
+        """What ``--on`` can move beside the weights, by name: "cache", "connector"."""
+        return {}
 
     @classmethod
     def instead(

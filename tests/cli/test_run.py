@@ -115,9 +115,9 @@ def test_every_answer_says_how_sure_it_is(program) -> None:
     sure = json.loads(program("run", "small.yaml", "--json").out)["confidence"]
     assert sure["known"] is True
     assert 0 < sure["relative_error"] < 0.2
-    assert sure["metric"] == "tpot_s"
+    assert sure["metric"] == "tokens_per_s"
     answer = json.loads(program("run", "small.yaml", "--json").out)
-    assert answer["intervals"]["tpot_s"] == [sure["p10"], sure["p90"]]
+    assert answer["intervals"]["tokens_per_s"] == [sure["p10"], sure["p90"]]
     for name, (low, high) in answer["intervals"].items():
         assert low < answer["metrics"][name] < high
     assert json.loads(program("run", "small.yaml", *TOO_LARGE, "--json").out)["confidence"] is None

@@ -247,7 +247,7 @@ def metrics(found: PageAnswer) -> dict[str, str]:
 
 CURVES = {
     "slide edit workload.batch_size 1|2|4": "throughput",
-    "scale pfs/ddn-ai400x2 read": "time per output token",
+    "scale pfs/ddn-ai400x2 read": "throughput",
     "slide price pfs/ddn-ai400x2 1|2": "per million tokens",
 }
 

@@ -496,7 +496,7 @@ class Fsdp(Strategy):
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-            "memory (dram+dram); strategy.kind deepspeed offloads otherwise",
+            "memory (dram+dram)",
         )
         if plan is None:
             return

@@ -45,7 +45,7 @@ _OFFLOAD = "set strategy.kind: deepspeed, which offloads them"
 _COPIES = Placements(
     now=lambda: Placement("hbm", "hbm"),
     possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
-    refusal="every GPU holds a whole copy; offload with strategy.kind deepspeed",
+    refusal="every GPU holds a whole copy",
     name=RESIDENT,
     phrase=WHOLE_COPIES,
     copied=True,
@@ -153,7 +153,7 @@ class Transformers(CachingStrategy):
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of the weights, the cache in host memory, and DeepSpeed with the weights on
         each tier."""
-        refusal = "offload with strategy.kind deepspeed"
+        refusal = "its weights stay in the GPUs"
         shared = Placements(refusal=refusal, name="tensor parallel", phrase=DIVIDED)
         yield shared if self._shares else _COPIES
         if plan is None:
