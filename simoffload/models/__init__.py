@@ -28,7 +28,7 @@ from simoffload.models.cost import (
 from simoffload.models.families import FAMILIES
 from simoffload.models.formats import FORMATS, Kernel, Method
 from simoffload.models.gguf_file import read_gguf, tensor_names
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
 from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
 from simoffload.models.modules import (
     GROWING,
@@ -106,7 +106,6 @@ __all__ = [
     "load_model",
     "loss_module",
     "module_cost",
-    "nf4_bits",
     "parameters_of",
     "quantized",
     "read_expression",

@@ -129,6 +129,10 @@ class Timing:
         """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
         raise NotImplementedError(module.name)
 
+    def dequantizing_s(self, module: Module, /) -> float:
+        """Return the host time of writing quantized weights in full for a backward pass [s]."""
+        raise NotImplementedError(module.name)
+
     def operations(self, module: Module) -> int:
         """Count the PyTorch operations of one call of ``module``, including the call itself."""
         return 1 + operations(self._model, module)
@@ -437,6 +441,12 @@ class TrainingTiming(Timing):
                 seconds += self._bias_s(module, passes=1)
             self._back[module] = picoseconds(seconds + self._strided_s(module))
         return self._back[module]
+
+    def dequantizing_s(self, module: Module) -> float:
+        """Return the host time of launching kernels that write the weights of ``module`` in full once more, for
+        its backward pass [s]."""
+        weights = self._quantized(module)
+        return 0.0 if weights is None else weights.operations * self.machine.host.deepspeed.operation.value
 
     def _tokens(self, _module: Module, /) -> int:
         return self._sequences * self._length

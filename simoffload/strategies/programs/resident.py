@@ -25,8 +25,16 @@ from simoffload.strategies.base import (
 from simoffload.strategies.cache.kv_cache import DEFAULT, CachingStrategy, KvCache
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.plan import InferencePlan
-from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
+from simoffload.strategies.programs.zero_strategy import inference_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability
+from simoffload.strategies.training.adapters import (
+    PEFT,
+    Lora,
+    lora_moves,
+    other_programs,
+    quantized_base,
+    refuse_adapters,
+)
 from simoffload.workload import Inference, Training
 
 _ZERO_TRAINING = (Edit.at("strategy.kind", "zero_training"),)
@@ -45,14 +53,20 @@ class Resident(CachingStrategy):
     )
 
     kind: Literal["resident"] = "resident"
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
 
     @property
     def description(self) -> Description:
-        """The program that reads the exported file, and the cache."""
+        """The program that reads the exported files, the cache, and what is trained."""
+        if self.lora is not None:
+            return super().description._replace(program=PEFT, trains="adapters")
         return super().description._replace(program="transformers" if self.generation_config() else "")
 
-    def exports(self, _plan: Plan) -> dict[str, Any]:
-        """Return the file with which transformers makes the cache."""
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the file with which transformers makes the cache, or those with which PEFT makes adapters."""
+        if self.lora is not None:
+            return self.lora.files(plan.model, divided=False)
         return self.generation_config()
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
@@ -79,12 +93,17 @@ class Resident(CachingStrategy):
         above = tuple(stages_of_zero(plan))
         yield from training_moves(plan, above, self.ranks, None, *_ZERO_TRAINING)
         yield Tunable("partition", above)
-        yield Tunable("adapters", lora_moves(plan.model, before=_ZERO_TRAINING))
+        if self.lora is not None:
+            yield Tunable("precision", quantized_base(plan.model))
+            return
+        programs = {"": (), **other_programs(self.kind, self.ranks)}
+        yield Tunable("adapters", lora_moves(plan.model, programs))
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""
         check_capability(TRANSFORMERS, model, machine)
         if workload.kind == "inference":
+            refuse_adapters(self.lora)
             cache = self.cache_of(model, workload, machine)
             return ResidentPlan(
                 model=model, workload=workload, machine=machine, ranks=self.ranks, cache=cache
@@ -93,7 +112,7 @@ class Resident(CachingStrategy):
             raise InputError.at("strategy.kv_cache", "training keeps no cache; remove the section")
         from simoffload.strategies.programs.zero_training import plan_whole_copies
 
-        return plan_whole_copies(model, workload, machine, ranks=self.ranks)
+        return plan_whole_copies(model, workload, machine, ranks=self.ranks, lora=self.lora)
 
 
 @dataclass(frozen=True)
