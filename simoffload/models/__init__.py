@@ -59,6 +59,7 @@ from simoffload.models.sizes import canonical_model, is_model, list_models, rese
 from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
 
 __all__ = [
+    "ALL_LINEAR",
     "ANY_TEXT",
     "FAMILIES",
     "FORMATS",
@@ -86,6 +87,7 @@ __all__ = [
     "Parameter",
     "Repeated",
     "Sequences",
+    "Targets",
     "Traits",
     "WeightCost",
     "absorbed_kernels",

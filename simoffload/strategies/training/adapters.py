@@ -143,7 +143,9 @@ def held_quantized(model: ModelShape, workload: Training) -> Iterator[Held]:
     if model.quantization is None:
         return
     yield Held("hbm", "scales of quantized weights", scales_of(model), kind="weights")
-    yield Held("hbm", "a matrix in 16 bit, made for its use", dequantized_bytes(model, tokens=workload.tokens))
+    yield Held(
+        "hbm", "a matrix in 16 bit, made for its use", dequantized_bytes(model, tokens=workload.tokens)
+    )
 
 
 def four_bit(model: ModelShape) -> Edit | None:
@@ -158,7 +160,10 @@ def quantized_base(model: ModelShape) -> Iterator[Change]:
 
 
 def lora_moves(
-    model: ModelShape, programs: Mapping[str, tuple[Edit, ...]], *, packed: Mapping[str, tuple[Edit, ...]] = {}
+    model: ModelShape,
+    programs: Mapping[str, tuple[Edit, ...]],
+    *,
+    packed: Mapping[str, tuple[Edit, ...]] = {},
 ) -> Iterator[Change]:
     """Yield LoRA adapters of rank 16 on all linear layers under each of the ``programs``, first with 16-bit
     and then with 4-bit weights.

@@ -87,6 +87,12 @@ def packed_numel(parameter: Parameter, model: ModelShape) -> int:
     return -(-parameter.storage.tensors[0] // model.dtype_bytes)
 
 
+def packed_numels(modules: Iterable[Module], model: ModelShape) -> int:
+    """Return the elements that all tensors of modules take, a tied one left out."""
+    owned = (one for module in modules for one in module.parameters if not one.tied)
+    return sum(packed_numel(one, model) for one in owned)
+
+
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
     """Return the rows plus columns of a matrix, or of all that are stacked in a tensor of experts."""
     if module.kind not in ("linear", "router", "embedding") or parameter.name.endswith("bias"):
