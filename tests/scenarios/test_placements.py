@@ -40,6 +40,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero_training, LoRA": (TRAINING, {"ranks": 2, "lora": LORA}),
     "fsdp": (TRAINING, {"kind": "fsdp", "ranks": 2, "limit_all_gathers": False}),
     "fsdp, offloaded": (TRAINING, {"kind": "fsdp", "ranks": 2, "cpu_offload": True}),
+    "fsdp, LoRA": (TRAINING, {"kind": "fsdp", "ranks": 2, "lora": LORA}),
     "resident, training": (TRAINING, {"kind": "resident", "ranks": 2}),
     "checkpoint": (SAVED, {"kind": "checkpoint", "ranks": 2, "tier": "raid"}),
 }
@@ -113,7 +114,7 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     [
         ("fsdp", {"resident", "hbm", "dram", "hbm+hbm", "dram+dram"}),
         ("zero_training", set(map(canonical_target, TARGETS))),
-        ("zero_training, LoRA", set(map(canonical_target, TARGETS)) - {"resident"}),
+        ("zero_training, LoRA", set(map(canonical_target, TARGETS))),
         ("resident", {"resident", "hbm", "hbm+hbm"}),
         ("zero_inference", {"resident", "hbm", "dram", "raid", "ai400x2"}),
         ("checkpoint", {"raid", "ai400x2"}),
@@ -138,13 +139,20 @@ def test_fsdp_is_compared_as_fsdp() -> None:
 
 
 def test_refused_rows_are_called_as_they_were_asked_for() -> None:
-    found = compare(scenario("zero_training, LoRA"), ["resident", "hbm+hbm"]).results
-    refused = found["resident"]
-    assert (refused.target, refused.optimizer_target, refused.fits) == ("resident", "hbm", False)
-    assert "it trains all parameters, not adapters alone" in refused.refused[0]
+    found = compare(scenario("fsdp"), ["hbm+dram", "hbm+hbm"]).results
+    refused = found["hbm+dram"]
+    assert (refused.target, refused.optimizer_target, refused.fits) == ("hbm", "dram", False)
+    assert "it keeps parameters and optimizer together" in refused.refused[0]
     text = compare_text(list(found.values()))
-    assert re.search(r"\n  resident  hbm .* refused\n", text)
-    assert "\n  resident is refused: " in text
+    assert re.search(r"\n  hbm +dram .* refused\n", text)
+    assert "\n  hbm+dram is refused: " in text
+
+
+def test_whole_copies_train_the_same_adapters() -> None:
+    for name in ("zero_training, LoRA", "fsdp, LoRA"):
+        moved = scenario(name).on("resident").scenario.strategy
+        assert (moved.kind, moved.description.trains) == ("resident", "adapters")
+        assert moved.model_dump()["lora"]["target_modules"] == ("q_proj", "v_proj")
 
 
 def test_resident_is_said_where_the_strategy_was_another() -> None:
