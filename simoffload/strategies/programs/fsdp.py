@@ -137,6 +137,11 @@ class FsdpRuntime:
         self._before = dict(zip(order[1:], order, strict=False))
         """The unit whose forward pass ends before that of each unit."""
         self._sharded = settings.ranks > 1
+        self._went_back: set[int] = set()
+        """Units whose hook before backward has run in this micro-step."""
+        self._left: tuple[int, bool] | None = None
+        """Frozen layer whose hook after backward runs after the one before backward of the next layer: both
+        wait for the gradient of the tensor between them."""
         self._unsharded: set[int] = set()
         self._prefetched: set[int] = set()
         self._free_events: deque[int | None] = deque()
@@ -153,53 +158,80 @@ class FsdpRuntime:
         self.pre_backward(ROOT)
         for layer in reversed(range(self.layers)):
             self.pre_backward(layer)
-            if self._ended:
-                self._pass_through(layer, self._ended[layer])
-            for unit in reversed(self.inside[layer]):
-                self.pre_backward(unit)
-                self.post_backward(unit, boundary=boundary)
+            self._adapters_backward(layer, boundary=boundary)
             self.post_backward(layer, boundary=boundary)
         self.post_backward(ROOT, boundary=boundary)
+
+    def _adapters_backward(self, layer: int, *, boundary: bool) -> None:
+        """Run the hooks of the units within a layer in backward; that in which recomputation stops has run its
+        first one before."""
+        inside, ended = self.inside[layer], self._ended[layer] if self._ended else None
+        stops = ended is not None and ended < len(inside)
+        if stops:
+            self.pre_backward(inside[-1])
+        self._pass_through(inside[: ended or 0])
+        for number, unit in enumerate(reversed(inside)):
+            if number or not stops:
+                self.pre_backward(unit)
+            self.post_backward(unit, boundary=boundary)
 
     def forward(self) -> None:
         """Run all hooks of a forward pass."""
         self.pre_forward(ROOT)
         for layer in range(self.layers):
             self.pre_forward(layer)
-            self._pass_through(layer, len(self.inside[layer]))
+            self._pass_through(self.inside[layer])
             self.post_forward(layer)
 
-    def _pass_through(self, layer: int, ended: int) -> None:
-        """Run the hooks of the units within a layer, of which so many end."""
-        for number, unit in enumerate(self.inside[layer]):
+    def _pass_through(self, units: Sequence[int]) -> None:
+        """Run the hooks of units in forward or in recomputation."""
+        for unit in units:
             self.pre_forward(unit)
-            if number < ended:
-                self.post_forward(unit)
+            self.post_forward(unit)
 
     # -- hooks ----------------------------------------------------------------------------------
 
     def pre_forward(self, unit: int) -> None:
-        """Run the hook before a unit in forward."""
-        self._unshard(unit)
+        """Run the hook before a unit in forward; it does nothing if that before backward has run."""
+        if unit == ROOT:
+            self._went_back.clear()
+        elif unit in self._went_back:
+            return
+        if unit not in self._prefetched:
+            self._unshard(unit)
         self._sink.need(unit)
 
     def post_forward(self, unit: int) -> None:
         """Run the hook after a unit in forward; the root stays gathered for backward."""
+        self._prefetched.discard(unit)
         if unit != ROOT and self.settings.reshard_after_forward:
             self._reshard(unit)
 
     def pre_backward(self, unit: int) -> None:
         """Run the hook before gradients of a unit are computed."""
-        if unit in self._prefetched:
-            self._prefetched.discard(unit)
-        else:
+        if unit not in self._prefetched:
             self._unshard(unit)
+        self._went_back.add(unit)
         self._sink.need(unit)
         if self.settings.backward_prefetch == "pre":
             self._prefetch(unit)
+        self._let_go()
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
         """Handle a unit's complete gradients; within ``no_sync`` (no ``boundary``) they stay unsharded."""
+        if unit != ROOT and not self._trains(unit):
+            self._left = unit, boundary
+            return
+        self._let_go()
+        self._after_backward(unit, boundary=boundary)
+
+    def _let_go(self) -> None:
+        if self._left is not None:
+            (unit, boundary), self._left = self._left, None
+            self._after_backward(unit, boundary=boundary)
+
+    def _after_backward(self, unit: int, *, boundary: bool) -> None:
+        self._prefetched.discard(unit)
         if boundary or self.settings.reshard_after_forward:
             self._reshard(unit)
         if self.settings.backward_prefetch == "post" and unit != ROOT:
@@ -211,7 +243,7 @@ class FsdpRuntime:
 
     def _prefetch(self, unit: int) -> None:
         following = self._before.get(unit)
-        if following is not None and following not in self._prefetched:
+        if following is not None and following not in self._prefetched | self._went_back:
             self._unshard(following)
             self._prefetched.add(following)
 
@@ -234,7 +266,6 @@ class FsdpRuntime:
 
     def _reshard(self, unit: int) -> None:
         self._unsharded.discard(unit)
-        self._prefetched.discard(unit)
         if self._sharded:
             point = self._sink.free(unit)
             if self.settings.limit_all_gathers:
@@ -338,6 +369,8 @@ class FsdpUnits(Hook, FsdpSink):
         """Take the host's time for checkpoints, and for calling a module in forward."""
         if (unit := self._units.adapters.get((self._layer, call.module.name))) is not None:
             self._within(unit, call.facts)
+        if self._backward:
+            self._goes_back = (self._goes_back or call.facts == "back") and call.facts != "checkpoint"
         if call.facts == "checkpoint":
             out.spend((self._fsdp.recompute if self._backward else self._fsdp.checkpoint).value)
         if call.kernels == "forward":
@@ -378,17 +411,14 @@ class FsdpUnits(Hook, FsdpSink):
 
     def _within(self, unit: int, event: str) -> None:
         """Run the hooks of a unit within a layer at an event of its module."""
-        if event == "launch":
-            self._goes_back = False
-            self._runtime.pre_forward(unit)
-        elif event == "back":
-            self._goes_back = True
+        if event == "fetch" and self._goes_back:
             self._runtime.pre_backward(unit)
+        elif event == "launch":
+            self._runtime.pre_forward(unit)
         elif event == "release" and self._goes_back:
             self._complete(unit)
         elif event == "release":
             self._runtime.post_forward(unit)
-            self._goes_back = self._backward
 
     def _complete(self, unit: int) -> None:
         """Add up a unit's gradients over micro-steps, and run the hook after its backward pass."""
@@ -716,7 +746,7 @@ class FsdpPlan(StepWork):
         if part.phase != "optimizer":
             backward = part.phase == "backward"
             parts = parts_of_training(self.model, self.trace, backward=backward, layers=self.trace.layers)
-            hook = FsdpUnits(self.units, self._runtime(part), part)
+            hook = FsdpUnits(self.units, self.runtime(part), part)
         out = PassWriter(
             name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
         )
@@ -748,7 +778,7 @@ class FsdpPlan(StepWork):
             ended[event.instance.layer] += ends and _is_trained(event.instance.module)
         return tuple(ended)
 
-    def _runtime(self, part: StepPart) -> FsdpRuntime:
+    def runtime(self, part: StepPart) -> FsdpRuntime:
         """Return FSDP's state before a micro-step in the steady state."""
         layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
         runtime = FsdpRuntime(layers=layers, settings=self.strategy, inside=self._inside, ended=self._ended)

@@ -21,7 +21,7 @@ from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.base import memory_stages
-from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink
+from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink, FsdpUnits
 from simoffload.workload import Training
 from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
@@ -392,6 +392,35 @@ def test_packed_layers_are_gathered_and_gradients_of_adapters_reduced(
         "all-gather": 2 * gathered,
         "reduction of gradients": 2 * 6 * 2 * adapter // 2,
     }
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("q_proj", "down_proj")])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_schedule_gathers_in_the_order_of_the_runtime(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, targets: tuple[str, ...], checkpointing: bool
+) -> None:
+    plan = plan_of(machine, lora={"r": 4, "target_modules": targets}, gradient_checkpointing=checkpointing)
+    written: list[int] = []
+    gather = FsdpUnits.gather
+
+    def noted(self: FsdpUnits, unit: int) -> None:
+        written.append(unit)
+        gather(self, unit)
+
+    monkeypatch.setattr(FsdpUnits, "gather", noted)
+    for part in plan.parts[:2]:
+        plan.schedule(part)
+
+    class Gathers(FsdpSink):
+        def gather(self, unit: int) -> None:
+            replayed.append(unit)
+
+    replayed: list[int] = []
+    runtime = plan.runtime(plan.parts[0])
+    runtime.begin(Gathers())
+    runtime.micro_step(boundary=True)
+    assert written == replayed
+    assert len(replayed) > 2 * 6 * len(targets) * 2
 
 
 def test_memory_of_adapters_by_hand(machine: Machine) -> None:
