@@ -285,8 +285,6 @@ def _layer_peak(model: ModelShape, layer: Layer, *, batch: int, length: int, sav
     narrow = tokens * model.hidden_size * size
     wide, experts = _wide(model, layer)
     forward = saved + code.narrow * narrow + int((code.wide * wide + 2 * experts) * tokens * size)
-    adapted = (one.out_features * one.share for one in layer if one.name.endswith("lora_B"))
-    forward += int(max(adapted, default=0) * tokens * size)  # the scaled gradient of an adapter
     if model.attention == "sdpa":
         return forward
     norms = _norms(layer)

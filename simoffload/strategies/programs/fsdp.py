@@ -45,7 +45,6 @@ from simoffload.strategies.training.adapters import (
     Lora,
     held_quantized,
     lora_moves,
-    other_programs,
     quantized_base,
     work_of,
 )
@@ -633,8 +632,7 @@ class Fsdp(Strategy):
         if self.lora is not None:
             yield Tunable("precision", quantized_base(plan.model))
             return
-        programs = {"": (), **other_programs(self.kind, self.ranks)}
-        yield Tunable("adapters", lora_moves(plan.model, programs))
+        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""

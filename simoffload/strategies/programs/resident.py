@@ -31,7 +31,6 @@ from simoffload.strategies.training.adapters import (
     PEFT,
     Lora,
     lora_moves,
-    other_programs,
     quantized_base,
     refuse_adapters,
 )
@@ -96,8 +95,7 @@ class Resident(CachingStrategy):
         if self.lora is not None:
             yield Tunable("precision", quantized_base(plan.model))
             return
-        programs = {"": (), **other_programs(self.kind, self.ranks)}
-        yield Tunable("adapters", lora_moves(plan.model, programs))
+        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
 
     def plan(self, model: ModelShape, workload: Inference | Training, machine: Machine) -> Plan:
         """Apply the strategy; training is plain data parallelism (ZeRO stage 0)."""

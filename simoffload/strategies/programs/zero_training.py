@@ -51,7 +51,6 @@ from simoffload.strategies.training.adapters import (
     PEFT,
     Lora,
     lora_moves,
-    other_programs,
     quantized_base,
     work_of,
 )
@@ -368,9 +367,8 @@ class ZeroTraining(ZeroStrategy):
         yield from memory_settings(self.ds_config, self._use(plan))
         yield Tunable("precision", self._precisions(plan.model))
         if self.lora is None:
-            on_gpu = {"": (Edit.at("strategy.weights", "hbm"),) if plan.zero3 else ()}
-            programs = {"": (), **other_programs(self.kind, self.ranks)}
-            yield Tunable("adapters", lora_moves(plan.model, programs, packed=on_gpu))
+            on_gpu = (Edit.at("strategy.weights", "hbm"),) if plan.places.weights != "hbm" else ()
+            yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
         yield self.faster(plan)
 
     def _use(self, plan: ZeroTrainingPlan) -> Use:

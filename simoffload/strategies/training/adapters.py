@@ -9,7 +9,7 @@ head and norms to single precision, which is not modelled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -20,7 +20,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ALL_LINEAR, QUANTIZATIONS, ModelShape, quantized, with_lora
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.memory import dequantized_bytes
-from simoffload.strategies.base import Held
+from simoffload.strategies.base import RESIDENT, Held
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, methods_of
 from simoffload.workload import Training
 
@@ -160,31 +160,27 @@ def quantized_base(model: ModelShape) -> Iterator[Change]:
 
 
 def lora_moves(
-    model: ModelShape,
-    programs: Mapping[str, tuple[Edit, ...]],
-    *,
-    packed: Mapping[str, tuple[Edit, ...]] = {},
+    model: ModelShape, kind: str, ranks: int, *, packed: tuple[Edit, ...] = ()
 ) -> Iterator[Change]:
-    """Yield LoRA adapters of rank 16 on all linear layers under each of the ``programs``, first with 16-bit
-    and then with 4-bit weights.
+    """Yield LoRA adapters of rank 16 on all linear layers, first with 16-bit and then with 4-bit weights, under
+    the program of a ``kind`` and under others that train them on so many ranks.
 
-    A program is what is said of it, with the edits to it; ``packed`` has those that 4-bit weights need beside.
+    ``packed`` are the edits that 4-bit weights need beside under the first one.
     """
-    edit = four_bit(model)
-    for program, before in programs.items():
-        lora = Edit(("strategy", "lora"), {"r": _RANK})
-        what, note = f"LoRA of rank {_RANK} on all linear layers", "(trains adapters, not the model)"
-        under = f" {program}" if program else ""
-        yield Change("lora", f"{what}{under} {note}", (*before, lora), quality=ADAPTERS)
+    what, note = f"LoRA of rank {_RANK} on all linear layers", "(trains adapters, not the model)"
+    edit, lora = four_bit(model), {"r": _RANK}
+    programs = {"": Edit(("strategy", "lora"), lora)}
+    for name, other in _PROGRAMS.items():
+        if other != kind and (ranks > 1 or other != "fsdp"):
+            section = {"kind": other, "ranks": ranks, "lora": lora}
+            programs[f" under {name}"] = Edit(("strategy",), section)
+    for under, adapts in programs.items():
+        yield Change("lora", f"{what}{under} {note}", (adapts,), quality=ADAPTERS)
         if edit is not None:
             text = f"{what}, frozen weights in nf4 (QLoRA){under} {note}"
-            edits = (*before, *packed.get(program, ()), lora, edit)
+            edits = (*(() if under else packed), adapts, edit)
             yield Change("lora", text, edits, quality=FROZEN_NF4)
 
 
-def other_programs(kind: str, ranks: int) -> dict[str, tuple[Edit, ...]]:
-    """Return the programs that train adapters in place of the strategy of a ``kind``, for ``lora_moves``."""
-    found = {"under plain PEFT": {"kind": "resident", "ranks": ranks}}
-    if ranks > 1:
-        found["under FSDP"] = {"kind": "fsdp", "ranks": ranks}
-    return {name: (Edit(("strategy",), one),) for name, one in found.items() if one["kind"] != kind}
+_PROGRAMS = {"plain PEFT": RESIDENT, "FSDP": "fsdp"}
+"""Programs that are proposed for adapters, and the kinds of their strategies."""
