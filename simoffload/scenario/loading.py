@@ -383,8 +383,8 @@ class LoadedScenario:
     def _quantized_training(self) -> InputError:
         """Return the error for a workload that changes or saves quantized weights."""
         text = (
-            f"weights in {self.model.quantization} are not trained; write quantization: none, or train adapters "
-            "on them (QLoRA): quantization: nf4-dq with strategy.lora: {r: 16}"
+            f"weights in {self.model.quantization} are not trained; write quantization: none, or train "
+            "adapters on them (QLoRA): quantization: nf4-dq with strategy.lora: {r: 16}"
         )
         return InputError([self.document.problem(("model", "quantization"), text)])
 

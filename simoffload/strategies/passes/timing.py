@@ -443,8 +443,8 @@ class TrainingTiming(Timing):
         return self._back[module]
 
     def dequantizing_s(self, module: Module) -> float:
-        """Return the host time of launching kernels that write the weights of ``module`` in full once more, for
-        its backward pass [s]."""
+        """Return the host time of launching kernels that write the weights of ``module`` in full once more,
+        for its backward pass [s]."""
         weights = self._quantized(module)
         return 0.0 if weights is None else weights.operations * self.machine.host.deepspeed.operation.value
 

@@ -1,8 +1,9 @@
 """PyTorch's FSDP with its states on the GPU or in host memory, for comparison with offloading under ZeRO.
 
 Reference: Zhao et al., PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit
-(``transformer_auto_wrap_policy``), and each matrix of an adapter; all other modules are the root unit. With gradient accumulation, unsharded
-gradients are added up on the GPU (``no_sync``), as PyTorch requires with offloading.
+(``transformer_auto_wrap_policy``), and each matrix of an adapter; all other modules are the root unit. With
+gradient accumulation, unsharded gradients are added up on the GPU (``no_sync``), as PyTorch requires with
+offloading.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ from simoffload.strategies.training.state import (
     moments,
     optimizer_changes,
     optimizer_script,
-    paged,
     packed_numels,
+    paged,
     paged_out,
     update_traffic,
     with_paging,
@@ -88,8 +89,9 @@ Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
 """Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""
 Inside = Sequence[Sequence[int]]
-"""Numbers of the units within each layer, from the number of layers on: PEFT makes each matrix of an adapter a
-unit (``fsdp_auto_wrap_policy``, peft/utils/other.py), as the tensors of a unit are trained or frozen together."""
+"""Numbers of the units within each layer, from the number of layers on: PEFT makes each matrix of an adapter
+a unit (``fsdp_auto_wrap_policy``, peft/utils/other.py), as the tensors of a unit are all trained or all
+frozen."""
 _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 _ADAM_OPERATIONS = 8
@@ -162,8 +164,8 @@ class FsdpRuntime:
         self.post_backward(ROOT, boundary=boundary)
 
     def _adapters_backward(self, layer: int, *, boundary: bool) -> None:
-        """Run the hooks of the units within a layer in backward; that in which recomputation stops has run its
-        first one before."""
+        """Run the hooks of the units within a layer in backward; that in which recomputation stops has run
+        its first one before."""
         inside, ended = self.inside[layer], self._ended[layer] if self._ended else None
         stops = ended is not None and ended < len(inside)
         if stops:

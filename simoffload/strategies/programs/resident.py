@@ -63,7 +63,8 @@ class Resident(CachingStrategy):
         return super().description._replace(program="transformers" if self.generation_config() else "")
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the file with which transformers makes the cache, or those with which PEFT makes adapters."""
+        """Return the file with which transformers makes the cache, or those with which PEFT makes
+        adapters."""
         if self.lora is not None:
             return self.lora.files(plan.model, divided=False)
         return self.generation_config()

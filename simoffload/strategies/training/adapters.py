@@ -1,8 +1,8 @@
 """Adapters of PEFT that are trained instead of all weights, under every program of training.
 
 Read in PEFT 0.21 (tuners/lora, utils/other.py), bitsandbytes 0.50 (nn/modules.py, ``Linear4bit``;
-autograd/_functions.py, ``MatMul4Bit``; functional.py, ``QuantState``) and accelerate 1.15. Frozen weights of 4
-bits are written in full for each use: in forward, in recomputation and in backward. What is not quantized
+autograd/_functions.py, ``MatMul4Bit``; functional.py, ``QuantState``) and accelerate 1.15. Frozen weights of
+4 bits are written in full for each use: in forward, in recomputation and in backward. What is not quantized
 keeps the model's data type; a program that calls PEFT's ``prepare_model_for_kbit_training`` casts embeddings,
 head and norms to single precision, which is not modelled.
 """
@@ -19,8 +19,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ALL_LINEAR, QUANTIZATIONS, ModelShape, quantized, with_lora
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.memory import dequantized_bytes
 from simoffload.strategies.base import RESIDENT, Held
+from simoffload.strategies.memory import dequantized_bytes
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, methods_of
 from simoffload.workload import Training
 
@@ -49,8 +49,8 @@ class Lora(Frozen):
         Literal["all-linear"]
         | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     ) = ALL_LINEAR
-    """Linear layers with adapters, by the end of their names: [q_proj, v_proj], …; by default all but the output
-    layer."""
+    """Linear layers with adapters, by the end of their names: [q_proj, v_proj], …; by default all but the
+    output layer."""
     quantize: Literal["nf4"] | None = None
     """Old name of ``model.quantization: nf4-dq`` (QLoRA)."""
 
@@ -66,8 +66,8 @@ class Lora(Frozen):
             model = quantized(model, QUANTIZATIONS[_FOUR_BIT])
         if model.quantization is not None and methods_of(model) != {"bitsandbytes-4bit"}:
             text = (
-                f"adapters on weights in {model.quantization} are not modelled; write quantization: {_FOUR_BIT} or "
-                "nf4 (bitsandbytes), or none"
+                f"adapters on weights in {model.quantization} are not modelled; write quantization: "
+                f"{_FOUR_BIT} or nf4 (bitsandbytes), or none"
             )
             raise InputError.at("model.quantization", text)
         check_capability(TRANSFORMERS, model, machine)
@@ -129,8 +129,8 @@ def refuse_adapters(lora: Lora | None) -> None:
 
 
 def scales_of(model: ModelShape) -> int:
-    """Return the size [B] of the scales and tables of quantized weights, which are no parameters: every GPU has
-    all of them (``QuantState``)."""
+    """Return the size [B] of the scales and tables of quantized weights, which are no parameters: every GPU
+    has all of them (``QuantState``)."""
     return sum(
         count * sum(sum(one.storage.tensors[1:]) for one in module.parameters if one.storage and not one.tied)
         for modules, count in model.outside_and_kinds()
@@ -162,8 +162,8 @@ def quantized_base(model: ModelShape) -> Iterator[Change]:
 def lora_moves(
     model: ModelShape, kind: str, ranks: int, *, packed: tuple[Edit, ...] = ()
 ) -> Iterator[Change]:
-    """Yield LoRA adapters of rank 16 on all linear layers, first with 16-bit and then with 4-bit weights, under
-    the program of a ``kind`` and under others that train them on so many ranks.
+    """Yield LoRA adapters of rank 16 on all linear layers, first with 16-bit and then with 4-bit weights,
+    under the program of a ``kind`` and under others that train them on so many ranks.
 
     ``packed`` are the edits that 4-bit weights need beside under the first one.
     """

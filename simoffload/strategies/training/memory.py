@@ -143,8 +143,8 @@ def state_bytes(
 
 
 def _parameters(partitions: Partitions, dtype_bytes: int, *, frozen: bool = False) -> Repeated[int]:
-    """Return the size that one rank keeps of every tensor, or of those that are ``frozen`` [B], without scales
-    of quantized ones."""
+    """Return the size that one rank keeps of every tensor, or of those that are ``frozen`` [B], without
+    scales of quantized ones."""
 
     def size(weight: Weight) -> int:
         numel = partitions.slice_numel(weight.numel) if partitions.stage == 3 else weight.numel

@@ -6,9 +6,9 @@ Run it in an environment with transformers (a CPU build of PyTorch is enough; te
 
 It prints, for each family, the highest sum of all storages alive per batch x length x hidden size, with two
 and with six layers, the same of adapters on frozen weights, and the bytes of storages that one layer more
-keeps for the backward pass. transformers
-5.23.0 and PyTorch 2.13.0 made what is there. Only eager attention: without content PyTorch does not find out
-that a mask is causal, and takes other fused kernels than a real run.
+keeps for the backward pass. transformers 5.23.0 (5.24.0 with adapters) and PyTorch 2.13.0 made what is there.
+Only eager attention: without content PyTorch does not find out that a mask is causal, and takes other fused
+kernels than a real run.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Living(TorchDispatchMode):
 
 
 class Adapted(torch.nn.Module):
-    """A linear layer with an adapter of rank 4, as PEFT's (tuners/lora/layer.py, ``Linear.forward``), which does
-    not take tensors without content."""
+    """A linear layer with an adapter of rank 4, as PEFT's (tuners/lora/layer.py, ``Linear.forward``), which
+    does not take tensors without content."""
 
     def __init__(self, base: torch.nn.Linear) -> None:
         super().__init__()

@@ -4,9 +4,10 @@ Run it in an environment with PyTorch and transformers (CPU builds are enough):
 
     python tests/strategies/training/make_fsdp_traces.py
 
-The cases with adapters need PEFT, too (0.21.2 made them). It writes a file per case into ``data/``: a line per event of the third step on rank 0.
+It writes a file per case into ``data/``: a line per event of the third step on rank 0.
 ``limit`` is the rate limiter's wait, ``free`` a reshard that frees memory, ``compute`` the first call of a
-layer's attention in a pass. PyTorch 2.13.0 and transformers 5.23.0 made what is there.
+layer's attention in a pass. The cases with adapters need PEFT, too (0.21.2, with transformers 5.24.0, made
+them). PyTorch 2.13.0 and transformers 5.23.0 made the others.
 """
 
 from __future__ import annotations

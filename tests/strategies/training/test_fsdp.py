@@ -439,5 +439,5 @@ def test_memory_of_adapters_by_hand(machine: Machine) -> None:
 
 
 def test_adapters_outside_of_the_layers_are_refused(machine: Machine) -> None:
-    with pytest.raises(InputError, match="outside of the layers .*lm_head"):
+    with pytest.raises(InputError, match=r"outside of the layers .*lm_head"):
         plan_of(machine, lora={"r": 4, "target_modules": ("lm_head",)})
