@@ -37,7 +37,7 @@ from simoffload.strategies.ds_config import (
     stages,
 )
 from simoffload.strategies.passes.pass_writer import Routes, StagePass
-from simoffload.strategies.passes.timing import ranks_beyond
+from simoffload.strategies.passes.timing import ranks_beyond, without_deepspeed
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
@@ -542,7 +542,18 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
+    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory, and without DeepSpeed
+    itself, whose launches take longer."""
+
+    @property
+    def launch_factor(self) -> float:
+        """Host time of launches over that under DeepSpeed, as in inference."""
+        return without_deepspeed(self.machine)
+
+    @property
+    def basis(self) -> Basis:
+        """Numbers on which its times rest: of operations without DeepSpeed."""
+        return super().basis._replace(host_costs=(self.machine.host.eager_costs.operation,))
 
     @cached_property
     def held(self) -> tuple[Held, ...]:

@@ -723,7 +723,7 @@ class MicroStep(TrainingStreams):
         if call.kernels == "backward" and self._decided is not None:
             out.spend(out.machine.host.training.backward_call.value)
         elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
-            out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))
+            out.spend(out.now.timing.operation_s * max(1, out.now.timing.operations(call.module)))
         out.flush()
         for stream, ordinal in self._writer.fetches.awaited():
             out.await_(stream, ordinal)
