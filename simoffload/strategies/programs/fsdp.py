@@ -9,7 +9,7 @@ offloading.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -410,7 +410,7 @@ class FsdpUnits(Hook, FsdpSink):
             return ROOT
         return self._runtime.layers - 1 - part.layer if self._backward else part.layer
 
-    def _within(self, unit: int, event: str) -> None:
+    def _within(self, unit: int, event: Hashable) -> None:
         """Run the hooks of a unit within a layer at an event of its module."""
         if event == "fetch" and self._goes_back:
             self._runtime.pre_backward(unit)

@@ -542,8 +542,8 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory, and without DeepSpeed
-    itself, whose launches take longer."""
+    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory, and without
+    DeepSpeed itself, whose launches take longer."""
 
     @property
     def launch_factor(self) -> float:
