@@ -37,14 +37,13 @@ from simoffload.strategies.base import (
     Tunables,
     pinned_rounding,
 )
-from simoffload.strategies.memory import activations_of, system_memory
+from simoffload.strategies.memory import activations_of, held_quantized, system_memory
 from simoffload.strategies.passes.pass_writer import COMPUTE, HOST, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.training.adapters import (
     PEFT,
     Lora,
-    held_quantized,
     lora_moves,
     quantized_base,
     work_of,

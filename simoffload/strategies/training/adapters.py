@@ -19,10 +19,8 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ALL_LINEAR, QUANTIZATIONS, ModelShape, quantized, with_lora
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import RESIDENT, Held
-from simoffload.strategies.memory import dequantized_bytes
+from simoffload.strategies.base import RESIDENT
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, methods_of
-from simoffload.workload import Training
 
 PEFT = "PEFT 0.21"
 """Program that reads ``adapter_config.json``."""
@@ -126,26 +124,6 @@ def refuse_adapters(lora: Lora | None) -> None:
     if lora is not None:
         text = "adapters are trained, and inference merges them into the weights; remove the section"
         raise InputError.at("strategy.lora", text)
-
-
-def scales_of(model: ModelShape) -> int:
-    """Return the size [B] of the scales and tables of quantized weights, which are no parameters: every GPU
-    has all of them (``QuantState``)."""
-    return sum(
-        count * sum(sum(one.storage.tensors[1:]) for one in module.parameters if one.storage and not one.tied)
-        for modules, count in model.outside_and_kinds()
-        for module in modules
-    )
-
-
-def held_quantized(model: ModelShape, workload: Training) -> Iterator[Held]:
-    """Yield what a GPU holds beside packed weights: their scales, and the largest matrix written in full."""
-    if model.quantization is None:
-        return
-    yield Held("hbm", "scales of quantized weights", scales_of(model), kind="weights")
-    yield Held(
-        "hbm", "a matrix in 16 bit, made for its use", dequantized_bytes(model, tokens=workload.tokens)
-    )
 
 
 def four_bit(model: ModelShape) -> Edit | None:

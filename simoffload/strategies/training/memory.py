@@ -31,8 +31,7 @@ from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate, HeldKind
 from simoffload.strategies.base import INITIALISATION, ROUNDING, Held, pinned_block
 from simoffload.strategies.ds_config import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.memory import activations_of, system_memory
-from simoffload.strategies.training.adapters import held_quantized
+from simoffload.strategies.memory import activations_of, held_quantized, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simoffload.models import Repeated, load_model
 from simoffload.models.lora import with_lora
-from simoffload.strategies.training.adapters import scales_of
+from simoffload.strategies.memory import scales_of
 from simoffload.strategies.training.memory import StateBytes, moment_bytes, state_bytes
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 
