@@ -28,7 +28,7 @@ from simoffload.models.cost import (
 from simoffload.models.families import FAMILIES
 from simoffload.models.formats import FORMATS, Kernel, Method
 from simoffload.models.gguf_file import read_gguf, tensor_names
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
 from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
 from simoffload.models.modules import (
     GROWING,
@@ -59,6 +59,7 @@ from simoffload.models.sizes import canonical_model, is_model, list_models, rese
 from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
 
 __all__ = [
+    "ALL_LINEAR",
     "ANY_TEXT",
     "FAMILIES",
     "FORMATS",
@@ -86,6 +87,7 @@ __all__ = [
     "Parameter",
     "Repeated",
     "Sequences",
+    "Targets",
     "Traits",
     "WeightCost",
     "absorbed_kernels",
@@ -106,7 +108,6 @@ __all__ = [
     "load_model",
     "loss_module",
     "module_cost",
-    "nf4_bits",
     "parameters_of",
     "quantized",
     "read_expression",

@@ -68,6 +68,7 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
+    Description,
     MovablePart,
     Placement,
     Placements,
@@ -341,7 +342,8 @@ class LoadedScenario:
         workload, strategy = self.scenario.workload, self.scenario.strategy
         if workload.kind not in strategy.serves:
             raise self._mismatch()
-        if self.model.quantization is not None and workload.kind != "inference":
+        adapts = workload.kind == "training" and strategy.description.trains != Description().trains
+        if self.model.quantization is not None and workload.kind != "inference" and not adapts:
             raise self._quantized_training()
         if workload.kind == "training":
             self.check_passes()
@@ -448,8 +450,8 @@ class LoadedScenario:
     def _quantized_training(self) -> InputError:
         """Return the error for a workload that changes or saves quantized weights."""
         text = (
-            f"training with weights in {self.model.quantization} is not supported; write quantization: none, "
-            "or for QLoRA strategy.lora.quantize: nf4"
+            f"weights in {self.model.quantization} are not trained; write quantization: none, or train "
+            "adapters on them (QLoRA): quantization: nf4-dq with strategy.lora: {r: 16}"
         )
         return InputError([self.document.problem(("model", "quantization"), text)])
 

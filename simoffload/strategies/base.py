@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -425,6 +426,8 @@ class Placements(NamedTuple):
     """Whether every GPU has a full copy already."""
     no_copies: str = ""
     """Reason why a full copy in each GPU is not equivalent work."""
+    kept: Mapping[str, Any] = MappingProxyType({})
+    """Keys of the strategy that say what the work is, and that a full copy in each GPU keeps."""
     caveat: Callable[[str, int], str] = lambda _tier, _ranks: ""
     """Function from a tier and a number of ranks to what prevents a misreading after "weights on <tier>"."""
     allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
@@ -483,11 +486,8 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
         if not known.no_copies:
-            return (
-                ()
-                if known.copied
-                else (Edit(("strategy",), {"kind": "transformers", "ranks": strategy.gpus}),)
-            )
+            section = {"kind": "transformers", "ranks": strategy.gpus, **known.kept}
+            return () if known.copied else (Edit(("strategy",), section),)
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
         return known.edits(placement)

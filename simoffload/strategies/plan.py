@@ -494,8 +494,18 @@ class StepWork(Plan):
         """Durations of modules on this machine."""
         ((batch, length, _),) = self.batch
         return TrainingTiming(
-            machine=self.machine, model=self.model, batch=batch, length=length, zero3=self.zero3
+            machine=self.machine,
+            model=self.model,
+            batch=batch,
+            length=length,
+            zero3=self.zero3,
+            launch_factor=self.launch_factor,
         )
+
+    @property
+    def launch_factor(self) -> float:
+        """Host time of launches over that under DeepSpeed."""
+        return 1.0
 
     @property
     @abstractmethod
