@@ -149,7 +149,7 @@ def load(
     if source == STDIN:
         found = resolve(read(source), overrides=overrides, placed=not targets)
     elif names_model(source):
-        return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
+        return _of_model(model or source, changes._replace(overrides=overrides), targets or (), console)
     else:
         found = load_scenario(source, overrides=overrides, placed=not targets)
     if found.scenario.stream is not None and not of_stream:
@@ -294,15 +294,17 @@ def with_model(
     """Return the scenario with another model, by name or file. Raises InputError for one that does not
     exist."""
     from simoffload.documents import Edit, edited
-    from simoffload.models import is_model_file
+    from simoffload.models import is_model_file, model_file, model_label, states_form
     from simoffload.scenario import resolve
 
     section = scenario.document.data["model"]
     kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
-    name = f"{scenario.name}, {Path(model).name}"[:_LONGEST_NAME]
-    key = "name"
-    if is_model_file(model):  # a path on the command line begins in the working directory
-        key, model = "config", _from_folder(model, scenario.document.root)
+    if states_form(model):
+        kept.pop("quantization", None)
+    name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
+    key, file = "name", model_file(model)
+    if file or is_model_file(model):  # a path on the command line begins in the working directory
+        key, model = "config", _from_folder(file or model, scenario.document.root)
         scenario.cache.allow_model(model)
     written = {key: model, **kept} if kept else model  # a plain text is a name or a file
     edits = (Edit(("name",), name), Edit(("model",), written))

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
-from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
+from simoffload.models.gguf import MIXTURES, UNSLOTH, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
 from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
@@ -72,6 +72,8 @@ class Quantization:
     """Whether routers of experts are quantized."""
     dtype: Dtype | None = None
     """Data type of activations that its kernels need; None: any."""
+    note: str = ""
+    """Sentence about what is not known of it, which results have as a warning."""
 
     def format_of(self, matrix: Matrix, model: GgufModel) -> WeightFormat | None:
         """Return the format of a matrix; None: the model's data type."""
@@ -126,12 +128,21 @@ def bitsandbytes_quantization(
     return Quantization(one.name, one, ignored=ignored, head=head, experts=False)
 
 
+def _note(mixture: str) -> str:
+    if not mixture.startswith(UNSLOTH):
+        return ""
+    return (
+        f"Unsloth chooses the types of {mixture} for each model: sizes and times are those of a mixture "
+        "about as large (some 7 % off, an estimate); the file itself, named as the model, has its own types"
+    )
+
+
 QUANTIZATIONS: dict[str, Quantization] = {
     **{name: Quantization(name, one) for name, one in FORMATS.items()},
     **{name: bitsandbytes_quantization(FORMATS[name]) for name in ("nf4", "nf4-dq")},
     "gpt-fast-int8": _gpt_fast("gpt-fast-int8", 8, None, 0),
     "gpt-fast-int4-g32": _gpt_fast("gpt-fast-int4-g32", 4, 32, 2),
-    **{name: Quantization(name, mixture=mixture) for name, mixture in MIXTURES.items()},
+    **{name: Quantization(name, mixture=mixture, note=_note(name)) for name, mixture in MIXTURES.items()},
 }
 """Quantizations by the name that a scenario uses."""
 
@@ -178,6 +189,8 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
         columns = one.columns or one.numel
         return None if form is None else form.stored(one.numel // columns, columns)
 
+    if quantization.note:
+        shape = replace(shape, notes=(*shape.notes, quantization.note))
     return with_storage(shape, quantization.name, formats, storage, by_layer=quantization.by_layer)
 
 

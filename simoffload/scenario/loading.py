@@ -51,8 +51,11 @@ from simoffload.models import (
     is_model,
     is_model_file,
     list_models,
+    model_file,
+    model_label,
     read_gguf,
     resembled_model,
+    similar_models,
 )
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
@@ -542,9 +545,9 @@ def gguf_document(source: str) -> Document | None:
 
 
 def names_model(source: str) -> bool:
-    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
-    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
-    if source.lower().endswith(GGUF):
+    """Return whether a text names a model, by name or by its file, and neither another file nor a shipped
+    scenario; in ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if model_file(source) is not None:
         return True
     if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
         return False
@@ -752,7 +755,7 @@ def _with_value(part: M, path: list[str], changed: Callable[[str], str]) -> M:
 def locate(source: str | Path) -> Path:
     """Return the file of a scenario given by path or shipped name. Raises InputError if there is none."""
     path = Path(source)
-    if path.suffix in SUFFIXES or exists(path):
+    if model_file(str(source)) is None and (path.suffix in SUFFIXES or exists(path)):
         return path
     shipped = find_scenario(str(source))
     if shipped is not None:
@@ -761,13 +764,13 @@ def locate(source: str | Path) -> Path:
 
 
 def _no_scenario(name: str) -> str:
-    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    """Return what is wrong with a name that is neither the file of a scenario nor a shipped one."""
     if names_model(name):
         return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
-    hint = candidates(name, [*list_scenarios(), *list_models()])
+    hint = candidates(name, [*list_scenarios(), *list_models()]) or similar_models(name)
     return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
@@ -875,7 +878,8 @@ def default_scenario(
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    data: dict[str, Any] = {"name": Path(model).name, "model": model, "workload": work}
+    named, model = model_label(model), model_file(model) or model
+    data: dict[str, Any] = {"name": named, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
