@@ -194,10 +194,10 @@ def resembles_model(name: str) -> bool:
 def similar_models(name: str) -> str:
     """Return ``; did you mean …?`` with the models whose names are like a text; "" without any."""
     text, rows = _text(name), list(_sizes())
-    whole = f"{text.model}-{text.tag}".rstrip("-")
-    if any(folded(row).startswith(folded(whole)) for row in rows if whole):
-        return candidates(whole, rows)
-    return suggest(whole, [alias for known, size in _sizes().items() for alias in (known, *size.names)])
+    joined = f"{text.model}-{text.tag}".rstrip("-")
+    if any(folded(row).startswith(folded(joined)) for row in rows if joined):
+        return candidates(joined, rows)
+    return suggest(joined, [alias for known, size in _sizes().items() for alias in (known, *size.names)])
 
 
 class _Text(NamedTuple):
@@ -228,8 +228,8 @@ def _meant(text: _Text) -> Meaning:
         return Meaning(())
     found = Meaning(())
     for model in (text.model, *_without_owner(text.model)):
-        if text.tag and (whole := meaning(f"{model}-{text.tag}", _canonical())).listed:
-            return whole
+        if text.tag and (joined := meaning(f"{model}-{text.tag}", _canonical())).listed:
+            return joined
         found = found if found.listed else meaning(model, _canonical())
     if text.tag and not _SIZE.match(text.tag):  # it is no part of the name, so it must say the form
         return found._replace(form=(*found.form, _SEPARATORS.sub("-", text.tag)))
@@ -283,12 +283,12 @@ def find_model(name: str) -> NamedModel:
     if len(meant.listed) != 1:
         raise _not_listed(name, meant)
     row, size = meant.listed[0], _sizes()[meant.listed[0]]
-    words = meant.form or (("gguf",) if text.of_ollama else ())
-    if not words:
+    terms = meant.form or (("gguf",) if text.of_ollama else ())
+    if not terms:
         return NamedModel(row, size)
-    from simoffload.models.release_forms import form_of
+    from simoffload.models.quantization import form_of
 
-    form, note, wrong, instead = form_of(words, size.released)
+    form, note, wrong, instead = form_of(terms, size.released)
     if wrong:
         write = either([*(f"{row}:{one}" for one in instead), "the path of its config.json"])
         raise ValueError(f"{quoted(name)} is {row}, but {wrong}; write {write}")

@@ -570,11 +570,11 @@ _SNAPSHOT = re.compile(r"models--(?:.+--)?(.+)")
 def _label_of(path: Path, document: Document) -> str:
     """Return the name of a config.json: that of its folder or file, or the one that it states, whichever
     names a listed model; otherwise that of its folder or file."""
-    whole = path.parent.resolve() / path.name  # in the cache of the hub files are links
-    held = whole.parts[-4] if whole.parent.parent.name == "snapshots" and len(whole.parts) > 3 else ""
+    file = path.parent.resolve() / path.name  # in the cache of the hub files are links
+    held = file.parts[-4] if file.parent.parent.name == "snapshots" and len(file.parts) > 3 else ""
     if cached := _SNAPSHOT.fullmatch(held):
         return cached[1]
-    name = path.stem if path.name != _CONFIG else whole.parent.name
+    name = path.stem if path.name != _CONFIG else file.parent.name
     short = re.sub(r"[-_.]config$", "", name.rpartition("--")[2]) or name
     stated = document.data.get("_name_or_path")
     known = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
@@ -592,12 +592,12 @@ def _check_unstated(document: Document, label: str) -> None:
     """Raise InputError for a config.json that states no form of the weights although its name says one."""
     stated = document.data.get("_name_or_path")
     names = (label, stated.rpartition("/")[2] if isinstance(stated, str) else "")
-    said = [word for name in names for word in form_words(name) if _IN_CONFIG.fullmatch(word)]
-    if not said:
+    terms = [word for name in names for word in form_words(name) if _IN_CONFIG.fullmatch(word)]
+    if not terms:
         return
-    from simoffload.models.release_forms import form_of
+    from simoffload.models.quantization import form_of
 
-    word, form = said[0], form_of(said, None)
+    word, form = terms[0], form_of(terms, None)
     give = form.name or either([*form.instead]) or "…"
     if exists(Path(document.path).with_name(_BESIDE)):
         where = f"the format is in {_BESIDE} beside it, which is not read yet; give quantization: {give}"

@@ -409,6 +409,17 @@ def test_a_trace_of_the_server_is_not_read(path: str, folder: Path) -> None:
     assert "4711" not in str(caught.value)
 
 
+def test_a_name_of_a_release_is_its_model_and_no_folder_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unsloth" / "gpt-oss-20b-GGUF").mkdir(parents=True)
+    (tmp_path / "unsloth" / "gpt-oss-20b-GGUF" / "config.json").write_text('{"model_type": "llama"}')
+    assert load(Variant("unsloth/gpt-oss-20b-GGUF")).model.name == "gpt-oss-20b, mxfp4"
+    edited = Variant("qwen3-8b", ("model=llama3.3:70b-instruct-q8_0",))
+    assert load(edited).model.name == "llama-3.3-70b, q8_0"
+
+
 def test_a_slider_that_is_not_there_has_no_curve() -> None:
     assert curve(DDN, "scale drive/none read") == ()
     assert curve(DDN, "slide edit workload.none 1|2") == ()
