@@ -180,12 +180,13 @@ MIXTURES["q2_k_l"] = replace(MIXTURES["q2_k"], embedding="q8_0", head="q8_0")
 
 UNSLOTH = "ud-"
 """Beginning of the names of Unsloth's dynamic mixtures."""
-_ATTENTION = ("query", "key", "value")
+_PROJECTIONS: tuple[Role, ...] = ("query", "key", "value")
+_ATTENTION: tuple[Role, ...] = (*_PROJECTIONS, "attention_output")
 _DYNAMIC: dict[str, Mixture] = {
-    "q8_k_xl": Mixture("q8_0", dict.fromkeys(_ATTENTION, Choice("bf16")), embedding="bf16", head="bf16"),
+    "q8_k_xl": Mixture("q8_0", dict.fromkeys(_PROJECTIONS, Choice("bf16")), embedding="bf16", head="bf16"),
     "q6_k_xl": Mixture(
         "q6_k",
-        dict.fromkeys((*_ATTENTION, "attention_output"), Choice("q8_0")),
+        dict.fromkeys(_ATTENTION, Choice("q8_0")),
         embedding="q8_0",
         head="q8_0",
     ),
