@@ -108,11 +108,13 @@ class CommandChanges(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
-        """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
+        """Return the changes of a command that has the options ``--set``, those for parts of a machine, and
+        ``--context``."""
         from simoffload.scenario import MachineParts
 
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
-        return cls(arguments.overrides, parts, model)
+        room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
+        return cls([*arguments.overrides, *room], parts, model)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -158,7 +160,27 @@ def load(
             "simulates; this is one batch of its workload"
         )
     found = _with_parts(found, parts)
+    _check_context(found, overrides)
     return with_model(found, model, placed=not targets, option="--model") if model else found
+
+
+_CONTEXT = "workload.context"
+
+
+def _check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+    """Raise InputError for a room that the command line asks for and that prompt and output exceed."""
+    from simoffload.documents import split_assignment
+    from simoffload.workload import Inference
+
+    work = scenario.scenario.workload
+    if not isinstance(work, Inference) or all(split_assignment(one)[0] != _CONTEXT for one in overrides):
+        return
+    needed = work.prompt_length + work.output_length
+    if work.context is not None and work.context < needed:
+        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
+        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
+        text = f"{text}, or lower workload.prompt_length or output_length"
+        raise InputError.at("", text, path="--context")
 
 
 def _with_parts(scenario: LoadedScenario, parts: MachineParts | None) -> LoadedScenario:
@@ -181,12 +203,14 @@ def _of_model(
     platform, others = (platforms[0] if platforms else None), platforms[1:]
     gpus = parts.gpus if parts else None
     scenario = default_scenario(model, platform, overrides=overrides, gpus=gpus, placed=not targets)
+    _check_context(scenario, overrides)
     scenario = _with_parts(scenario, parts)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
     each = " per GPU" if strategy.replicas == strategy.gpus else ""
     text = str(work.kind)
     if isinstance(work, Inference):
         text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
+        text += f", room for {work.room:,}" if work.room > work.max_context else ""
     elif isinstance(work, Training):
         text += f", batch {work.batch_size}{each}, {work.sequence_length} tokens"
     where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"

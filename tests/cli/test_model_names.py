@@ -153,3 +153,23 @@ def test_a_form_that_is_not_known_gets_one_message(program) -> None:
     assert (answer.status, answer.err.count("error:")) == (2, 1)
     assert "is qwen3-8b, but its weights are in exl2" in answer.err
     assert "write qwen3-8b:q4_k_m or the path of its config.json" in answer.err
+
+
+def test_room_for_more_tokens_is_an_option(program) -> None:
+    gpu = ("--gpu", "rtx-4090", "--set", "strategy.kind=resident", "--set", "workload.output_length=1")
+    found = json.loads(program("run", "qwen3-8b", *gpu, "--context", "8192", "--json").out)
+    assert found["workload"]["context"] == 8192
+    answer = program("run", "qwen3-8b", *gpu, "--context", "8192")
+    assert "tokens in, 1 out, room for 8,192 · rtx-4090" in answer.out
+    assert not json.loads(program("fit", "qwen3-8b", *gpu, "--context", "100000", "--json").out)["fits"]
+
+
+def test_a_context_below_prompt_and_output_gets_one_message(program) -> None:
+    work = ("--set", "workload.prompt_length=512", "--set", "workload.output_length=32")
+    for source in ("qwen3-8b", "serving/gpt-oss-120b"):
+        answer = program("run", source, "--gpu", "h100-sxm", *work, "--context", "400")
+        assert (answer.status, answer.err.splitlines()[-1]) == (
+            2,
+            "error: --context: 400 tokens have no room for 512 in and 32 out; give at least 544, or lower "
+            "workload.prompt_length or output_length",
+        )

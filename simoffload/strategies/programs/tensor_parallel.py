@@ -613,7 +613,10 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compile
     work = plan.workload
     sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
-    options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
+    options += [
+        f"--dtype {plan.model.dtype}",
+        f"--max-model-len {max(work.prompt_length + work.output_length, work.room)}",
+    ]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
     if plan.engine is None:
         filled = ceil(100 * _filled(plan)) / 100
