@@ -786,7 +786,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
-        document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
+        document = edited(document, [Edit(("workload",), _BESIDE_STREAM)], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
     strategy = document.data.get("strategy")
@@ -846,7 +846,13 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
 
 
 USUAL_WORK: Mapping[str, dict[str, Any]] = {
-    "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
+    "inference": {
+        "kind": "inference",
+        "batch_size": 1,
+        "prompt_length": 2048,
+        "output_length": 512,
+        "context": 8192,
+    },
     "training": {
         "kind": "training",
         "batch_size": 1,
@@ -854,8 +860,10 @@ USUAL_WORK: Mapping[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
 }
-"""The workload of a default scenario by its kind: one short conversation, or one sequence that is trained, on
-each GPU (our choice)."""
+"""The workload of a default scenario by its kind: one turn of a conversation with room for some more, or one
+sequence that is trained, on each GPU (our choice)."""
+_BESIDE_STREAM = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""The workload of a scenario that has only a stream of requests."""
 
 
 @limited
@@ -870,8 +878,9 @@ def default_scenario(
     """Return a scenario of a model, by name or file, under ZeRO-Inference on ``gpus`` GPUs of a platform, by
     default on all.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
-    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
+    It has one sequence on each GPU, 2048 tokens in and 512 out with room for 8192 (fewer if the model has
+    fewer positions), weights in host memory unless ds_config names another place, and DeepSpeed's defaults
+    except that swap buffers hold the largest parameter. With
     ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
@@ -890,8 +899,32 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
         raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
-    filled = _filled(resolve(document, cache=cache, placed=placed), gpus)
+    scenario = resolve(document, cache=cache, placed=placed)
+    given = {split_assignment(one)[0] for one in overrides}
+    filled = edited(_filled(scenario, gpus), _within_positions(scenario, given))
     return resolve(filled, cache=cache, placed=placed)
+
+
+def _within_positions(scenario: LoadedScenario, given: set[str]) -> tuple[Edit, ...]:
+    """Return the edits of usual lengths for which a model has too few positions, unless they are given."""
+    most, work, usual = (
+        scenario.model.max_position_embeddings,
+        scenario.scenario.workload,
+        USUAL_WORK["inference"],
+    )
+    if most is None or not isinstance(work, Inference) or most >= usual["context"] or "workload" in given:
+        return ()
+    free = {key for key in ("prompt_length", "output_length", "context") if f"workload.{key}" not in given}
+    output = work.output_length
+    if "output_length" in free:
+        taken = 0 if "prompt_length" in free else work.prompt_length
+        output = max(1, min(output, most // 4, most - taken))
+    fitting = {
+        "prompt_length": max(1, min(work.prompt_length, most - output)),
+        "output_length": output,
+        "context": most,
+    }
+    return tuple(Edit(("workload", key), size) for key, size in fitting.items() if key in free)
 
 
 def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:

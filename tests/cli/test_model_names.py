@@ -13,8 +13,8 @@ from simoffload.scenario import load_scenario
 from tests.cli.conftest import SCENARIO
 
 NOTE = (
-    "bloom-560m is a model; simulated with batch 1 per GPU, 512 tokens in, 32 out, on 8 GPUs of dgx-a100; "
-    "change this with --set"
+    "bloom-560m is a model; simulated with batch 1 per GPU, 2048 tokens in, 512 out, room for 8,192, on 8 "
+    "GPUs of dgx-a100; change this with --set"
 )
 
 
@@ -44,7 +44,8 @@ def test_what_is_set_is_in_the_note(program) -> None:
     answer = program("run", "bloom-560m", *argv)
     assert answer.status == 0
     assert answer.err.startswith(
-        "bloom-560m is a model; simulated with batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"
+        "bloom-560m is a model; simulated with batch 4 per GPU, 2048 tokens in, 1 out, room for 8,192, on 1 "
+        "GPU of h100"
     )
     assert "batch 4 × 1 GPU" in answer.out
 
@@ -168,8 +169,8 @@ def test_a_context_below_prompt_and_output_gets_one_message(program) -> None:
     work = ("--set", "workload.prompt_length=512", "--set", "workload.output_length=32")
     for source in ("qwen3-8b", "serving/gpt-oss-120b"):
         answer = program("run", source, "--gpu", "h100-sxm", *work, "--context", "400")
-        assert (answer.status, answer.err.splitlines()[-1]) == (
-            2,
+        assert answer.status == 2
+        assert answer.err.splitlines()[-1] == (
             "error: --context: 400 tokens have no room for 512 in and 32 out; give at least 544, or lower "
-            "workload.prompt_length or output_length",
+            "workload.prompt_length or output_length"
         )

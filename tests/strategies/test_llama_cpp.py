@@ -21,7 +21,8 @@ GIB = 1 << 30
 
 
 def scenario(model: str = "llama-3.1-8b", *sets: str, platform: str = "rtx-4090-desktop") -> LoadedScenario:
-    own = ("strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
+    work = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+    own = (work, "strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
     return default_scenario(model, platform, overrides=own)
 
 

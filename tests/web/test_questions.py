@@ -260,7 +260,8 @@ def test_a_curve_goes_through_the_present_point(name: str) -> None:
     assert "<table>" in drawn
 
 
-VLLM = ("platform=h100-1gpu-vm", "strategy={kind: tensor_parallel, compiled: true}")
+SHORT = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+VLLM = ("platform=h100-1gpu-vm", "strategy={kind: tensor_parallel, compiled: true}", SHORT)
 ENGINE = State((Variant("llama-3.1-8b", VLLM),))
 
 
@@ -381,7 +382,7 @@ def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
     state = with_stream(START, "stream.num_prompts=4", "stream.replications=1", "stream.slo={}")
     options = load(state.current).scenario.stream
     assert options is not None
-    assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 34)
+    assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 160)
     assert len(requests(state, "stream")) > 3
 
 
