@@ -138,7 +138,7 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
     """A file of gpt-oss-120b has 59.02 GiB (ggml-org/gpt-oss-120b-GGUF)."""
     one = default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=("strategy.kind=llama_cpp",))
     assert plan_of(one).model.weight_bytes / GIB == pytest.approx(59.02, abs=0.005)
-    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 768\n"]
+    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 8192\n"]
 
 
 def _faulted(plan: Any, matrix: float) -> float:
