@@ -18,7 +18,7 @@ from simoffload.cli.arguments import program
 from simoffload.cli.schemas import SCHEMAS, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
-from simoffload.models.spec import find_size
+from simoffload.models.sizes import find_size
 from simoffload.planning.economics import COST_METRICS
 from simoffload.results import KINDS
 from simoffload.strategies import authoring

@@ -110,11 +110,13 @@ class CommandChanges(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
-        """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
+        """Return the changes of a command that has the options ``--set``, those for parts of a machine, and
+        ``--context``."""
         from simoffload.scenario import MachineParts
 
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
-        return cls(arguments.overrides, parts, model, arguments.program)
+        room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
+        return cls([*arguments.overrides, *room], parts, model, arguments.program)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def load(
         changes = changes._replace(overrides=[one for one in changes.overrides if not of_platform(one)])
     overrides, parts, model, program = changes
     if names_model(source):
-        found = _of_model(source, changes, targets or (), console)
+        found = _of_model(model or source, changes, targets or (), console)
     else:
         if source == STDIN:
             found = resolve(read(source), overrides=overrides, placed=not targets)
@@ -168,7 +170,27 @@ def load(
         found = with_parts(found, parts) if parts else found
         if model:
             found = with_model(found, model, placed=not targets, option="--model")
+    _check_context(found, overrides)
     return chosen(found) if choosing and not targets else found
+
+
+_CONTEXT = "workload.context"
+
+
+def _check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+    """Raise InputError for a room that the command line asks for and that prompt and output exceed."""
+    from simoffload.documents import split_assignment
+    from simoffload.workload import Inference
+
+    work = scenario.scenario.workload
+    if not isinstance(work, Inference) or all(split_assignment(one)[0] != _CONTEXT for one in overrides):
+        return
+    needed = work.prompt_length + work.output_length
+    if work.context is not None and work.context < needed:
+        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
+        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
+        text = f"{text}, or lower workload.prompt_length or output_length"
+        raise InputError.at("", text, path="--context")
 
 
 def _of_model(
@@ -278,15 +300,17 @@ def with_model(
     """Return the scenario with another model, by name or file. Raises InputError for one that does not
     exist."""
     from simoffload.documents import Edit, edited
-    from simoffload.models import is_model_file
+    from simoffload.models import is_model_file, model_file, model_label, states_form
     from simoffload.scenario import resolve
 
     section = scenario.document.data["model"]
     kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
-    name = f"{scenario.name}, {Path(model).name}"[:_LONGEST_NAME]
-    key = "name"
-    if is_model_file(model):  # a path on the command line begins in the working directory
-        key, model = "config", _from_folder(model, scenario.document.root)
+    if states_form(model):
+        kept.pop("quantization", None)
+    name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
+    key, file = "name", model_file(model)
+    if file or is_model_file(model):  # a path on the command line begins in the working directory
+        key, model = "config", _from_folder(file or model, scenario.document.root)
         scenario.cache.allow_model(model)
     written = {key: model, **kept} if kept else model  # a plain text is a name or a file
     edits = (Edit(("name",), name), Edit(("model",), written))

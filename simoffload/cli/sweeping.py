@@ -193,7 +193,7 @@ def _document(arguments: Namespace, console: Console) -> Any:
     if changes.model or any(changes.parts or ()) or names_model(source):
         return load(source, changes, console=console).document
     document = read(source) if source == STDIN else read_document(locate(source))
-    return overridden(document, arguments.overrides, ScenarioCache())
+    return overridden(document, changes.overrides, ScenarioCache())
 
 
 def _default_output(source: str) -> Path:

@@ -21,7 +21,8 @@ GIB = 1 << 30
 
 
 def scenario(model: str = "llama-3.1-8b", *sets: str, platform: str = "rtx-4090-desktop") -> LoadedScenario:
-    own = ("strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
+    work = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+    own = (work, "strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
     return default_scenario(model, platform, overrides=own)
 
 
@@ -137,7 +138,7 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
     """A file of gpt-oss-120b has 59.02 GiB (ggml-org/gpt-oss-120b-GGUF)."""
     one = default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=("strategy.kind=llama_cpp",))
     assert plan_of(one).model.weight_bytes / GIB == pytest.approx(59.02, abs=0.005)
-    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 768\n"]
+    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 8192\n"]
 
 
 def _faulted(plan: Any, matrix: float) -> float:

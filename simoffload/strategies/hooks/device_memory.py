@@ -291,7 +291,7 @@ class DeviceMemory:
 
     def cells(self, window: int | None = None) -> int:
         """Return the tokens of a sequence for which the cache of a layer has room."""
-        most = self.workload.max_context
+        most = self.workload.room
         least = most if window is None else min(most, window + self.ubatch_size)
         return -(-least // _CELLS) * _CELLS
 
