@@ -200,6 +200,12 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    parser.add_argument(
+        "--settings",
+        choices=("best", "stated"),
+        help="compare each at its best settings that cost nothing, beside those that are stated (best: the "
+        "default for several drives and for models with --on), or only as stated",
+    )
     add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)

@@ -113,15 +113,22 @@ class Group(NamedTuple):
         )
 
     @property
+    def judged(self) -> tuple[ComparisonRow, ...]:
+        """The rows among which a verdict decides, the fastest first: of an offer that is faster with other
+        settings that cost nothing, the row with these."""
+        return tuple(row for row in self.ordered if not row.result.superseded)
+
+    @property
     def leading(self) -> tuple[str, ...]:
-        """Labels of the fastest row, and of those that are as fast within the uncertainty."""
-        timed = [row for row in self.ordered if self.value(row) is not None]
+        """Labels of the fastest row, and of those that are as fast within the uncertainty; of offers with
+        better settings only these."""
+        timed = [row for row in self.judged if self.value(row) is not None]
         best = timed[:1]
         return tuple(row.label for row in timed if row in best or tie(row.result, best[0].result))
 
     def behind(self, row: ComparisonRow) -> str:
         """Return how much slower a row is than the fastest: "4.87× as long"; "" without times."""
-        best, value = self.value(self.ordered[0]), self.value(row)
+        best, value = self.value(self.judged[0]), self.value(row)
         if not best or not value:
             return ""
         ratio = best / value if self.measure.larger else value / best

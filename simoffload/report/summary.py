@@ -54,24 +54,25 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     The model is named if the group is ``titled``.
     """
     title = f"{group.title}: " if titled else ""
-    timed = [row for row in group.ordered if group.value(row) is not None]
+    timed = [row for row in group.judged if group.value(row) is not None]
     if not timed:
         return Verdict.of(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
+    settings = [VerdictPart(f" with {text}", 3)] if (text := best.result.settings) else []
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
-    cost = _cost(best.result, " for ", rank=0)
+    cost = list(_cost(best.result, " for ", rank=4 if settings else 0))
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
-        return Verdict.of(first, *cost, VerdictPart(f"; {_tied(best, ties)}"), *others)
+        return Verdict.of(first, *settings, *cost, VerdictPart(f"; {_tied(best, ties)}"), *others)
     if len(timed) > 1:
         slower = timed[1]
         behind = VerdictPart(f", {slower.label} takes {group.behind(slower)}")
-        return Verdict.of(f"{title}{name} is fastest: {value}", *cost, behind, *others)
+        return Verdict.of(f"{title}{name} is fastest: {value}", *settings, *cost, behind, *others)
     only = f"only {name} fits" if out else name
-    return Verdict.of(f"{title}{only}: {value}", *cost)
+    return Verdict.of(f"{title}{only}: {value}", *settings, *cost)
 
 
 def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
