@@ -505,8 +505,8 @@ def compare_scenarios(
     whole search for nearer memory.
 
     With ``free_settings``, each label means its scenario at its best free settings (``best_settings``); where
-    these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
-    once.
+    these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the
+    same work without offloading is added: for each label that ends in a target, or once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs

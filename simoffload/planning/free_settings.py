@@ -67,7 +67,8 @@ def best_settings(
     Tried are the changes of the strategy's tunables of purpose "setting" that keep the answers: in each round
     every change alone, then those that gain together, the best first; the next round starts from there. A
     setting without which the result is as fast is dropped at the end. At most ``most`` scenarios are
-    simulated before that. ``result`` is that of the unchanged scenario; one without times is returned as it is.
+    simulated before that. ``result`` is that of the unchanged scenario; one without times is returned as it
+    is.
     """
     search = _Ascent(scenario, result, most)
     if result.compared_s:
@@ -142,9 +143,7 @@ class _Ascent:
         self._edits, self._time = self._joined(), time
 
     def _joined(self, *, without: tuple[Any, ...] | None = None) -> tuple[Edit, ...]:
-        return tuple(
-            edit for paths, one in self._changes.items() if paths != without for edit in one.edits
-        )
+        return tuple(edit for paths, one in self._changes.items() if paths != without for edit in one.edits)
 
     def _drop_useless(self) -> None:
         """Drop the settings without which the time is the same, those that were found first at first."""
