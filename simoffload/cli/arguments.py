@@ -228,7 +228,8 @@ def _add_advise(parser: _Parser) -> None:
         "--budget",
         type=budget,
         metavar="AMOUNT",
-        help="largest amount that the whole machine may cost; +AMOUNT: beyond the present one",
+        help="largest amount to spend beyond the machine that is named (the same as +AMOUNT), or for a whole "
+        'machine if none is named (the same as "AMOUNT total")',
     )
     _add_service(parser, "service level that purchases must meet")
     parser.add_argument(
