@@ -163,7 +163,10 @@ def load(
 
 def _with_parts(scenario: LoadedScenario, parts: MachineParts | None) -> LoadedScenario:
     edits = parts.edits(scenario) if parts else ()
-    return scenario.edited(*edits) if edits else scenario
+    if not parts or not edits:
+        return scenario
+    found = scenario.edited(*edits)
+    return replace(found, remarks=(*found.remarks, *parts.assumed(scenario)))
 
 
 def _of_model(
@@ -179,7 +182,7 @@ def _of_model(
     if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
         platforms = parts.platforms()
     platform, others = (platforms[0] if platforms else None), platforms[1:]
-    gpus = parts.gpus if parts else None
+    gpus = parts.gpus if parts and not parts.is_composed(platform) else None
     scenario = default_scenario(model, platform, overrides=overrides, gpus=gpus, placed=not targets)
     scenario = _with_parts(scenario, parts)
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+import simoffload as so
+from simoffload.planning.costs import load_costs, present
+from simoffload.scenario import MachineParts
 from tests.cli.conftest import Program
 
 STORY = (
@@ -175,3 +178,53 @@ def test_swap_buffers_hold_what_each_of_the_gpus_gets(program: Program) -> None:
     parts = ("--gpu", "a100-80g-sxm", "--gpus", "2", "--drive", "4xmicron-9550-pro-7.68tb")
     answer = program("fit", "bloom-176b", *parts, "--on", "raid")
     assert answer.status == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "number", "platform", "lanes"),
+    [
+        ("rtx-3090", 2, "rtx-3090-workstation", [8, 8]),  # a desktop divides its 16 lanes
+        ("rtx-3090", 4, "rtx-4090-threadripper", [16] * 4),
+        ("rtx-3090", 8, "l40s-server", [16] * 8),  # four behind each of two switches
+        ("rtx-4090", 2, "rtx-4090-2gpu", [8, 8]),  # which is shipped
+        ("rtx-a6000", 4, "lambda-vector-a6000", [16] * 4),
+        ("t4", 4, "gcp-t4", [16] * 4),
+        ("l40s", 8, "l40s-server", [16] * 8),
+    ],
+)
+def test_more_gpus_than_a_shipped_machine_has_are_composed(
+    gpu: str, number: int, platform: str, lanes: list[int]
+) -> None:
+    """One to eight of a kind, in the machine of its class, with a price if its host has one."""
+    parts = MachineParts(gpu=gpu, gpus=number)
+    assert parts.platforms()[0] == platform
+    base = so.default_scenario("qwen3-8b", platform)
+    found = base.edited(*parts.edits(base))
+    assert found.machine.accelerator.id == gpu
+    wiring = found.platform().profile
+    assert [wiring.switches[at].lanes if at in wiring.switches else 16 for at in wiring.gpus] == lanes
+    assert found.scenario.strategy.gpus == number
+    shipped = number <= len(base.platform().profile.gpus)
+    assert bool(parts.assumed(base)) is not shipped
+    bill = present(found, so.fit(found), load_costs())
+    assert sum(item.number for item in bill.items if item.key == f"accelerator/{gpu}") == number
+
+
+def test_what_is_assumed_of_a_composed_machine_is_said(program: Program) -> None:
+    answer = program(
+        "run", "qwen3-8b", "--gpu", "rtx-3090", "--gpus", "2", "--set", "strategy.kind=tensor_parallel"
+    )
+    assert answer.status == 0, answer.err
+    text = " ".join(answer.out.split())
+    assert "the machine is composed: rtx-3090-workstation with 2 x rtx-3090, each with 8 lanes" in text
+    assert "its host (desktop-ddr4-64gb), slots, cooling and a power supply for all of them" in text
+    for words, message in (
+        (("--gpu", "gb10", "--gpus", "2"), "a gb10 is a machine of its own; several are several machines"),
+        (("--gpu", "rtx-3090", "--gpus", "9"), "no shipped platform has 9 GPUs rtx-3090"),
+        (
+            ("--gpus", "3", "--set", "platform=rtx-3090-workstation"),
+            "--gpus: rtx-3090-workstation does not take 3 GPUs; name the GPU without a platform",
+        ),
+    ):
+        refused = program("run", "qwen3-8b", *words)
+        assert (refused.status, message in refused.err) == (2, True), refused.err
