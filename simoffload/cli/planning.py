@@ -185,7 +185,7 @@ def _machines(
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
         keep(scenario.scenario.engine.limits)
         try:
-            return machines_needed(scenario, tiers=tiers)
+            return machines_needed(scenario, tiers=tiers, timed=True)
         except InputError as error:
             named = (one if one.path else one._replace(path="--on", key="") for one in error.problems)
             raise InputError(named) from None

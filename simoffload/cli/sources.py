@@ -111,13 +111,15 @@ class CommandChanges(NamedTuple):
         """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
         from simoffload.scenario import MachineParts
 
-        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
+        networked = bool(getattr(arguments, "machines", False))
+        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive, networked)
         return cls(arguments.overrides, parts, model)
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options that state the changes on a command line."""
         named = {} if self.parts is None else self.parts._asdict()
+        named.pop("networked", None)
         given = {"model": self.model, **named}
         return (
             *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),

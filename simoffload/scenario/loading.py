@@ -100,6 +100,8 @@ class MachineParts(NamedTuple):
     """Size of the host memory; as modules are sold, 64 GB are 64 GiB."""
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
+    networked: bool = False
+    """Whether several of the machine are asked for, so that one with a network between them is preferred."""
 
     def platforms(self) -> list[str]:
         """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
@@ -114,11 +116,17 @@ class MachineParts(NamedTuple):
             gpu = library.find(self.gpu, ("accelerator",)).profile.id
             try:
                 with suppress(InputError):
-                    return platforms_with(library, gpu, self.gpus or 1)
+                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
                 return platforms_for_more(library, gpu, self.gpus or 1)
             except InputError as error:
                 hint = "name a platform with --set platform=ID, which then gets this GPU"
                 raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+
+    def _connected(self, platforms: list[str]) -> list[str]:
+        """Return platforms, those first that have a network if that is preferred."""
+        if not self.networked:
+            return platforms
+        return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
 
     def is_composed(self, platform: str | None) -> bool:
         """Return whether more GPUs are named than a shipped platform has, so that only ``edits`` sets their
