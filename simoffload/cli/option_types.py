@@ -198,12 +198,12 @@ class Budget(NamedTuple):
 def budget(text: str) -> Budget:
     """Read an amount of money above zero: +AMOUNT is beyond the present machine, "AMOUNT total" all of it."""
     amount = text.removesuffix("total").rstrip()
-    whole, beyond = amount != text, amount.startswith("+")
-    if whole and beyond:
+    total, beyond = amount != text, amount.startswith("+")
+    if total and beyond:
         raise argparse.ArgumentTypeError(f'"{shortened(text)}" is both beyond the machine and its total')
     digits = amount.replace(",", "").removeprefix("+")
     number = _positive(text, digits, 'an amount above 0, such as 1500, +1500 or "40000 total"')
-    return Budget(number, beyond if whole or beyond else None)
+    return Budget(number, beyond if total or beyond else None)
 
 
 def count(text: str) -> int:

@@ -396,8 +396,8 @@ def _budgets(
     now = economics(scenario, capacity, prices)
     if now.purchase is None:
         lacks = f"no price is known of {', '.join(now.bill.missing)}"
-        whole = f'write "{given.amount:g} total" for all of it'
-        text = f"{lacks}, so that nothing is known to be beyond it; {whole}, or give prices (--costs)"
+        all_of_it = f'write "{given.amount:g} total" for all of it'
+        text = f"{lacks}, so that nothing is known to be beyond it; {all_of_it}, or give prices (--costs)"
         raise InputError.at(f"{given.amount:g}", text, path="--budget")
     return None, given.amount
 

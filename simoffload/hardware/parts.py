@@ -227,7 +227,7 @@ class GpuSlots(NamedTuple):
     """GpuSlots are where a machine has more GPUs than the file of its platform lists."""
 
     gpus: tuple[str, ...]
-    """Vertex of each GPU."""
+    """Vertices at which the GPUs are plugged in, one for each."""
     switches: dict[str, dict[str, Any]]
     """Slots with fewer lanes that are added, by name."""
     about: str
