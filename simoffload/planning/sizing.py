@@ -12,10 +12,11 @@ from simoffload.planning.alternatives import in_gpus
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import loaded
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.progress import steps
 from simoffload.results import SimulationResult, by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
+from simoffload.scenario import LoadedScenario, ScenarioSource, tier_name
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import not_simulated
 from simoffload.strategies.base import Placement, moving
