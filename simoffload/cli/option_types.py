@@ -201,14 +201,19 @@ class Budget(NamedTuple):
     """A Budget is an amount of money for a whole machine, or for what is bought beyond the present one."""
 
     amount: float
-    is_beyond: bool
+    is_beyond: bool | None
+    """Whether it is beyond the present machine; None: if a machine is named."""
 
 
 def budget(text: str) -> Budget:
-    """Read an amount of money above zero; with a plus sign it is for what is bought beyond the machine."""
-    beyond = text.startswith("+")
-    digits = text.replace(",", "").removeprefix("+")
-    return Budget(_positive(text, digits, "an amount above 0, such as 40000 or +1500"), beyond)
+    """Read an amount of money above zero: +AMOUNT is beyond the present machine, "AMOUNT total" all of it."""
+    amount = text.removesuffix("total").rstrip()
+    total, beyond = amount != text, amount.startswith("+")
+    if total and beyond:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is both beyond the machine and its total')
+    digits = amount.replace(",", "").removeprefix("+")
+    number = _positive(text, digits, 'an amount above 0, such as 1500, +1500 or "40000 total"')
+    return Budget(number, beyond if total or beyond else None)
 
 
 def count(text: str) -> int:

@@ -114,7 +114,8 @@ class CommandChanges(NamedTuple):
         ``--context``."""
         from simoffload.scenario import MachineParts
 
-        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
+        networked = bool(getattr(arguments, "machines", False))
+        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive, networked)
         room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
         return cls([*arguments.overrides, *room], parts, model, arguments.program)
 
@@ -122,6 +123,7 @@ class CommandChanges(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """The options that state the changes on a command line."""
         named = {} if self.parts is None else self.parts._asdict()
+        named.pop("networked", None)
         given = {"model": self.model, "program": self.program, **named}
         return (
             *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),

@@ -33,12 +33,15 @@ from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
     Drives,
+    GpuSlots,
     Library,
     Machine,
     Platform,
     installed_memory,
     list_profiles,
+    load_platform,
     memory_warnings,
+    platforms_for_more,
     platforms_with,
     spelled,
 )
@@ -103,11 +106,14 @@ class MachineParts(NamedTuple):
     """Size of the host memory; as modules are sold, 64 GB are 64 GiB."""
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
+    networked: bool = False
+    """Whether several of the machine are asked for, so that one with a network between them is preferred."""
 
     def platforms(self) -> list[str]:
-        """Return the shipped platforms with enough of the GPU, the smallest first; none if no GPU is named.
+        """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
+        many (``GpuSlots``); none if no GPU is named.
 
-        Raises InputError for an unknown GPU and for one that no platform has.
+        Raises InputError for an unknown GPU, and for one that no platform has or takes.
         """
         if self.gpu is None:
             return []
@@ -115,10 +121,27 @@ class MachineParts(NamedTuple):
         with _option("--gpu"):
             gpu = library.find(self.gpu, ("accelerator",)).profile.id
             try:
-                return platforms_with(library, gpu, self.gpus or 1)
+                with suppress(InputError):
+                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
+                return platforms_for_more(library, gpu, self.gpus or 1)
             except InputError as error:
                 hint = "name a platform with --set platform=ID, which then gets this GPU"
                 raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+
+    def _connected(self, platforms: list[str]) -> list[str]:
+        """Return platforms, those first that have a network if that is preferred."""
+        if not self.networked:
+            return platforms
+        return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
+
+    def is_composed(self, platform: str | None) -> bool:
+        """Return whether more GPUs are named than a shipped platform has, so that only ``edits`` sets their
+        number."""
+        if self.gpus is None or platform is None:
+            return False
+        with suppress(InputError):
+            return self.gpus > len(load_platform(platform).profile.gpus)
+        return False
 
     def edits(self, scenario: LoadedScenario) -> tuple[Edit, ...]:
         """Return the edits that give a scenario's machine these parts. Raises InputError."""
@@ -137,12 +160,53 @@ class MachineParts(NamedTuple):
         if self.drive is not None:
             with _option("--drive"):
                 yield self._storage(platform, Drives.read(Library(), self.drive))
+        if (slots := self._slots(scenario)) is not None:
+            yield from slots.edits
         if self.gpus is not None and self.gpus != scenario.scenario.strategy.gpus:
             edits = scenario.scenario.strategy.sizes().gpus(self.gpus)
             if not edits:
                 text = f"{scenario.scenario.strategy.kind} cannot use {self.gpus} GPUs"
                 raise InputError.at("", text, path="--gpus")
             yield from edits
+
+    def assumed(self, scenario: LoadedScenario) -> tuple[str, ...]:
+        """Return what is assumed of a machine that is composed, as more GPUs than its platform has are asked
+        for; nothing for others."""
+        slots = self._slots(scenario)
+        if slots is None:
+            return ()
+        here = self._with_gpu(scenario)
+        text = (
+            f"the machine is composed: {here.profile.id} with {self.gpus} x {here.accelerator.id}, "
+            f"{slots.about}; assumed are its host ({here.host.id}), slots, cooling and a power supply for "
+            "all of them, and no copies between GPUs except through host memory"
+        )
+        return (text,)
+
+    def _slots(self, scenario: LoadedScenario) -> GpuSlots | None:
+        """Return where the GPUs are of which the platform's file has fewer; None if it has enough.
+
+        Raises InputError if the platform does not take so many.
+        """
+        if self.gpus is None or scenario.scenario.nodes > 1:
+            return None
+        platform = self._with_gpu(scenario)
+        if self.gpus <= len(platform.profile.gpus):
+            return None
+        slots = GpuSlots.of(platform, self.gpus)
+        if slots is None:
+            text = f"{platform.profile.id} does not take {self.gpus} GPUs; name the GPU without a platform, "
+            text += "for a machine that does, or several machines (nodes)"
+            raise InputError.at("", text, path="--gpus")
+        return slots
+
+    def _with_gpu(self, scenario: LoadedScenario) -> Platform:
+        """Return the platform of a scenario with the GPU that is named."""
+        if self.gpu is None:
+            return scenario.platform()
+        with _option("--gpu"):
+            gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+        return scenario.platform(Edit(("equipment", "accelerator"), gpu))
 
     def _storage(self, platform: Platform, drives: Drives) -> Edit:
         """Return the edit that puts storage in the place of the first tier of its kind, or else of the first
