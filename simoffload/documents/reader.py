@@ -2,7 +2,7 @@
 
 libyaml checks the syntax of YAML, and the standard library that of JSON. Both become events of PyYAML, from
 which one class makes the tree, so that limits, positions and messages are the same. JSON is not read as
-YAML, because YAML knows no surrogate pairs ("\ud83d\ude00") and limits keys to 1024 characters.
+YAML, because YAML knows no escaped surrogate pairs and limits keys to 1024 characters.
 
 Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema). PyYAML's own
 loaders follow YAML 1.1, in which ``1e9`` is text, ``NO`` is false, ``12:30`` is 750 and ``017`` is 15.

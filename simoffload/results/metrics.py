@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
@@ -11,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from simoffload import units
+from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult
@@ -147,8 +149,12 @@ class MetricAttribute(cached_property[V], Generic[V]):
     def __init__(self, value: Callable[[Any], V], **fields: Any) -> None:
         """Read name, label, unit and formula from the docstring "Label [unit]: formula." of a function.
 
-        Raises ValueError for a docstring of another form, and for an unknown unit.
+        Raises ValueError for a docstring of another form, and for an unknown unit; InputError if the
+        interpreter has removed docstrings.
         """
+        if sys.flags.optimize > 1:
+            text = "simoffload reads its metrics from docstrings: use python -O, or PYTHONOPTIMIZE=1, instead"
+            raise InputError.at("", text, path="python -OO")
         super().__init__(value)
         self.__module__, name = value.__module__, value.__name__
         stated = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
