@@ -83,7 +83,8 @@ def test_locks_cover_what_the_project_requires(repository: Path) -> None:
     assert wanted <= set(groups["optional"])
     assert required(groups["optional"]) <= dev.keys()
     assert runtime.items() <= dev.items(), "the tests must run on the versions that users get"
-    assert {name: runtime.get(name) for name in runtime.keys() & calibrate.keys()}.items() <= calibrate.items()
+    both = runtime.keys() & calibrate.keys()
+    assert {name: calibrate[name] for name in both} == {name: runtime[name] for name in both}
     assert required(config["project"]["dependencies"]) <= calibrate.keys()
 
 

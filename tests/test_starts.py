@@ -141,7 +141,7 @@ sys.exit(main(arguments))
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "run ddn/bloom-7b1 --output-dir report", "detect -o machine", "calibrate micro --help"]
+    "command", ["serve", "run ddn/bloom-7b1 --output-dir page", "detect -o machine", "calibrate micro --help"]
 )
 def test_a_command_needs_the_locked_packages_alone(command: str, tmp_path: Path) -> None:
     locked = pinned(TOP / "requirements" / "runtime.txt").keys() | {"simoffload", "pip"}
