@@ -259,7 +259,7 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     folder = OutputFolder.of(arguments)
     changes = CommandChanges.of(arguments, model=arguments.model)
     from simoffload.planning.costs import load_costs
-    from simoffload.planning.streams import chat_overrides, stream, with_requests_told
+    from simoffload.planning.streams import chat_overrides, stream, with_requests_named
     from simoffload.scenario import names_model
 
     of_model = names_model(arguments.scenario or arguments.model or "")
@@ -270,7 +270,7 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
         uses=("stream",),
         console=console,
     )
-    scenario = with_requests_told(scenario) if of_model else scenario
+    scenario = with_requests_named(scenario) if of_model else scenario
     prices = load_costs(arguments.costs)
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)

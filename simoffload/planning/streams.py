@@ -43,7 +43,6 @@ from simoffload.serving.simulate import StreamSimulation
 from simoffload.serving.steps import SimulatedSteps
 from simoffload.simulation import fit, with_spreads
 from simoffload.strategies import ServingLimits
-from simoffload.units import format_number
 
 __all__ = [
     "COVERED",
@@ -58,7 +57,7 @@ __all__ = [
     "step_errors",
     "stream",
     "stream_passes",
-    "with_requests_told",
+    "with_requests_named",
 ]
 
 _SCHEMA = "simoffload/stream/1"
@@ -381,19 +380,19 @@ def chat_overrides(stated: Sequence[str]) -> list[str]:
     return [Edit(("stream",), dict(_CHAT)).assignment]
 
 
-def with_requests_told(scenario: LoadedScenario) -> LoadedScenario:
+def with_requests_named(scenario: LoadedScenario) -> LoadedScenario:
     """Return a scenario whose answer says which requests arrive, as nobody stated all of them."""
     options = scenario.scenario.stream
-    told = []
+    named = []
     if options is not None and isinstance(options.arrivals, Poisson):
-        told.append(f"{format_number(options.arrivals.request_rate)} requests/s at random times")
+        named.append(f"{options.arrivals.request_rate:g} requests/s at random times")
     for name, length in (("prompts", options and options.prompt), ("outputs", options and options.output)):
         if isinstance(length, Lognormal):
-            told.append(f"{name} of {format_number(length.median)} tokens in the median")
-    if not told:
+            named.append(f"{name} of {length.median:,g} tokens in the median")
+    if not named:
         return scenario
     kind = scenario.scenario.strategy.kind
-    text = f"{scenario.model.name} is a model, to which requests of a chat arrive: {', '.join(told)}, under "
+    text = f"{scenario.model.name} is a model, to which requests of a chat arrive: {', '.join(named)}, under "
     text += f"{kind}; --set stream.arrivals.request_rate=N, and keys of prompt and output, change them"
     return replace(scenario, remarks=(*scenario.remarks, text))
 

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from simoffload import units
-from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult
@@ -149,19 +148,17 @@ class MetricAttribute(cached_property[V], Generic[V]):
     def __init__(self, value: Callable[[Any], V], **fields: Any) -> None:
         """Read name, label, unit and formula from the docstring "Label [unit]: formula." of a function.
 
-        Raises ValueError for a docstring of another form, and for an unknown unit; InputError if the
-        interpreter has removed docstrings.
+        Raises ValueError for a docstring of another form, and for an unknown unit.
         """
-        if sys.flags.optimize > 1:
-            text = "simoffload reads its metrics from docstrings: use python -O, or PYTHONOPTIMIZE=1, instead"
-            raise InputError.at("", text, path="python -OO")
         super().__init__(value)
         self.__module__, name = value.__module__, value.__name__
         stated = _DOCSTRING.fullmatch(" ".join((value.__doc__ or "").split()))
         unit = next((one for one in _UNITS if stated and one.name == (stated["unit"] or "")), None)
         if stated is None or unit is None:
             known = ", ".join(one.name for one in _UNITS if one.name)
-            raise ValueError(f'{name}: write its docstring as "Label [unit]: formula."; units: {known}')
+            removed = "; python -OO removes docstrings: use -O" if sys.flags.optimize > 1 else ""
+            text = f'{name}: write its docstring as "Label [unit]: formula."; units: {known}{removed}'
+            raise ValueError(text)
         title = stated["label"]
         label = title if title[1:2].isupper() else title[:1].lower() + title[1:]
         usual: dict[str, Any] = {"text": unit.text, "better": unit.better, "title": title}
