@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -138,7 +138,7 @@ def load(
     *,
     targets: Sequence[str] | None = None,
     choosing: bool = True,
-    of_stream: bool = False,
+    uses: Sequence[str] = ("workload",),
     console: Console,
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
@@ -146,7 +146,8 @@ def load(
 
     Its program is chosen, unless it states one, the caller has it on other places first (not ``choosing``),
     or there are targets. For these it lacks the overrides of the platform, which :func:`move` applies on each
-    of them. A note says that a stream is not simulated, unless the command is ``of_stream``."""
+    of them. A note names the keys of the work that the command does not use: it ``uses`` the section workload
+    or stream."""
     from simoffload.planning.question import chosen, with_parts, with_program
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
@@ -157,6 +158,7 @@ def load(
     overrides, parts, model, program = changes
     if names_model(source):
         found = _of_model(model or source, changes, targets or (), console)
+        _note_unused(source, found, uses, overrides, console)
     else:
         if source == STDIN:
             found = resolve(read(source), overrides=overrides, placed=not targets)
@@ -164,11 +166,7 @@ def load(
             found = load_scenario(source, overrides=overrides, placed=not targets)
         if program is not None:
             found = with_program(found, program)
-        if found.scenario.stream is not None and not of_stream:
-            console.note(
-                f"{shortened(source)} has requests that arrive one after the other, which simoffload stream "
-                "simulates; this is one batch of its workload"
-            )
+        _note_unused(source, found, uses, None, console)
         found = with_parts(found, parts) if parts else found
         if model:
             found = with_model(found, model, placed=not targets, option="--model")
@@ -193,6 +191,35 @@ def _check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
         text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
         text = f"{text}, or lower workload.prompt_length or output_length"
         raise InputError.at("", text, path="--context")
+
+
+def _note_unused(
+    source: str,
+    scenario: LoadedScenario,
+    uses: Sequence[str],
+    overrides: Sequence[str] | None,
+    console: Console,
+) -> None:
+    """Name the keys of work that a command does not use: those of the document, or of a model only those of
+    the ``overrides``."""
+    from simoffload.documents import split_assignment
+    from simoffload.planning.question import is_choice
+
+    name, work = shortened(source), scenario.document.data.get("workload")
+    if scenario.scenario.stream is not None and "stream" not in uses:
+        console.note(
+            f"{name} has requests that arrive one after the other, which simoffload stream simulates; this "
+            "is one batch of its workload"
+        )
+    keys = [f"workload.{key}" for key in work if key != "kind"] if isinstance(work, Mapping) else []
+    if overrides is not None:
+        stated = {split_assignment(one)[0] for one in overrides}
+        keys = [key for key in keys if stated & {"workload", key}]
+    if is_choice(scenario):
+        keys = []  # the program is chosen for one batch of it
+    if keys and scenario.scenario.stream is not None and "workload" not in uses:
+        text = f"{name}: simoffload stream does not use {', '.join(keys)}"
+        console.note(f"{text}; simoffload run simulates one batch of that work")
 
 
 def _of_model(

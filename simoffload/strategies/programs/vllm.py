@@ -465,8 +465,8 @@ class Vllm(DividedStrategy):
         if _OFFLOADING & self.model_fields_set:
             given = {one.name: getattr(plan, one.name) for one in fields(plan)}
             plan = offloading = VllmOffloadPlan(**given, options=self.options)
-            assert offloading.offloaded  # raises for groups that do not fit the layers
-        assert plan.divided  # raises for degrees that do not divide the model
+            _ = offloading.offloaded  # raises for groups that do not fit the layers
+        _ = plan.divided  # raises for degrees that do not divide the model
         return plan
 
     @property
