@@ -238,8 +238,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--objective",
         help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
-        "time of a request or step (latency, the default for inference with batch_size 1), among purchases the "
-        "least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
+        "time of a request or step (latency, the default for inference with batch_size 1), among purchases "
+        "the least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"

@@ -504,7 +504,7 @@ def compare_scenarios(
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    if any(scenario.moved for scenario in known.values()):  # not the weights, whose tiers name results
+    if any(scenario.moved_part for scenario in known.values()):  # not the weights, whose tiers name results
         results = {label: replace(result, label=label) for label, result in results.items()}
     if objective is not None:
         first = next(iter(wanted.values()))

@@ -460,9 +460,7 @@ class TensorParallel(DividedStrategy):
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
         ZeRO-Inference with the weights on each tier."""
-        yield Placements(
-            refusal="its weights stay in the GPUs", name="tensor parallel", phrase=self._in_gpus
-        )
+        yield Placements(refusal="its weights stay in the GPUs", name="tensor parallel", phrase=self._in_gpus)
         if not isinstance(plan, TensorParallelPlan):
             return
         before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
