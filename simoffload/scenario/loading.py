@@ -256,7 +256,7 @@ class LoadedScenario:
     """The cache that it was built with, which its variants share."""
     choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
     """How its program was chosen; None if the scenario states it."""
-    moved: str = ""
+    moved_part: str = ""
     """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
@@ -318,8 +318,8 @@ class LoadedScenario:
         have."""
         part, equals, tier = target.rpartition("=")
         if not equals:
-            whole = tier == RESIDENT or "+" in tier
-            return (self.weights_called[0] if whole else self.offloaded), tier
+            of_weights = tier == RESIDENT or "+" in tier
+            return (self.weights_called[0] if of_weights else self.offloaded), tier
         known = (self.weights_called[0], *self.parts)
         if part not in (*known, *self.weights_called):
             has = ", ".join(known)
@@ -332,7 +332,7 @@ class LoadedScenario:
         part = self.parts[name]
         there = READ_TIER[part.choice](tier, self.machine, name)
         edits = part.edits(there) if there != part.tier else ()
-        return replace(self._resolved(edited(self.document, edits)), moved=name)
+        return replace(self._resolved(edited(self.document, edits)), moved_part=name)
 
     def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
         """Return the problems of a placement, of which the first says what else can be moved."""
