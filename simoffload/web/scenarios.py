@@ -101,7 +101,7 @@ def _unchosen(variant: Variant) -> LoadedScenario:
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         text += " but the model with which it was started: simoffload serve FILE.gguf"
         raise InputError.at("", text, path=shortened(base))
-    named = base if base in _OPENED else base.rpartition("/")[2]  # a name without a slash is no folder
+    named = base if base in _OPENED else base.rstrip("/").rpartition("/")[2]  # no folder
     return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
 
 

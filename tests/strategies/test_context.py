@@ -8,8 +8,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import load_model
+from simoffload.planning.remedies import smallest_changes
 from simoffload.scenario import LoadedScenario, default_scenario
-from simoffload.simulation import simulate
+from simoffload.simulation import fit, simulate
 
 ROOM = 8_192
 TOKEN = load_model("qwen3-8b").kv_cache_bytes(batch=1, tokens=1)
@@ -59,6 +60,20 @@ def test_what_has_room_for_the_batch_alone_does_not_fit() -> None:
     refused = simulate(scenario("workload.context=131072", batch=8))
     assert (simulate(scenario(batch=8)).fits, refused.fits) == (True, False)
     assert any("lower context, batch_size" in one for one in refused.advice)
+
+
+@pytest.mark.parametrize(
+    ("more", "edits"),
+    [
+        (("workload.context=1000000",), {"workload.context"}),
+        (("workload.prompt_length=1000000",), {"workload.prompt_length"}),
+    ],
+)
+def test_what_makes_it_fit_is_less_room_or_a_shorter_prompt(more: tuple[str, ...], edits: set[str]) -> None:
+    found = smallest_changes(scenario(*more))
+    (change,) = (one for one in found if one.kind == "context")
+    assert {edit.assignment.partition("=")[0] for edit in change.edits} == edits
+    assert fit(scenario(*more).edited(*change.edits)).fits
 
 
 def test_commands_have_the_context() -> None:
