@@ -466,7 +466,7 @@ class Fsdp(Strategy):
     """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
 
     serves: ClassVar = frozenset({"training"})
-    traits: ClassVar = ProgramTraits(evidence="fsdp", method="FSDP", gathers="FSDP")
+    traits: ClassVar = ProgramTraits(title="FSDP", evidence="fsdp", method="FSDP", gathers="FSDP")
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
@@ -496,7 +496,7 @@ class Fsdp(Strategy):
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-            "memory (dram+dram); strategy.kind zero_training offloads otherwise",
+            "memory (dram+dram)",
         )
         if plan is None:
             return
@@ -505,7 +505,7 @@ class Fsdp(Strategy):
         if not self.cpu_offload and self.mixed_precision:
             yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
         config = {"zero_optimization": {"stage": 3}}
-        strategy = {"kind": "zero_training", "ranks": self.ranks, "ds_config": config}
+        strategy = {"kind": "deepspeed", "ranks": self.ranks, "ds_config": config}
         adapters = lora_moves(plan.model, before=(Edit(("strategy",), strategy),))
         stated = (one._replace(description=f"{one.description}, under ZeRO-3") for one in adapters)
         yield Tunable("adapters", stated)
@@ -513,7 +513,7 @@ class Fsdp(Strategy):
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""
         if not model.all_trainable:
-            text = "fsdp trains all parameters; frozen ones are modelled under zero_training"
+            text = "fsdp trains all parameters; frozen ones are modelled under deepspeed"
             raise InputError.at("strategy.kind", text)
         if self.optimizer != "AdamW" and self.cpu_offload:
             text = f"{self.optimizer} in host memory is not modelled; unset cpu_offload, or take AdamW"
