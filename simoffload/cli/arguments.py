@@ -503,7 +503,7 @@ def _add_models(parser: _Parser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the models that have a name")
     showing = _command(actions, "show", "print the modules of a model with their parameters")
-    showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
+    showing.add_argument("model", metavar="NAME", help="a name, or the path of a config.json or GGUF file")
     showing.add_argument(
         "--draft",
         action="store_true",

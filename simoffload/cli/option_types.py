@@ -83,8 +83,8 @@ _DRIVE = "a drive, several (4xID), an array or a server as storage (profiles lis
 
 
 def add_parts(parser: Options, *, offers: bool = False) -> None:
-    """Add the options that replace parts of the machine; with ``offers`` several drives may be named, each
-    of which is compared with the others."""
+    """Add the options that replace parts of the machine, and the one for the room for tokens; with ``offers``
+    several drives may be named, each of which is compared with the others."""
     for option, metavar, about in (
         ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
         ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),
@@ -96,6 +96,8 @@ def add_parts(parser: Options, *, offers: bool = False) -> None:
     else:
         parser.add_argument("--drive", action=Once, metavar="ID", help=_DRIVE)
     parser.add_argument("--gpus", type=count, action=Once, metavar="N", help="number of GPUs to use")
+    about = "tokens of a sequence, prompt and output included, for which memory must have room"
+    parser.add_argument("--context", type=count, action=Once, metavar="N", help=about)
 
 
 LIMITS = ("timeout", "memory")

@@ -270,10 +270,19 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
     folder = OutputFolder.of(arguments)
     changes = CommandChanges.of(arguments, model=arguments.model)
-    scenario = load(arguments.scenario, changes, of_stream=True, console=console)
     from simoffload.planning.costs import load_costs
-    from simoffload.planning.streams import stream
+    from simoffload.planning.streams import chat_overrides, stream, with_requests_named
+    from simoffload.scenario import names_model
 
+    of_model = names_model(arguments.scenario or arguments.model or "")
+    usual = chat_overrides(changes.overrides) if of_model else ()
+    scenario = load(
+        arguments.scenario,
+        changes._replace(overrides=(*usual, *changes.overrides)),
+        uses=("stream",),
+        console=console,
+    )
+    scenario = with_requests_named(scenario) if of_model else scenario
     prices = load_costs(arguments.costs)
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
@@ -317,7 +326,7 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
     name, start = arguments.scenario or arguments.model, None
     prepare = None
     if name:
-        scenario = load(arguments.scenario, changes, of_stream=True, console=console)
+        scenario = load(arguments.scenario, changes, uses=("workload", "stream"), console=console)
         prepare = partial(open_models, model_files(scenario))
         prepare()
         start = State((variant_of(scenario, name, changes.overrides),))

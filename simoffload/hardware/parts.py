@@ -132,11 +132,12 @@ class MachineKeys(Frozen):
     """Host memory as its modules are sold: 64 GB, which have 64 GiB."""
     drives: tuple[Text, ...] | Text | None = None
     """Local drives in place of those of the base, each a storage tier: an id, ``2x ID`` for an array in
-    RAID0, ``raid5 4x ID`` for another level; an empty list for none."""
+    RAID0, ``raid5 4x ID`` for another level; an empty list for none. Left out: those of the base, or of the
+    platform that stands for it."""
     network: Text | None = None
     """Network adapters in place of those of the base, separated by commas: ``10 Gb/s``, ``8x 400 Gb/s
     InfiniBand``, ``2x 100gbe`` or ``none``; the first kind carries collectives between hosts. File servers
-    behind them go into ``tiers``."""
+    behind them go into ``tiers``. Left out: those of ``base``, or none."""
 
 
 class ShortForm(MachineKeys):
@@ -422,7 +423,9 @@ class _Assembly(NamedTuple):
 
     def _wiring(self, data: Mapping[str, Any], *, beyond: bool) -> list[dict[str, Any]]:
         base, stated = self.base, sorted(parts_of(self.own.data))
-        about = f"described by its parts ({', '.join(stated)}); everything else as {base.id}, {base.name}"
+        about = f"described by its parts ({', '.join(stated)}); "
+        about += "" if self.is_stated or "network" in self.own.data else "no network; "
+        about += f"everything else as {base.id}, {base.name}"
         if beyond:
             about += "; each GPU has a slot with all its lanes at the CPU"
         dates = [one.date for one in base.wiring]
@@ -444,14 +447,14 @@ class _Assembly(NamedTuple):
         return {**others, f"host/{host.id}": {**others.get(f"host/{host.id}", {}), **change}}
 
     def _storage(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return drives and adapters; what a file without a base does not name, the machine does not have."""
+        """Return drives, those of the base unless the file names others, and adapters, all of which a file
+        without a base names."""
         parts, tiers = self.parts, data.get("tiers", {})
         local = {name: one for name, one in tiers.items() if "at" in one}
         remote = {name: one for name, one in tiers.items() if "through" in one}
         found: dict[str, Any] = {}
-        if parts.drives is not None or not self.is_stated:
-            drives = parts.drives or ()
-            texts = drives.split(",") if isinstance(drives, str) else drives
+        if parts.drives is not None:
+            texts = parts.drives.split(",") if isinstance(parts.drives, str) else parts.drives
             at = next((one["at"] for one in local.values()), [CPU])
             local = _at(self.own, "drives", lambda: dict(self._tiers(texts, at)))
         if parts.network is not None or not self.is_stated:

@@ -537,8 +537,7 @@ def compare_scenarios(
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    if any(scenario.moved for scenario in known.values()):  # not the weights, whose tiers name results
-        results = {label: replace(result, label=label) for label, result in results.items()}
+    results = _labelled(known, results)
     if objective is not None:
         first = next(iter(wanted.values()))
         results = {
@@ -639,7 +638,17 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
             stopped, results[label] = error, refused(scenario, error)
     if all(result.refused for result in results.values()):
         raise stopped or InputError(dict.fromkeys(problems))
-    return Comparison(results, baseline)
+    return Comparison(_labelled(scenarios, results), baseline)
+
+
+def _labelled(
+    scenarios: Mapping[str, LoadedScenario], results: dict[str, SimulationResult]
+) -> dict[str, SimulationResult]:
+    """Return the results with their labels as names, if something else than weights was moved, whose tiers
+    name results."""
+    if not any(scenario.moved_part for scenario in scenarios.values()):
+        return results
+    return {label: replace(result, label=label) for label, result in results.items()}
 
 
 def _named(problem: Problem, label: str) -> Problem:

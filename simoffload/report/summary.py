@@ -66,7 +66,7 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         verb = "gives" if group.measure.larger else "takes"
-        tied = VerdictPart(f"; {_tied(best, ties, alike='fast' if group.is_speed else 'good')}")
+        tied = VerdictPart(f"; {_tied(best, ties, as_good='fast' if group.is_speed else 'good')}")
         return Verdict.of(f"{title}{name} {verb} {value}", *settings, *cost, tied, *otherwise, *others)
     if len(timed) > 1:
         slower = timed[1]
@@ -155,12 +155,12 @@ def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Verdi
         yield VerdictPart(f"{text} per million {tokens}", rank, tabled=True)
 
 
-def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, alike: str) -> str:
+def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, as_good: str) -> str:
     """Return what is as fast as the fastest, and whether it costs more: "raid is as fast within the
     uncertainty and costs more"."""
     verb, plural = ("is", "costs") if len(ties) == 1 else ("are", "cost")
     prices = [_per_million(row.result) for row in (best, *ties)]
-    text = f"{_names(ties)} {verb} as {alike} within the uncertainty"
+    text = f"{_names(ties)} {verb} as {as_good} within the uncertainty"
     if not prices[0] or None in prices:
         return text
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]

@@ -54,8 +54,11 @@ from simoffload.models import (
     is_model,
     is_model_file,
     list_models,
+    model_file,
+    model_label,
     read_gguf,
     resembled_model,
+    similar_models,
 )
 from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
@@ -71,6 +74,7 @@ from simoffload.shipped import shipped_folder
 from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
+    Description,
     MovablePart,
     Placement,
     Placements,
@@ -252,7 +256,7 @@ class LoadedScenario:
     """The cache that it was built with, which its variants share."""
     choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
     """How its program was chosen; None if the scenario states it."""
-    moved: str = ""
+    moved_part: str = ""
     """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
@@ -314,8 +318,8 @@ class LoadedScenario:
         have."""
         part, equals, tier = target.rpartition("=")
         if not equals:
-            whole = tier == RESIDENT or "+" in tier
-            return (self.weights_called[0] if whole else self.offloaded), tier
+            of_weights = tier == RESIDENT or "+" in tier
+            return (self.weights_called[0] if of_weights else self.offloaded), tier
         known = (self.weights_called[0], *self.parts)
         if part not in (*known, *self.weights_called):
             has = ", ".join(known)
@@ -328,7 +332,7 @@ class LoadedScenario:
         part = self.parts[name]
         there = READ_TIER[part.choice](tier, self.machine, name)
         edits = part.edits(there) if there != part.tier else ()
-        return replace(self._resolved(edited(self.document, edits)), moved=name)
+        return replace(self._resolved(edited(self.document, edits)), moved_part=name)
 
     def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
         """Return the problems of a placement, of which the first says what else can be moved."""
@@ -405,7 +409,8 @@ class LoadedScenario:
         workload, strategy = self.scenario.workload, self.scenario.strategy
         if workload.kind not in strategy.serves:
             raise self._mismatch()
-        if self.model.quantization is not None and workload.kind != "inference":
+        adapts = workload.kind == "training" and strategy.description.trains != Description().trains
+        if self.model.quantization is not None and workload.kind != "inference" and not adapts:
             raise self._quantized_training()
         if workload.kind == "training":
             self.check_passes()
@@ -512,8 +517,8 @@ class LoadedScenario:
     def _quantized_training(self) -> InputError:
         """Return the error for a workload that changes or saves quantized weights."""
         text = (
-            f"training with weights in {self.model.quantization} is not supported; write quantization: none, "
-            "or for QLoRA strategy.lora.quantize: nf4"
+            f"weights in {self.model.quantization} are not trained; write quantization: none, or train "
+            "adapters on them (QLoRA): quantization: nf4-dq with strategy.lora: {r: 16}"
         )
         return InputError([self.document.problem(("model", "quantization"), text)])
 
@@ -678,9 +683,9 @@ def gguf_document(source: str) -> Document | None:
 
 
 def names_model(source: str) -> bool:
-    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
-    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
-    if source.lower().endswith(GGUF):
+    """Return whether a text names a model, by name or by its file, and neither another file nor a shipped
+    scenario; in ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if model_file(source) is not None:
         return True
     if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
         return False
@@ -887,7 +892,7 @@ def _with_value(part: M, path: list[str], changed: Callable[[str], str]) -> M:
 def locate(source: str | Path) -> Path:
     """Return the file of a scenario given by path or shipped name. Raises InputError if there is none."""
     path = Path(source)
-    if path.suffix in SUFFIXES or exists(path):
+    if model_file(str(source)) is None and (path.suffix in SUFFIXES or exists(path)):
         return path
     shipped = find_scenario(str(source))
     if shipped is not None:
@@ -896,13 +901,13 @@ def locate(source: str | Path) -> Path:
 
 
 def _no_scenario(name: str) -> str:
-    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    """Return what is wrong with a name that is neither the file of a scenario nor a shipped one."""
     if names_model(name):
         return "is a model, not a scenario; question (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
-    hint = candidates(name, [*list_scenarios(), *list_models()])
+    hint = candidates(name, [*list_scenarios(), *list_models()]) or similar_models(name)
     return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
@@ -918,7 +923,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
-        document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
+        document = edited(document, [Edit(("workload",), _BESIDE_STREAM)], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
     if "strategy" not in document.data:
@@ -995,7 +1000,13 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
 
 
 USUAL_WORK: Mapping[str, dict[str, Any]] = {
-    "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
+    "inference": {
+        "kind": "inference",
+        "batch_size": 1,
+        "prompt_length": 2048,
+        "output_length": 512,
+        "context": 8192,
+    },
     "training": {
         "kind": "training",
         "batch_size": 1,
@@ -1003,8 +1014,10 @@ USUAL_WORK: Mapping[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
 }
-"""The workload of a default scenario by its kind: one short conversation, or one sequence that is trained, on
-each GPU (our choice)."""
+"""The workload of a default scenario by its kind: one turn of a conversation with room for some more, or one
+sequence that is trained, on each GPU (our choice)."""
+_BESIDE_STREAM = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""The workload of a scenario that has only a stream of requests."""
 
 
 @limited
@@ -1019,14 +1032,16 @@ def default_scenario(
     """Return a scenario of a model, by name or file, on ``gpus`` GPUs of a platform, by default on all, whose
     program is yet to be chosen.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out. With ``workload.kind=training`` among the
-    overrides it trains 2048 tokens with gradient checkpointing.
+    It has one sequence on each GPU, 2048 tokens in and 512 out with room for 8192 (fewer if the model has
+    fewer positions). With ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient
+    checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    data: dict[str, Any] = {"name": Path(model).name, "model": model, "workload": work}
+    named, model = model_label(model), model_file(model) or model
+    data: dict[str, Any] = {"name": named, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
@@ -1037,8 +1052,32 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
         raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
-    filled = _filled(resolve(document, cache=cache, placed=placed), gpus)
+    scenario = resolve(document, cache=cache, placed=placed)
+    given = {split_assignment(one)[0] for one in overrides}
+    filled = edited(_filled(scenario, gpus), _within_positions(scenario, given))
     return resolve(filled, cache=cache, placed=placed)
+
+
+def _within_positions(scenario: LoadedScenario, given: set[str]) -> tuple[Edit, ...]:
+    """Return the edits of usual lengths for which a model has too few positions, unless they are given."""
+    most, work, usual = (
+        scenario.model.max_position_embeddings,
+        scenario.scenario.workload,
+        USUAL_WORK["inference"],
+    )
+    if most is None or not isinstance(work, Inference) or most >= usual["context"] or "workload" in given:
+        return ()
+    free = {key for key in ("prompt_length", "output_length", "context") if f"workload.{key}" not in given}
+    output = work.output_length
+    if "output_length" in free:
+        taken = 0 if "prompt_length" in free else work.prompt_length
+        output = max(1, min(output, most // 4, most - taken))
+    fitting = {
+        "prompt_length": max(1, min(work.prompt_length, most - output)),
+        "output_length": output,
+        "context": most,
+    }
+    return tuple(Edit(("workload", key), size) for key, size in fitting.items() if key in free)
 
 
 def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -114,6 +115,15 @@ def weights_tiers(plan: Plan) -> tuple[str, ...]:
         sizes[one.tier] += one.size if one.kind == "weights" else 0
     beside = sum(sizes.values()) - sizes["hbm"]
     return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
+
+
+def offloaded_tiers(plan: Plan) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth of all weights or more, in the platform's order."""
+    sizes = dict.fromkeys(plan.machine.tiers, 0)
+    for one in plan.held:
+        sizes[one.tier] += one.size if one.kind == "weights" else 0
+    least = max(1, sum(sizes.values()) // 10)
+    return tuple(name for name, size in sizes.items() if name != "hbm" and size >= least)
 
 
 def optimizer_target(plan: Plan) -> str:
@@ -425,6 +435,8 @@ class Placements(NamedTuple):
     """Whether every GPU has a full copy already."""
     no_copies: str = ""
     """Reason why a full copy in each GPU is not equivalent work."""
+    kept: Mapping[str, Any] = MappingProxyType({})
+    """Keys of the strategy that say what the work is, and that a full copy in each GPU keeps."""
     caveat: Callable[[str, int], str] = lambda _tier, _ranks: ""
     """Function from a tier and a number of ranks to what prevents a misreading after "weights on <tier>"."""
     allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
@@ -483,11 +495,8 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
         if not known.no_copies:
-            return (
-                ()
-                if known.copied
-                else (Edit(("strategy",), {"kind": "transformers", "ranks": strategy.gpus}),)
-            )
+            section = {"kind": "transformers", "ranks": strategy.gpus, **known.kept}
+            return () if known.copied else (Edit(("strategy",), section),)
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
         return known.edits(placement)

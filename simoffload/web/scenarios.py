@@ -101,7 +101,8 @@ def _unchosen(variant: Variant) -> LoadedScenario:
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         text += " but the model with which it was started: simoffload serve FILE.gguf"
         raise InputError.at("", text, path=shortened(base))
-    return asked(base, DESKTOP, parts=MachineParts(), overrides=edits)
+    named = base if base in _OPENED else base.rstrip("/").rpartition("/")[2]  # no folder
+    return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
 
 
 def model_files(scenario: LoadedScenario) -> tuple[str, ...]:

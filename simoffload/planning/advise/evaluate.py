@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simoffload.documents import Edit, Location, suggest
-from simoffload.errors import InputError, SimulationError, WorkLimitError, shortened
+from simoffload.documents import Edit, Location
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import limited
 from simoffload.planning.advise.options import memory, options_of
 from simoffload.planning.alternatives import only_with
@@ -18,9 +18,9 @@ from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
-from simoffload.planning.service_levels import limited_metrics, short_name
+from simoffload.planning.service_levels import metric_named, short_name
 from simoffload.progress import Watcher, steps, watched_by
-from simoffload.results import KINDS, Change, Metric, SimulationResult, by_name
+from simoffload.results import Change, Metric, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import BEYOND
 from simoffload.workload import Checkpointing, Inference
@@ -132,22 +132,9 @@ def objective_of(scenario: LoadedScenario, asked: str | None) -> Objective:
         asked = "latency" if one_at_a_time(scenario) else "throughput"
     if asked in _NAMED:
         return Objective(asked)
-    kind = next(one for one in KINDS if one.kind == scenario.scenario.workload.kind)
-    metric = metric_named(asked, (*kind.declared.values(), *COST_METRICS.values()), besides=_NAMED)
+    kind = scenario.scenario.workload.kind
+    metric = metric_named(asked, kind, besides=(*_NAMED, *COST_METRICS.values()))
     return Objective(metric.name, metric)
-
-
-def metric_named(asked: str, metrics: Iterable[Metric], *, besides: Sequence[str] = ()) -> Metric:
-    """Return the metric with a better direction that ``--objective`` names, as people write it or in full.
-
-    Raises InputError for an unknown one, which also names what is allowed ``besides``.
-    """
-    found = limited_metrics(metrics)
-    metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)
-    if metric is not None:
-        return metric
-    given, known = shortened(str(asked)), (*besides, *found)
-    raise InputError.at(given, f"is not one of {', '.join(known)}{suggest(given, known)}", path="--objective")
 
 
 def check_improvable(objective: Objective, result: SimulationResult, cost: Economics) -> None:

@@ -61,5 +61,8 @@ class Best(Strategy):
             return tuple(Edit.at(f"strategy.{key}", tier) for key, tier in named.items() if tier)
 
         yield Placements(
-            now=lambda: Placement(self.weights or "hbm", self.optimizer), possible=tuple(pairs()), edits=edits
+            now=lambda: Placement(self.weights or "hbm", self.optimizer),
+            possible=tuple(pairs()),
+            edits=edits,
+            kept=self.model_extra or {},
         )
