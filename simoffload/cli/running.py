@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +16,9 @@ from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
+    from simoffload.planning.advise import Tried
     from simoffload.planning.compare import Comparison
+    from simoffload.planning.costs import CostList
     from simoffload.planning.streams import StreamResult
     from simoffload.report.comparison import Published
     from simoffload.results import SimulationResult
@@ -73,25 +77,44 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             )
             # Worked out here, and kept for the report.
             _ = result.remedies, result.explanation, result.next_changes
+            following = () if arguments.explain or console.as_json else _following(scenario, result, prices)
         with Waiting(console):
-            return _reported(scenario, result, folder, arguments, console)
+            return _reported(scenario, result, following, folder, arguments, console)
+
+
+def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostList) -> Sequence[Tried]:
+    """Return what to change next, where a time was asked for; nothing where a limit is reached."""
+    if result.step is None or scenario.choice is None:
+        return ()
+    from simoffload.errors import SimoffloadError
+    from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.next_steps import next_steps
+
+    with suppress(SimoffloadError):
+        return next_steps(Evaluator(scenario, result=result), prices)
+    return ()
 
 
 @limited
 def _reported(
     scenario: LoadedScenario,
     result: SimulationResult,
+    following: Sequence[Tried],
     folder: OutputFolder | None,
     arguments: Namespace,
     console: Console,
 ) -> _Run:
-    """Make the report of a result and write its files."""
+    """Make the report of a result and write its files; without ``--explain`` the first screen is printed."""
+    from simoffload.report.first_screen import first_screen
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
+    from simoffload.results.metrics import plain
 
     keep(scenario.scenario.engine.limits)
     now_doing("reporting")
     data = result.to_dict() if folder or console.as_json else None
+    if data is not None and scenario.choice is not None:
+        data["choice"] = plain(scenario.choice)
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     note, files = "", report_files(document, data) if folder else {}
@@ -102,7 +125,8 @@ def _reported(
         if wording.unit_name != "pass":
             part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
             note = f"{TRACE} shows {part}"
-    answer = Answer.of(document, data, folder, files, console)
+    screen = () if arguments.explain else first_screen(scenario, result, following)
+    answer = Answer.of(document, data, folder, files, console, screen=screen)
     return _Run(answer, result.fits, tuple(result.all_warnings) if console.as_json else (), note)
 
 
@@ -118,10 +142,12 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
+            objective=arguments.objective,
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,
             unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),
+            free_settings=_at_best_settings(arguments),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
     with Waiting(console):
@@ -133,6 +159,17 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     answer.list_files(console)
     fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+
+
+def _at_best_settings(arguments: Namespace) -> bool:
+    """Return whether offers are compared at their best free settings: if that is asked for, and by default
+    several drives, and tiers for models that are named alone, of which nobody stated settings."""
+    from simoffload.scenario import names_model
+
+    if arguments.settings is not None:
+        return bool(arguments.settings == "best")
+    named = all(map(names_model, arguments.scenarios or arguments.models))
+    return len(arguments.offers) > 1 or bool(arguments.on and named and not arguments.strategy)
 
 
 def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
@@ -156,7 +193,7 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         raise refusal("compare", message)
     if several and arguments.on:
         raise refusal("compare", "several drives are offers, each on a tier of its own; leave out --on")
-    arguments.drive = None if several else next(iter(drives), None)
+    arguments.drive, arguments.offers = None if several else next(iter(drives), None), drives
     return scenario_set(
         sources,
         arguments.on,
@@ -233,10 +270,19 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
     folder = OutputFolder.of(arguments)
     changes = CommandChanges.of(arguments, model=arguments.model)
-    scenario = load(arguments.scenario, changes, of_stream=True, console=console)
     from simoffload.planning.costs import load_costs
-    from simoffload.planning.streams import stream
+    from simoffload.planning.streams import chat_overrides, stream, with_requests_named
+    from simoffload.scenario import names_model
 
+    of_model = names_model(arguments.scenario or arguments.model or "")
+    usual = chat_overrides(changes.overrides) if of_model else ()
+    scenario = load(
+        arguments.scenario,
+        changes._replace(overrides=(*usual, *changes.overrides)),
+        uses=("stream",),
+        console=console,
+    )
+    scenario = with_requests_named(scenario) if of_model else scenario
     prices = load_costs(arguments.costs)
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
@@ -280,7 +326,7 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
     name, start = arguments.scenario or arguments.model, None
     prepare = None
     if name:
-        scenario = load(arguments.scenario, changes, of_stream=True, console=console)
+        scenario = load(arguments.scenario, changes, uses=("workload", "stream"), console=console)
         prepare = partial(open_models, model_files(scenario))
         prepare()
         start = State((variant_of(scenario, name, changes.overrides),))

@@ -85,8 +85,8 @@ def validate(
 ) -> M:
     """Return the model of a document, or of the part of it at a location.
 
-    ``checked`` has values of some of its keys that are valid already. Validators find the whole tree in their
-    context. Raises InputError with every problem found, in the order of the file.
+    ``checked`` has values of some of its keys that are valid already. Validators find all of the tree in
+    their context. Raises InputError with every problem found, in the order of the file.
     """
     tree = document.data
     for part in at:

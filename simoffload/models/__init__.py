@@ -28,7 +28,7 @@ from simoffload.models.cost import (
 from simoffload.models.families import FAMILIES
 from simoffload.models.formats import FORMATS, Kernel, Method
 from simoffload.models.gguf_file import read_gguf, tensor_names
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
 from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
 from simoffload.models.modules import (
     GROWING,
@@ -55,10 +55,26 @@ from simoffload.models.shape import (
     stored_bytes,
     window_of,
 )
-from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
-from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
+from simoffload.models.sizes import (
+    canonical_model,
+    find_model,
+    is_model,
+    list_models,
+    resembled_model,
+    similar_models,
+)
+from simoffload.models.spec import (
+    GGUF,
+    ModelSpec,
+    is_model_file,
+    load_model,
+    model_file,
+    model_label,
+    states_form,
+)
 
 __all__ = [
+    "ALL_LINEAR",
     "ANY_TEXT",
     "FAMILIES",
     "FORMATS",
@@ -86,6 +102,7 @@ __all__ = [
     "Parameter",
     "Repeated",
     "Sequences",
+    "Targets",
     "Traits",
     "WeightCost",
     "absorbed_kernels",
@@ -96,6 +113,7 @@ __all__ = [
     "canonical_model",
     "conditions_of",
     "deepspeed_quantization",
+    "find_model",
     "forward_cost",
     "grouped",
     "has_gguf",
@@ -105,13 +123,16 @@ __all__ = [
     "list_models",
     "load_model",
     "loss_module",
+    "model_file",
+    "model_label",
     "module_cost",
-    "nf4_bits",
     "parameters_of",
     "quantized",
     "read_expression",
     "read_gguf",
     "resembled_model",
+    "similar_models",
+    "states_form",
     "stored_bytes",
     "tensor_names",
     "tokens_of",

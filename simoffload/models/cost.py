@@ -345,6 +345,11 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
         kernels = attention_kernels(shape, sequences, window=module.window, backward=True)
         rest = forward.bytes - attention_kernels(shape, sequences, window=module.window).bytes
         return ModuleCost(kernels.flops, kernels.bytes + 2 * rest)
+    if module.kind == "adapter":
+        # The gradient is scaled for the adapter (1 read, 1 written); the two of the input are added (2, 1).
+        elements = 2 * (module.in_features - module.out_features) + 3 * module.width
+        seen = batch * length * module.share * elements
+        return ModuleCost(seen / 2, seen * shape.dtype_bytes)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
         return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
     if module.kind in ("linear", "router"):

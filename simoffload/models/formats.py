@@ -103,6 +103,9 @@ GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py),
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
+_NESTED = _BITSANDBYTES._replace(kernels=3, operations=4)
+"""Double quantization decodes the scales first, and adds their offset (``dequantize_4bit``,
+bitsandbytes/functional.py)."""
 _AWQ = Dequantization(_INT4_RATE, "int4", most_tokens=1023)
 """From 1024 tokens on weights are written in full first (AutoAWQ, awq/modules/linear/gemm.py)."""
 
@@ -247,9 +250,8 @@ def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
     nested = (part("nested_absmax", 4, 64 * 256), part("nested_quant_map", 1024), part("nested_offset", 4))
     scales = (*first, *nested) if double_quantized else first
     name = "nf4-dq" if double_quantized else "nf4"
-    return WeightFormat(
-        name, Fraction(4), "weight", scales, dequantization=_BITSANDBYTES, method="bitsandbytes-4bit"
-    )
+    cost = _NESTED if double_quantized else _BITSANDBYTES
+    return WeightFormat(name, Fraction(4), "weight", scales, dequantization=cost, method="bitsandbytes-4bit")
 
 
 @cache

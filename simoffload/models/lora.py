@@ -1,27 +1,33 @@
-"""LoRA: small trainable matrices next to frozen linear layers, and 4-bit base weights (QLoRA).
+"""LoRA: small trainable matrices next to frozen linear layers.
 
-References: Hu et al., LoRA, arXiv 2106.09685; Dettmers et al., QLoRA, arXiv 2305.14314; names as in Hugging
-Face's PEFT.
+References: Hu et al., LoRA, arXiv 2106.09685; names and choice of layers as in Hugging Face's PEFT 0.18
+(tuners/lora/layer.py, ``Linear.forward``; tuners/tuners_utils.py, ``_maybe_include_all_linear_layers``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
-from simoffload.models.formats import bitsandbytes
-from simoffload.models.modules import Module, linear
+from simoffload.models.modules import Module, adapter_sum, linear
 from simoffload.models.shape import LayerGroup, ModelShape
 
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+"""PEFT's name for all linear layers but the output layer."""
+Targets = Sequence[str] | Literal["all-linear"]
 
-def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> ModelShape:
+
+def with_lora(shape: ModelShape, *, r: int, target_modules: Targets = ALL_LINEAR) -> ModelShape:
     """Freeze a model and add adapters of rank ``r`` to every linear layer that one of the names matches.
 
-    A name matches as in PEFT: the module's own or the end of its path after a dot. Each target is followed by
-    ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without bias or dropout. Raises InputError for a
-    rank below 1, a name that matches nothing and one that matches a module without a single matrix.
+    A name matches as in PEFT: the module's own or the end of its path after a dot. "all-linear" are all
+    linear layers but the output layer; experts in one tensor and routers are not linear layers (transformers
+    5: parameters). Each target is followed by ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without
+    bias or dropout, and the sum of both results. Raises InputError for a rank below 1, a name that matches
+    nothing and one that matches a module without a single matrix.
     """
     if r < 1:
         raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
@@ -37,32 +43,36 @@ def with_lora(shape: ModelShape, *, r: int, target_modules: Sequence[str]) -> Mo
     )
 
 
-def nf4_bits() -> float:
-    """Return the bits per weight in bitsandbytes' NF4 with double quantization, its share of the scales
-    included."""
-    return bitsandbytes(double_quantized=True).bits_per_weight
-
-
-def _adapted(modules: Sequence[Module], r: int, targets: Sequence[str]) -> tuple[Module, ...]:
+def _adapted(modules: Sequence[Module], r: int, targets: Targets) -> tuple[Module, ...]:
     found: list[Module] = []
     for module in modules:
         frozen = tuple(parameter._replace(trainable=False) for parameter in module.parameters)
         found.append(module._replace(parameters=frozen))
-        if any(_matches(module, target) for target in targets):
-            share, name = module.share, module.name
-            found.append(linear(f"{name}.lora_A", module.in_features, r, share=share))
-            found.append(linear(f"{name}.lora_B", r, module.out_features, share=share))
+        if _is_target(module, targets):
+            share, name, (wide, out) = module.share, module.name, (module.in_features, module.out_features)
+            parts = (
+                linear(f"{name}.lora_A", wide, r, share=share),
+                linear(f"{name}.lora_B", r, out, share=share),
+                adapter_sum(f"{name}.lora", wide, out, copied=_is_quantized(module), share=share),
+            )
+            found += (one._replace(expert=module.expert) for one in parts)
     return tuple(found)
 
 
-def _check(modules: Sequence[Module], targets: Sequence[str]) -> None:
+def _is_target(module: Module, targets: Targets) -> bool:
+    if targets == ALL_LINEAR:
+        return module.kind == "linear" and module.parallel != "vocabulary" and _is_matrix(module)
+    return any(_matches(module, target) for target in targets)
+
+
+def _check(modules: Sequence[Module], targets: Targets) -> None:
     if not targets:
         raise InputError.at(
             "lora.target_modules", "is empty; name linear layers, for example q_proj and v_proj"
         )
-    for target in targets:
+    linears = ", ".join(sorted({one.name.rpartition(".")[2] for one in modules if _is_matrix(one)}))
+    for target in [] if targets == ALL_LINEAR else targets:
         matched = [module for module in modules if _matches(module, target)]
-        linears = ", ".join(sorted({one.name.rpartition(".")[2] for one in modules if _is_matrix(one)}))
         if not matched:
             raise InputError.at(
                 "lora.target_modules", f"{quoted(target)} matches no module; linear layers: {linears}"
@@ -75,6 +85,10 @@ def _check(modules: Sequence[Module], targets: Sequence[str]) -> None:
 
 def _matches(module: Module, target: str) -> bool:
     return module.name == target or module.name.endswith(f".{target}")
+
+
+def _is_quantized(module: Module) -> bool:
+    return any(parameter.storage is not None for parameter in module.parameters)
 
 
 def _is_matrix(module: Module) -> bool:

@@ -147,7 +147,16 @@ class CpuAttentionCode(NamedTuple):
 
 
 ModuleKind = Literal[
-    "container", "embedding", "norm", "linear", "activation", "dropout", "rotary", "attention", "router"
+    "container",
+    "embedding",
+    "norm",
+    "linear",
+    "activation",
+    "dropout",
+    "rotary",
+    "attention",
+    "router",
+    "adapter",
 ]
 
 
@@ -189,7 +198,8 @@ class Module(NamedTuple):
     """Number of tensors that ZeRO-3's hooks process one by one: positional arguments, and results beyond the
     first."""
     width: int = 0
-    """Elements of the result for each token, for an embedding, a norm and an activation."""
+    """Elements of the result for each token, for an embedding, a norm and an activation; of the input for the
+    sum of an adapter."""
     strided: int = 0
     """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
     flat: bool = False
@@ -344,6 +354,22 @@ def activation(name: str, width: int, *, reads: int, writes: int, share: float =
     )
 
 
+def adapter_sum(
+    name: str, in_features: int, out_features: int, *, copied: bool = False, share: float = 1.0
+) -> Module:
+    """Build what PEFT does around the two products of an adapter: the result of the second one is scaled (1
+    read, 1 written) and added to that of the frozen layer (2, 1), which is ``copied`` first (1, 1) if its
+    weights have 4 bits (tuners/lora/bnb.py)."""
+    return Module(
+        name,
+        "adapter",
+        in_features=(4 if copied else 3) * out_features,
+        out_features=(3 if copied else 2) * out_features,
+        share=share,
+        width=in_features,
+    )
+
+
 def dropout(name: str) -> Module:
     """Build a dropout, which computes nothing in inference but has hooks."""
     return Module(name, "dropout")
@@ -435,6 +461,8 @@ class Operations(NamedTuple):
     embedding: int = 2
     dropout: int = -1
     """Operations of a dropout; -1 as its call launches nothing."""
+    adapter: int = 2
+    """Operations of the sum of an adapter: scaling and addition (our count)."""
 
 
 class SavedActivations(NamedTuple):

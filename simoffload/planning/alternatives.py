@@ -123,6 +123,11 @@ def _in_format(evaluator: Evaluator, change: Change, name: str) -> Change:
     )
 
 
+def formats_of(scenario: LoadedScenario, kind: str) -> tuple[str, ...]:
+    """Return the names of formats in which the program of a kind may load the weights of a scenario."""
+    return _formats(scenario, _class_of(kind))
+
+
 def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
     """Return the names of formats that may replace the data type of the weights, or the format of a release
     that the program does not load."""

@@ -18,12 +18,15 @@ from pydantic import TypeAdapter
 from simoffload.documents import quoted
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing
+from simoffload.planning.advise import objective_of
 from simoffload.planning.alternatives import in_gpus, in_place_of_target, without_offloading
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.free_settings import FreeSettings, best_settings
+from simoffload.planning.question import loaded
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import ADDED, Change, SimulationResult, by_name, with_intervals
@@ -32,12 +35,11 @@ from simoffload.scenario import (
     ScenarioSource,
     canonical_target,
     load_scenario,
-    loaded,
 )
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies.base import moving
-from simoffload.units import format_bytes, format_number, format_seconds
+from simoffload.units import format_bytes, format_number
 from simoffload.workload import Checkpointing
 
 if TYPE_CHECKING:
@@ -128,7 +130,9 @@ class NearerPlace:
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
-        time = f"{result.step_metric.column} {format_seconds(result.step_time_s or 0.0)}"
+        metric = result.compared_metric
+        time = metric.text(result.value_of(metric.name) or 0.0)
+        time = f"{metric.column} {time}" if metric.unit.name == "s" else time
         faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"
@@ -241,6 +245,8 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
 # -- comparisons -----------------------------------------------------------------------------------
 
 SCHEMA = "simoffload/comparison/1"
+AS_CONFIGURED = ", as configured"
+"""End of the label of an offer with the settings of its scenario, beside it at its best free settings."""
 
 
 @dataclass(frozen=True)
@@ -254,10 +260,29 @@ class Comparison:
     """Memory that the machines have and that would do, where everything compared is on storage."""
     nearer_stopped: str = ""
     """The limit that kept the comparison from trying all such memory; empty if it tried it."""
+    free_settings: Mapping[str, FreeSettings] = field(default_factory=dict)
+    """What was found for each offer whose settings were searched for, by label."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about nearer places that would do, for reports."""
+        """Sentences about settings of offers and about nearer places that would do, for reports."""
+        return (*self._settings_notes, *self._nearer_notes)
+
+    @property
+    def _settings_notes(self) -> Iterator[str]:
+        for label, one in self.free_settings.items():
+            if one.changes:
+                settings = ", ".join(change.description for change in one.changes)
+                yield f"{label} is at its best settings that cost nothing: {settings}"
+        reasons = dict.fromkeys(one.stopped for one in self.free_settings.values() if one.stopped)
+        for why in reasons:
+            labels = (label for label, one in self.free_settings.items() if one.stopped == why)
+            yield f"{', '.join(labels)}: not all settings that cost nothing were tried: {why}"
+        if self.free_settings and not any(one.changes for one in self.free_settings.values()):
+            yield "no setting that costs nothing makes any of them faster"
+
+    @property
+    def _nearer_notes(self) -> tuple[str, ...]:
         stopped = "whether other memory of the machine would do was not found out: "
         missing = (f"{stopped}{self.nearer_stopped}",) if self.nearer_stopped else ()
         if not self.nearer:
@@ -331,7 +356,9 @@ class Comparison:
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
         """Cheapest answer per unit of work, and the prices at which the next one would be cheaper."""
-        return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
+        judged = {label: one for label, one in self.results.items() if not one.superseded}
+        costs = self.economics
+        return verdicts(Costed(label, one, costs[label]) for label, one in judged.items() if label in costs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -341,6 +368,7 @@ class Comparison:
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
             "nearer": [one.to_dict() for one in self.nearer],
             **({"nearer_stopped": self.nearer_stopped} if self.nearer_stopped else {}),
+            **({"free_settings": self._settings_by_label} if self.free_settings else {}),
             "compared": [
                 {
                     "label": label,
@@ -353,6 +381,10 @@ class Comparison:
                 for label, result in self.results.items()
             ],
         }
+
+    @property
+    def _settings_by_label(self) -> dict[str, dict[str, Any]]:
+        return {label: one.to_dict() for label, one in self.free_settings.items()}
 
     def plot(self, *, log: bool = False) -> Figure:
         """Return a plotly figure: the compared time of each result with its interval, the fastest on top.
@@ -432,6 +464,7 @@ def compare(
     targets: Sequence[str],
     *,
     baseline: str | None = None,
+    objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
@@ -441,9 +474,10 @@ def compare(
 
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
     machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
-    is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
-    shipped one by default. Where all targets are storage and memory that is there would do, ``nearer`` of the
-    comparison says so; the argument ``nearer`` adds the results as rows. What
+    is one of the targets; by default the first that has times. ``objective`` is the metric that decides which
+    is best, as ``advise`` takes it; by default tokens/s of the whole request. ``costs`` is a list of prices
+    and powers, the shipped one by default. Where all targets are storage and memory that is there would do,
+    ``nearer`` of the comparison says so; the argument ``nearer`` adds the results as rows. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -453,6 +487,7 @@ def compare(
     return compare_scenarios(
         retargeted,
         baseline=baseline,
+        objective=objective,
         costs=costs,
         nearer=nearer,
         keep_timelines=keep_timelines,
@@ -465,19 +500,23 @@ def compare_scenarios(
     scenarios: Mapping[str, ScenarioSource],
     *,
     baseline: str | None = None,
+    objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
     unoffloaded: bool = False,
+    free_settings: bool = False,
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone, those of one for the
     whole search for nearer memory.
 
-    With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
-    once.
+    With ``free_settings``, each label means its scenario at its best free settings (``best_settings``); where
+    these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the
+    same work without offloading is added: for each label that ends in a target, or once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
+    wanted = {} if objective is None else {one: objective_of(it, objective) for one, it in known.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
     for label, scenario in without_offloading(known, results) if unoffloaded else ():
@@ -487,6 +526,8 @@ def compare_scenarios(
     offers = {label: known[label] for label in scenarios}
     with watched_by(progress):
         _simulate(known, results, offers, keep_timelines=keep_timelines)
+        found = _at_best_settings(known, results, offers if free_settings else (), keep_timelines)
+        offers = {label: known[label] for label in scenarios}
         search = NearerSearch(keep_timelines=nearer and keep_timelines).run(offers, results)
     for place in search.found if nearer else ():
         if place.label not in results:
@@ -496,7 +537,60 @@ def compare_scenarios(
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    return replace(capacities, results=results, nearer=tuple(search.found), nearer_stopped=search.stopped)
+    results = _labelled(known, results)
+    if objective is not None:
+        first = next(iter(wanted.values()))
+        results = {
+            label: replace(each, asked=wanted.get(label, first).asked(each))
+            for label, each in results.items()
+        }
+        _check_value(objective, results.values())
+    return replace(
+        capacities,
+        results=results,
+        nearer=tuple(search.found),
+        nearer_stopped=search.stopped,
+        free_settings=found,
+    )
+
+
+def _at_best_settings(
+    known: dict[str, LoadedScenario],
+    results: dict[str, SimulationResult],
+    offers: Collection[str],
+    keep_timelines: bool,
+) -> dict[str, FreeSettings]:
+    """Replace offers by what they are at their best free settings, each followed by what it was before where
+    that differs; return what was found, by label."""
+    timed = [label for label in offers if results[label].compared_s is not None]
+    found = {
+        label: best_settings(known[label], results[label], keep_timelines=keep_timelines)
+        for label in steps(timed, lambda label: f"{label}: free settings")
+    }
+    configured, before = dict(known), dict(results)
+    known.clear()
+    results.clear()
+    changed = any(one.changes for one in found.values())
+    for label, scenario in configured.items():
+        shown = replace(before[label], label=label) if changed else before[label]
+        known[label], results[label] = scenario, shown
+        best = found.get(label)
+        if best is not None and best.changes:
+            was = f"{label}{AS_CONFIGURED}"
+            known[label] = best.scenario
+            results[label] = replace(best.result, label=label, settings=best.text)
+            known[was] = scenario
+            name = f"{shown.name}{AS_CONFIGURED}"
+            results[was] = replace(shown, name=name, label=was, superseded=True)
+    return found
+
+
+def _check_value(objective: str, results: Collection[SimulationResult]) -> None:
+    """Raise InputError if no result that fits has a value of the objective."""
+    timed = [one for one in results if one.step is not None]
+    if timed and all(one.compared_s is None for one in timed):
+        text = "has no value in any of them; name another objective"
+        raise InputError.at(objective, text, path="--objective")
 
 
 def _simulate(
@@ -544,7 +638,17 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
             stopped, results[label] = error, refused(scenario, error)
     if all(result.refused for result in results.values()):
         raise stopped or InputError(dict.fromkeys(problems))
-    return Comparison(results, baseline)
+    return Comparison(_labelled(scenarios, results), baseline)
+
+
+def _labelled(
+    scenarios: Mapping[str, LoadedScenario], results: dict[str, SimulationResult]
+) -> dict[str, SimulationResult]:
+    """Return the results with their labels as names, if something else than weights was moved, whose tiers
+    name results."""
+    if not any(scenario.moved_part for scenario in scenarios.values()):
+        return results
+    return {label: replace(result, label=label) for label, result in results.items()}
 
 
 def _named(problem: Problem, label: str) -> Problem:

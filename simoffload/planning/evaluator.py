@@ -11,8 +11,9 @@ from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
+from simoffload.planning.question import loaded
 from simoffload.results import Change, SimulationResult, TierUse
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
@@ -168,8 +169,15 @@ class Evaluator:
                 yield one
 
     def changes(self, purpose: Purpose) -> Iterator[Change]:
-        """Yield the changes of these tunables."""
-        return (change for one in self.tunables(purpose) for change in one.changes)
+        """Yield the changes of these tunables, which do not know how the scenario names its model."""
+        for one in self.tunables(purpose):
+            for change in one.changes:
+                yield change._replace(edits=tuple(map(self._of_model, change.edits)))
+
+    def _of_model(self, edit: Edit) -> Edit:
+        """Return an edit of a key of the model in its form for the scenario, and any other as it is."""
+        section, *keys = edit.path
+        return self.model(str(keys[0]), edit.value) if section == "model" and len(keys) == 1 else edit
 
     def changed_by(self, *edits: Edit) -> Evaluator:
         """Return an evaluator of the changed scenario, to be changed further. Raises InputError."""

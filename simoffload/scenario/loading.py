@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,20 +24,24 @@ from simoffload.documents import (
     quoted,
     read_document,
     split_assignment,
+    suggest,
     validate,
     without,
 )
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, PlacementError, Problem, shortened
 from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
     Drives,
+    GpuSlots,
     Library,
     Machine,
     Platform,
     installed_memory,
     list_profiles,
+    load_platform,
     memory_warnings,
+    platforms_for_more,
     platforms_with,
     spelled,
 )
@@ -50,22 +54,28 @@ from simoffload.models import (
     is_model,
     is_model_file,
     list_models,
+    model_file,
+    model_label,
     read_gguf,
     resembled_model,
+    similar_models,
 )
+from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
     EngineOptions,
     Scenario,
     overridden,
     renamed,
-    usual_kind,
+    usual_kind_of,
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import Plan, Strategy, strategy_for, strategy_in
+from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
+    Description,
+    MovablePart,
     Placement,
     Placements,
     TierChoice,
@@ -96,11 +106,14 @@ class MachineParts(NamedTuple):
     """Size of the host memory; as modules are sold, 64 GB are 64 GiB."""
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
+    networked: bool = False
+    """Whether several of the machine are asked for, so that one with a network between them is preferred."""
 
     def platforms(self) -> list[str]:
-        """Return the shipped platforms with enough of the GPU, the smallest first; none if no GPU is named.
+        """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
+        many (``GpuSlots``); none if no GPU is named.
 
-        Raises InputError for an unknown GPU and for one that no platform has.
+        Raises InputError for an unknown GPU, and for one that no platform has or takes.
         """
         if self.gpu is None:
             return []
@@ -108,10 +121,27 @@ class MachineParts(NamedTuple):
         with _option("--gpu"):
             gpu = library.find(self.gpu, ("accelerator",)).profile.id
             try:
-                return platforms_with(library, gpu, self.gpus or 1)
+                with suppress(InputError):
+                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
+                return platforms_for_more(library, gpu, self.gpus or 1)
             except InputError as error:
                 hint = "name a platform with --set platform=ID, which then gets this GPU"
                 raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+
+    def _connected(self, platforms: list[str]) -> list[str]:
+        """Return platforms, those first that have a network if that is preferred."""
+        if not self.networked:
+            return platforms
+        return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
+
+    def is_composed(self, platform: str | None) -> bool:
+        """Return whether more GPUs are named than a shipped platform has, so that only ``edits`` sets their
+        number."""
+        if self.gpus is None or platform is None:
+            return False
+        with suppress(InputError):
+            return self.gpus > len(load_platform(platform).profile.gpus)
+        return False
 
     def edits(self, scenario: LoadedScenario) -> tuple[Edit, ...]:
         """Return the edits that give a scenario's machine these parts. Raises InputError."""
@@ -130,12 +160,53 @@ class MachineParts(NamedTuple):
         if self.drive is not None:
             with _option("--drive"):
                 yield self._storage(platform, Drives.read(Library(), self.drive))
+        if (slots := self._slots(scenario)) is not None:
+            yield from slots.edits
         if self.gpus is not None and self.gpus != scenario.scenario.strategy.gpus:
             edits = scenario.scenario.strategy.sizes().gpus(self.gpus)
             if not edits:
                 text = f"{scenario.scenario.strategy.kind} cannot use {self.gpus} GPUs"
                 raise InputError.at("", text, path="--gpus")
             yield from edits
+
+    def assumed(self, scenario: LoadedScenario) -> tuple[str, ...]:
+        """Return what is assumed of a machine that is composed, as more GPUs than its platform has are asked
+        for; nothing for others."""
+        slots = self._slots(scenario)
+        if slots is None:
+            return ()
+        here = self._with_gpu(scenario)
+        text = (
+            f"the machine is composed: {here.profile.id} with {self.gpus} x {here.accelerator.id}, "
+            f"{slots.about}; assumed are its host ({here.host.id}), slots, cooling and a power supply for "
+            "all of them, and no copies between GPUs except through host memory"
+        )
+        return (text,)
+
+    def _slots(self, scenario: LoadedScenario) -> GpuSlots | None:
+        """Return where the GPUs are of which the platform's file has fewer; None if it has enough.
+
+        Raises InputError if the platform does not take so many.
+        """
+        if self.gpus is None or scenario.scenario.nodes > 1:
+            return None
+        platform = self._with_gpu(scenario)
+        if self.gpus <= len(platform.profile.gpus):
+            return None
+        slots = GpuSlots.of(platform, self.gpus)
+        if slots is None:
+            text = f"{platform.profile.id} does not take {self.gpus} GPUs; name the GPU without a platform, "
+            text += "for a machine that does, or several machines (nodes)"
+            raise InputError.at("", text, path="--gpus")
+        return slots
+
+    def _with_gpu(self, scenario: LoadedScenario) -> Platform:
+        """Return the platform of a scenario with the GPU that is named."""
+        if self.gpu is None:
+            return scenario.platform()
+        with _option("--gpu"):
+            gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+        return scenario.platform(Edit(("equipment", "accelerator"), gpu))
 
     def _storage(self, platform: Platform, drives: Drives) -> Edit:
         """Return the edit that puts storage in the place of the first tier of its kind, or else of the first
@@ -183,6 +254,10 @@ class LoadedScenario:
     """Remarks for the user about how the scenario was derived from another one."""
     cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
     """The cache that it was built with, which its variants share."""
+    choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
+    """How its program was chosen; None if the scenario states it."""
+    moved_part: str = ""
+    """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
     def name(self) -> str:
@@ -190,20 +265,81 @@ class LoadedScenario:
         return str(self.document.data["name"])
 
     def on(self, target: str) -> LoadedScenario:
-        """Return the same work with the offloaded data on another tier.
+        """Return the same work with what is offloaded on another tier.
 
         ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
-        ``weights+optimizer`` names both tiers. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is
-        not a tier but another strategy, a complete copy in each GPU without ZeRO, which replaces the section
-        ``strategy``. Raises InputError if the machine has no such tier, and its subclass PlacementError if
-        the strategy cannot use it.
+        ``weights+optimizer`` names both tiers. ``part=tier`` says what moves: "weights", or one of ``parts``.
+        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``). "gpu" and
+        "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but another strategy, a complete copy
+        in each GPU without ZeRO, which replaces the section ``strategy``. Raises InputError if the machine
+        has no such tier, and its subclass PlacementError if the strategy cannot use it.
         """
+        part, tier = self.named(target)
+        if part not in self.weights_called:
+            return self._with_part(part, tier)
         strategy = self.scenario.strategy
-        edits = moving(strategy, placement_of(target, self.machine), self.machine)
+        try:
+            edits = moving(strategy, placement_of(tier, self.machine), self.machine)
+        except PlacementError as error:
+            raise PlacementError(self._naming_parts(error.problems)) from None
         changed = self._resolved(edited(self.document, edits))
         return replace(
             changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
         )
+
+    @property
+    def parts(self) -> dict[str, MovablePart]:
+        """What ``on`` can move beside the weights, by name: the cache, blocks of a connector, the data set,
+        checkpoints of training."""
+        sections = {name: getattr(self.scenario, name) for name in _OF_TRAINING}
+        return dict(self.scenario.strategy.parts) | {
+            name: MovablePart(section.tier, partial(_tier_edit, name), _OTHER_TIERS[name]["tier"])
+            for name, section in sections.items()
+            if section is not None
+        }
+
+    @property
+    def weights_called(self) -> tuple[str, ...]:
+        """Names of what the placements of the strategy are of; the first is usual."""
+        saves = self.scenario.workload.kind == "checkpoint"
+        return ("checkpoint", "weights") if saves else ("weights",)
+
+    @property
+    def offloaded(self) -> str:
+        """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
+        HBM and another part is not."""
+        first, *_ = self.weights_called
+        if any(tier not in {"", "hbm"} for tier in self.places):
+            return first
+        return next((name for name, one in self.parts.items() if one.tier != "hbm"), first)
+
+    def named(self, target: str) -> tuple[str, str]:
+        """Return what a target moves, and the tiers. Raises InputError for what the scenario does not
+        have."""
+        part, equals, tier = target.rpartition("=")
+        if not equals:
+            of_weights = tier == RESIDENT or "+" in tier
+            return (self.weights_called[0] if of_weights else self.offloaded), tier
+        known = (self.weights_called[0], *self.parts)
+        if part not in (*known, *self.weights_called):
+            has = ", ".join(known)
+            text = f"{quoted(part)} is nothing that this scenario keeps on a tier (it has: {has})"
+            raise InputError.at(target, f"{text}{suggest(part, known)}")
+        return part, tier
+
+    def _with_part(self, name: str, tier: str) -> LoadedScenario:
+        """Return the scenario with one of its ``parts`` on another tier. Raises InputError."""
+        part = self.parts[name]
+        there = READ_TIER[part.choice](tier, self.machine, name)
+        edits = part.edits(there) if there != part.tier else ()
+        return replace(self._resolved(edited(self.document, edits)), moved_part=name)
+
+    def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Return the problems of a placement, of which the first says what else can be moved."""
+        first, *rest = problems
+        others = [f"{name}=TIER" for name in self.parts]
+        also = f"; what can be elsewhere: {either(others)}" if others else ""
+        return [first._replace(message=f"{first.message}{also}"), *rest]
 
     def changed(self, *edits: Edit) -> Document:
         """Return the document with edits.
@@ -273,7 +409,8 @@ class LoadedScenario:
         workload, strategy = self.scenario.workload, self.scenario.strategy
         if workload.kind not in strategy.serves:
             raise self._mismatch()
-        if self.model.quantization is not None and workload.kind != "inference":
+        adapts = workload.kind == "training" and strategy.description.trains != Description().trains
+        if self.model.quantization is not None and workload.kind != "inference" and not adapts:
             raise self._quantized_training()
         if workload.kind == "training":
             self.check_passes()
@@ -380,8 +517,8 @@ class LoadedScenario:
     def _quantized_training(self) -> InputError:
         """Return the error for a workload that changes or saves quantized weights."""
         text = (
-            f"training with weights in {self.model.quantization} is not supported; write quantization: none, "
-            "or for QLoRA strategy.lora.quantize: nf4"
+            f"weights in {self.model.quantization} are not trained; write quantization: none, or train "
+            "adapters on them (QLoRA): quantization: nf4-dq with strategy.lora: {r: 16}"
         )
         return InputError([self.document.problem(("model", "quantization"), text)])
 
@@ -444,9 +581,10 @@ _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
 
 def canonical_target(target: str) -> str:
     """Return a target of ``--on`` with the machine's names instead of aliases: "hbm+dram" for "gpu+cpu"."""
-    platform, colon, tiers = target.rpartition(":")
+    platform, colon, rest = target.rpartition(":")
+    part, equals, tiers = rest.rpartition("=")
     names = (_ALIASES.get(name.lower(), name) for name in tiers.split("+"))
-    return f"{platform}{colon}{'+'.join(names)}"
+    return f"{platform}{colon}{part}{equals}{'+'.join(names)}"
 
 
 def tier_name(name: str, machine: Machine, key: str) -> str:
@@ -480,6 +618,10 @@ READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
     "storage": storage_name,
 }
 """The function that checks the name of a tier, by which tiers are valid."""
+
+
+def _tier_edit(section: str, tier: str) -> tuple[Edit, ...]:
+    return (Edit((section, "tier"), tier),)
 
 
 def placement_of(target: str, machine: Machine) -> Placement:
@@ -541,9 +683,9 @@ def gguf_document(source: str) -> Document | None:
 
 
 def names_model(source: str) -> bool:
-    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
-    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
-    if source.lower().endswith(GGUF):
+    """Return whether a text names a model, by name or by its file, and neither another file nor a shipped
+    scenario; in ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if model_file(source) is not None:
         return True
     if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
         return False
@@ -750,7 +892,7 @@ def _with_value(part: M, path: list[str], changed: Callable[[str], str]) -> M:
 def locate(source: str | Path) -> Path:
     """Return the file of a scenario given by path or shipped name. Raises InputError if there is none."""
     path = Path(source)
-    if path.suffix in SUFFIXES or exists(path):
+    if model_file(str(source)) is None and (path.suffix in SUFFIXES or exists(path)):
         return path
     shipped = find_scenario(str(source))
     if shipped is not None:
@@ -759,13 +901,13 @@ def locate(source: str | Path) -> Path:
 
 
 def _no_scenario(name: str) -> str:
-    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    """Return what is wrong with a name that is neither the file of a scenario nor a shipped one."""
     if names_model(name):
-        return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+        return "is a model, not a scenario; question (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
-    hint = candidates(name, [*list_scenarios(), *list_models()])
+    hint = candidates(name, [*list_scenarios(), *list_models()]) or similar_models(name)
     return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
@@ -781,23 +923,40 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
-        document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
+        document = edited(document, [Edit(("workload",), _BESIDE_STREAM)], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
-    strategy = document.data.get("strategy")
+    if "strategy" not in document.data:
+        document = edited(document, [Edit(("strategy",), {})], in_place=True)
+    strategy = document.data["strategy"]
     if not isinstance(strategy, dict):
         return document
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
-    document = _with_kind(document, "strategy", usual_kind(workload))
+    kind = strategy.get("kind") or usual_kind_of(workload, strategy.keys())
+    document = _with_kind(document, "strategy", kind)
     known = strategy_in(document.data)
+    problems += _of_no_program(document)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
     return _in_precision(document)
+
+
+def _of_no_program(document: Document) -> Iterator[Problem]:
+    """Yield a problem for each key of the kind "best" that neither it nor any program has."""
+    strategy = document.data["strategy"]
+    if strategy["kind"] != BEST:
+        return
+    work = document.data.get("workload")
+    served = str(work.get("kind", "inference")) if isinstance(work, dict) else "inference"
+    known = {key for kind in strategy_for(served) for key in fields_of(kind, served)}
+    for key in strategy.keys() - known:
+        text = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
+        yield document.problem(("strategy", key), text, at_key=True)
 
 
 def _in_precision(document: Document) -> Document:
@@ -841,7 +1000,13 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
 
 
 USUAL_WORK: Mapping[str, dict[str, Any]] = {
-    "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
+    "inference": {
+        "kind": "inference",
+        "batch_size": 1,
+        "prompt_length": 2048,
+        "output_length": 512,
+        "context": 8192,
+    },
     "training": {
         "kind": "training",
         "batch_size": 1,
@@ -849,8 +1014,10 @@ USUAL_WORK: Mapping[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
 }
-"""The workload of a default scenario by its kind: one short conversation, or one sequence that is trained, on
-each GPU (our choice)."""
+"""The workload of a default scenario by its kind: one turn of a conversation with room for some more, or one
+sequence that is trained, on each GPU (our choice)."""
+_BESIDE_STREAM = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""The workload of a scenario that has only a stream of requests."""
 
 
 @limited
@@ -862,18 +1029,19 @@ def default_scenario(
     gpus: int | None = None,
     placed: bool = True,
 ) -> LoadedScenario:
-    """Return a scenario of a model, by name or file, under ZeRO-Inference on ``gpus`` GPUs of a platform, by
-    default on all.
+    """Return a scenario of a model, by name or file, on ``gpus`` GPUs of a platform, by default on all, whose
+    program is yet to be chosen.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
-    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
-    ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient checkpointing.
+    It has one sequence on each GPU, 2048 tokens in and 512 out with room for 8192 (fewer if the model has
+    fewer positions). With ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient
+    checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    data: dict[str, Any] = {"name": Path(model).name, "model": model, "workload": work}
+    named, model = model_label(model), model_file(model) or model
+    data: dict[str, Any] = {"name": named, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
@@ -884,8 +1052,32 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
         raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
-    filled = _filled(resolve(document, cache=cache, placed=placed), gpus)
+    scenario = resolve(document, cache=cache, placed=placed)
+    given = {split_assignment(one)[0] for one in overrides}
+    filled = edited(_filled(scenario, gpus), _within_positions(scenario, given))
     return resolve(filled, cache=cache, placed=placed)
+
+
+def _within_positions(scenario: LoadedScenario, given: set[str]) -> tuple[Edit, ...]:
+    """Return the edits of usual lengths for which a model has too few positions, unless they are given."""
+    most, work, usual = (
+        scenario.model.max_position_embeddings,
+        scenario.scenario.workload,
+        USUAL_WORK["inference"],
+    )
+    if most is None or not isinstance(work, Inference) or most >= usual["context"] or "workload" in given:
+        return ()
+    free = {key for key in ("prompt_length", "output_length", "context") if f"workload.{key}" not in given}
+    output = work.output_length
+    if "output_length" in free:
+        taken = 0 if "prompt_length" in free else work.prompt_length
+        output = max(1, min(output, most // 4, most - taken))
+    fitting = {
+        "prompt_length": max(1, min(work.prompt_length, most - output)),
+        "output_length": output,
+        "context": most,
+    }
+    return tuple(Edit(("workload", key), size) for key, size in fitting.items() if key in free)
 
 
 def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.streams import StreamOptions
-from simoffload.strategies import AnyStrategy, in_new_form, strategy_for, strategy_in
+from simoffload.strategies import AnyStrategy, in_new_form, strategy_in, usual_kind
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
@@ -170,17 +170,17 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
     strategy = document.data.get("strategy")
     if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):
         return document
-    known = strategy_in(document.data)
     key = str(location[1])
+    known = strategy_in(document.data, key)
     if known is None or key not in known.traits.files:
         return document
     return cache.opened(document, key, known.traits.files[key])
 
 
-def usual_kind(workload: Any) -> str:
-    """Return the default kind of strategy of a workload."""
-    kind = workload.get("kind") if isinstance(workload, dict) else None
-    return (strategy_for(str(kind)) or strategy_for("inference"))[0]
+def usual_kind_of(workload: Any, keys: Collection[str]) -> str:
+    """Return the default kind of a section ``strategy`` with some keys for a section ``workload``."""
+    kind = workload.get("kind", "inference") if isinstance(workload, dict) else "inference"
+    return usual_kind(str(kind), keys)
 
 
 # ---- overrides of a platform -------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -114,6 +115,15 @@ def weights_tiers(plan: Plan) -> tuple[str, ...]:
         sizes[one.tier] += one.size if one.kind == "weights" else 0
     beside = sum(sizes.values()) - sizes["hbm"]
     return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
+
+
+def offloaded_tiers(plan: Plan) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth of all weights or more, in the platform's order."""
+    sizes = dict.fromkeys(plan.machine.tiers, 0)
+    for one in plan.held:
+        sizes[one.tier] += one.size if one.kind == "weights" else 0
+    least = max(1, sum(sizes.values()) // 10)
+    return tuple(name for name, size in sizes.items() if name != "hbm" and size >= least)
 
 
 def optimizer_target(plan: Plan) -> str:
@@ -305,6 +315,8 @@ without offloading."""
 TierChoice = Literal["any", "storage"]
 RESIDENT = "resident"
 """The target that is no tier but a full copy in each GPU, by plain transformers code."""
+BEST = "best"
+"""The kind that stands for the fastest of the programs that people use."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
 """Phrase for that placement of {} in sentences."""
 
@@ -391,6 +403,15 @@ class Placement(NamedTuple):
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
+class MovablePart(NamedTuple):
+    """A MovablePart is what a scenario keeps on a tier of its own beside the weights: a cache, a data set."""
+
+    tier: str
+    edits: Callable[[str], tuple[Edit, ...]]
+    """Function that returns the edits to another tier."""
+    choice: TierChoice = "any"
+
+
 class Placements(NamedTuple):
     """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
     default the weights are in HBM only."""
@@ -414,6 +435,8 @@ class Placements(NamedTuple):
     """Whether every GPU has a full copy already."""
     no_copies: str = ""
     """Reason why a full copy in each GPU is not equivalent work."""
+    kept: Mapping[str, Any] = MappingProxyType({})
+    """Keys of the strategy that say what the work is, and that a full copy in each GPU keeps."""
     caveat: Callable[[str, int], str] = lambda _tier, _ranks: ""
     """Function from a tier and a number of ranks to what prevents a misreading after "weights on <tier>"."""
     allowing: Callable[[ModelShape, str, int], Iterable[tuple[Edit, ...]]] = lambda *_: [()]
@@ -472,11 +495,8 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
         if not known.no_copies:
-            return (
-                ()
-                if known.copied
-                else (Edit(("strategy",), {"kind": "transformers", "ranks": strategy.gpus}),)
-            )
+            section = {"kind": "transformers", "ranks": strategy.gpus, **known.kept}
+            return () if known.copied else (Edit(("strategy",), section),)
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
         return known.edits(placement)
@@ -740,6 +760,9 @@ class ProgramTraits(NamedTuple):
     """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
+    suits: Callable[[ModelShape, Machine], bool] = lambda _model, _machine: True
+    """Function that returns whether people use it for a model on a machine; of a program of the package the
+    registry says so."""
 
 
 class Description(NamedTuple):
@@ -776,6 +799,11 @@ class Strategy(Frozen, ABC):
         work = within.get("workload")
         work = work.get("kind") if isinstance(work, Mapping) else getattr(work, "kind", None)
         return tuple(one for kind in kinds() if (one := strategy_of(kind, work)))
+
+    @property
+    def parts(self) -> Mapping[str, MovablePart]:
+        """What ``--on`` can move beside the weights, by name: "cache", "connector"."""
+        return {}
 
     @classmethod
     def instead(

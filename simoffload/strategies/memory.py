@@ -8,7 +8,7 @@ of LayerNorm are those of CUDA: one byte per element, and two single-precision n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
@@ -152,6 +152,26 @@ def dequantized_bytes(model: ModelShape, *, tokens: int) -> int:
             if one.storage is not None and not one.storage.format.dequantization.fuses(tokens * module.share)
         ),
         default=0,
+    )
+
+
+def scales_of(model: ModelShape) -> int:
+    """Return the size [B] of the scales and tables of quantized weights, which are no parameters: every GPU
+    has all of them (``QuantState``)."""
+    return sum(
+        count * sum(sum(one.storage.tensors[1:]) for one in module.parameters if one.storage and not one.tied)
+        for modules, count in model.outside_and_kinds()
+        for module in modules
+    )
+
+
+def held_quantized(model: ModelShape, workload: Training) -> Iterator[Held]:
+    """Yield what a GPU holds beside packed weights: their scales, and the largest matrix written in full."""
+    if model.quantization is None:
+        return
+    yield Held("hbm", "scales of quantized weights", scales_of(model), kind="weights")
+    yield Held(
+        "hbm", "a matrix in 16 bit, made for its use", dequantized_bytes(model, tokens=workload.tokens)
     )
 
 

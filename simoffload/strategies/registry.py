@@ -6,7 +6,7 @@ strategies call :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import reduce
 from importlib import import_module
@@ -18,30 +18,56 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, Va
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import NOW, Strategy, WorkloadKind
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.strategies.base import BEST, NOW, Strategy, WorkloadKind
+
+
+def _is_gguf(model: ModelShape) -> bool:
+    from simoffload.strategies.requirements import methods_of
+
+    return "gguf" in methods_of(model)
+
+
+def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
+    return not _is_gguf(model)
+
+
+def _on_a_desk_or_of_gguf(model: ModelShape, machine: Machine) -> bool:
+    return machine.is_personal or _is_gguf(model)
+
+
+def _of_opt(model: ModelShape, _machine: Machine) -> bool:
+    return model.family == "opt"
 
 
 class _Shipped(NamedTuple):
-    """Kind, module and class of a strategy of the package, and the kinds of workload that it supports."""
+    """Kind, module and class of a strategy of the package, the kinds of workload that it supports, and what
+    it is used for."""
 
     kind: str
     module: str
     """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
+    suits: Callable[[ModelShape, Machine], bool] | None = None
+    """Function that returns whether people use it for a model on a machine; None: only where it is named."""
 
 
+_INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
+_TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
 _OWN = (
-    _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", frozenset({"inference"})),
-    _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", frozenset({"training"})),
-    _Shipped("fsdp", "programs.fsdp", "Fsdp", frozenset({"training"})),
-    _Shipped("accelerate", "programs.accelerate", "Accelerate", frozenset({"inference"})),
-    _Shipped("transformers", "programs.transformers", "Transformers", frozenset({"inference"})),
-    _Shipped("transformers", "programs.transformers", "TransformersTraining", frozenset({"training"})),
-    _Shipped("vllm", "programs.vllm", "Vllm", frozenset({"inference"})),
-    _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", frozenset({"inference"})),
-    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
-    _Shipped("flexgen", "programs.flexgen", "FlexGen", frozenset({"inference"})),
+    _Shipped(BEST, "programs.best", "Best", _INFERENCE | _TRAINING),
+    _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
+    _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
+    _Shipped("fsdp", "programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
+    _Shipped("transformers", "programs.transformers", "Transformers", _INFERENCE, _other_than_gguf),
+    _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
+    _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
+    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf),
+    _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
+    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _on_a_desk_or_of_gguf),
+    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _of_opt),
     _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 )
 """Strategies of the package; for each kind of workload the default comes first. A kind has several classes if
@@ -186,15 +212,15 @@ def _class(one: _Shipped) -> type[Strategy]:
     return found
 
 
-def strategy_in(scenario: Mapping[str, Any]) -> type[Strategy] | None:
+def strategy_in(scenario: Mapping[str, Any], *keys: str) -> type[Strategy] | None:
     """Return the strategy that the content of a scenario names, also by an old name, or that is usual for its
-    workload; None if it is unknown."""
+    workload and its keys, to which others are added; None if it is unknown."""
     section, workload = scenario.get("strategy"), scenario.get("workload")
     work = workload.get("kind", "inference") if isinstance(workload, Mapping) else "inference"
     if not isinstance(section, Mapping):
         return None
-    usual = (strategy_for(str(work)) or strategy_for("inference"))[0]
-    return strategy_of(in_new_form(section)[0].get("kind", usual), work)
+    kind = in_new_form(section)[0].get("kind")
+    return strategy_of(usual_kind(str(work), {*section, *keys}) if kind is None else kind, work)
 
 
 def strategies() -> tuple[type[Strategy], ...]:
@@ -208,6 +234,47 @@ def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     serves = [(one.kind, one.serves) for one in _OWN]
     serves += [(kind, one.serves) for kind, one in registered.items()]
     return tuple(dict.fromkeys(kind for kind, work in serves if workload in work))
+
+
+def suited_to(workload: WorkloadKind | str, model: ModelShape, machine: Machine) -> tuple[str, ...]:
+    """Return the kinds of the strategies that people use for a kind of workload, a model and a machine."""
+    own = (one.kind for one in _used(workload) if one.suits is not None and one.suits(model, machine))
+    others = (
+        kind
+        for kind, one in registered.items()
+        if workload in one.serves and one.traits.suits(model, machine)
+    )
+    return tuple(dict.fromkeys((*own, *others)))
+
+
+def _used(workload: WorkloadKind | str) -> Iterator[_Shipped]:
+    """Yield the strategies of the package that people use for a kind of workload."""
+    return (one for one in _OWN if workload in one.serves and one.suits is not None)
+
+
+def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
+    """Return the kind of a section ``strategy`` with some keys that states none: the only program that people
+    use for the work and that has all of these keys; "best" where several have them; the first that people use
+    where none has, which then says so."""
+    serving = strategy_for(workload) or strategy_for("inference")
+    if BEST not in serving:
+        return serving[0]
+    outside = (kind for kind, one in registered.items() if workload in one.serves)
+    used = tuple(dict.fromkeys((*(one.kind for one in _used(workload)), *outside)))
+    own = {*keys} - {"kind", "ranks"}
+    having = [kind for kind in used if not own or own <= fields_of(kind, workload)]
+    return having[0] if len(having) == 1 else BEST if having else used[0]
+
+
+def canonical_kind(name: str) -> str:
+    """Return the kind that a name means, which may be a synonym or a name before 2026-11-29."""
+    return str(in_new_form({"kind": name})[0]["kind"])
+
+
+def fields_of(kind: str, workload: WorkloadKind | str) -> Collection[str]:
+    """Return the keys of a registered kind for a kind of workload."""
+    found = strategy_of(kind, workload)
+    return found.model_fields.keys() if found is not None else ()
 
 
 class _OfItsKind:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, load_model
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models import FORMATS, ModelShape, load_model
+from simoffload.models.lora import with_lora
 
 
 def num_trainable(shape: ModelShape) -> int:
@@ -44,8 +44,9 @@ def test_adapters_follow_their_target() -> None:
     adapted = with_lora(load_model("llama-2-7b"), r=8, target_modules=["v_proj"])
     names = [module.name for module in adapted.layers[0]]
     at = names.index("self_attn.v_proj")
-    assert names[at + 1 : at + 3] == ["self_attn.v_proj.lora_A", "self_attn.v_proj.lora_B"]
-    down, up = adapted.layers[0][at + 1], adapted.layers[0][at + 2]
+    parts = [f"self_attn.v_proj.{one}" for one in ("lora_A", "lora_B", "lora")]
+    assert names[at + 1 : at + 4] == parts
+    down, up, _ = adapted.layers[0][at + 1 : at + 4]
     assert (down.in_features, down.out_features) == (4096, 8)
     assert (up.in_features, up.out_features) == (8, 4096)
 
@@ -77,6 +78,21 @@ def test_invalid_adapters_are_refused(r: int, targets: list[str], says: str) -> 
         with_lora(load_model("llama-2-7b"), r=r, target_modules=targets)
 
 
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("llama-3.1-8b", _EVERY),
+        ("bloom-7b1", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("opt-6.7b", ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]),
+        # Experts and routers are parameters of their own, not linear layers (transformers 5).
+        ("qwen3-30b-a3b", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+    ],
+)
+def test_by_default_all_linear_layers_but_the_head_have_adapters(name: str, targets: list[str]) -> None:
+    model = load_model(name)
+    assert with_lora(model, r=16) == with_lora(model, r=16, target_modules=targets)
+
+
 def test_experts_in_one_tensor_are_refused() -> None:
     with pytest.raises(InputError, match="is not a linear layer"):
         with_lora(load_model("mixtral-8x7b"), r=8, target_modules=["experts"])
@@ -84,4 +100,4 @@ def test_experts_in_one_tensor_are_refused() -> None:
 
 def test_four_bits_and_their_scales() -> None:
     """arXiv 2305.14314, section 3: 0.127 bit of scales after double quantization."""
-    assert nf4_bits() == pytest.approx(4.127, abs=0.0005)
+    assert FORMATS["nf4-dq"].bits_per_weight == pytest.approx(4.127, abs=0.0005)

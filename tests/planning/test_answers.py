@@ -144,7 +144,7 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     curve = so.storage_curve(short)
     assert curve is not None
     assert curve.tier == "raid"
-    with pytest.raises(so.InputError, match="is a model, not a scenario; default_scenario"):
+    with pytest.raises(so.InputError, match="is a model, not a scenario; question"):
         so.simulate("bloom-7b1")
     with pytest.raises(TypeError, match=r"a scenario cannot be dict; write what load_scenario\(\) returns"):
         so.simulate({"model": "bloom-7b1"})  # type: ignore[arg-type]

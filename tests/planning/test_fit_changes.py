@@ -174,7 +174,7 @@ def test_adapters_train_beside_weights_in_four_bit() -> None:
     lora = "strategy.lora={r: 16, target_modules: [query_key_value]}"
     on_gpus = ("strategy.weights=hbm", "strategy.optimizer=hbm", "workload.sequence_length=512")
     rendered = changes("training/bloom-176b", lora, *on_gpus)
-    assert rendered["frozen weights in nf4 (QLoRA)"] == ("strategy.lora.quantize=nf4",)
+    assert rendered["frozen weights in nf4 (QLoRA)"] == ('model.quantization="nf4-dq"',)
 
 
 def test_where_no_change_is_enough_two_are_tried() -> None:

@@ -15,8 +15,9 @@ from simoffload.scenario import load_scenario
 from simoffload.simulation import fit
 
 STAGE = "strategy.ds_config.zero_optimization.stage"
-LORA = "LoRA of rank 16 on q_proj and v_proj (trains adapters, not the model)"
+LORA = "LoRA of rank 16 on all linear layers (trains adapters, not the model)"
 QLORA = LORA.replace(" (trains", ", frozen weights in nf4 (QLoRA) (trains")
+ADAPTERS = [LORA, QLORA, *(one.replace(" (trains", " under plain PEFT (trains") for one in (LORA, QLORA))]
 EIGHT_B = """
 name: 8b
 model: llama-3.1-8b
@@ -58,14 +59,15 @@ def printed(text: str) -> list[list[str]]:
 def test_eight_billion_beside_64_gb_fit_in_stage_3_with_the_optimizer_on_the_drive(stage: int) -> None:
     found = rendered(f"{STAGE}={stage}")
     assert found["ZeRO stage 3, optimizer on nvme"] == (f"{STAGE}=3", "strategy.optimizer=nvme")
-    assert list(found)[-2:] == [LORA, QLORA], "what trains something else comes last"
+    assert list(found)[-4:] == ADAPTERS, "what trains something else comes last"
+    assert found[QLORA] == ('strategy.lora={"r": 16}', 'model.quantization="nf4-dq"')
     assert not any("dram" in description for description in found), "it is where it lies already"
 
 
 def test_what_is_printed_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "8b.yaml"]) == 3
     options = printed(capsys.readouterr().out)
-    assert len(options) == 4
+    assert len(options) == 6
     for one in options:
         assert main(["fit", "8b.yaml", *one]) == 0, one
 
@@ -132,7 +134,8 @@ def test_advice_says_the_same() -> None:
 def test_from_host_memory_the_weights_go_to_the_gpu_and_the_optimizer_to_the_drive() -> None:
     found = rendered(f"{STAGE}=3", "strategy.weights=dram")
     assert found["weights on hbm, optimizer on nvme"] == ("strategy.weights=hbm", "strategy.optimizer=nvme")
-    assert list(found)[-2:] == [LORA, QLORA]
+    assert list(found)[-4:] == ADAPTERS
+    assert found[QLORA][0] == "strategy.weights=hbm", "packed weights are not offloaded"
 
 
 def test_beside_what_is_bought_something_free_is_told() -> None:
@@ -142,11 +145,14 @@ def test_beside_what_is_bought_something_free_is_told() -> None:
     assert kinds - {"gpus", "machines", "capacity"}
 
 
-def test_adapters_need_a_stage_and_no_other_place() -> None:
+def test_adapters_are_divided_under_fsdp() -> None:
     big = ("model=llama-3.1-70b", "platform=dgx-a100", "strategy.ranks=8", "workload.sequence_length=4096")
     text = {"profiles": None, "strategy.ds_config": '{"zero_optimization": {"stage": 2}}'}
     overrides = [*big, *(f"{key}={value or '{}'}" for key, value in text.items()), "strategy.optimizer=hbm"]
-    assert f"{LORA}, and ZeRO stage 3" in rendered(*overrides)
+    found = rendered(*overrides)
+    assert found[LORA.replace(" (trains", " under FSDP (trains")] == (
+        'strategy={"kind": "fsdp", "ranks": 8, "lora": {"r": 16}}',
+    )
 
 
 def test_a_whole_copy_in_each_gpu_is_divided_first() -> None:

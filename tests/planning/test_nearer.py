@@ -40,7 +40,7 @@ def test_host_memory_holds_what_is_compared_on_storage_and_fewer_bits_fit_the_gp
 def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None:
     (note,) = compared.notes
     assert note.startswith("memory that the machine has would do, without storage: host memory would hold ")
-    assert "GiB of 2 TiB per host (dram), TPOT " in note
+    assert "GiB of 2 TiB per host (dram), " in note
     assert note.endswith("but check the quality of its answers first; compare --nearer shows their rows")
     document = comparison_document(tuple(compared.results.values()), notes=compared.notes)
     assert note[1:60] in terminal_text(document, width=1000)

@@ -78,7 +78,8 @@ def test_a_terminal_shows_every_number_whole(
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice).in_full == (
-        "TPOT is 1.2 s [892 ms to 1.61 s], TTFT 1.2 s [877 ms to 1.64 s]; bottleneck: raid read; largest "
+        "26.7 tokens/s of all 32 sequences (19.7 to 36.2; 1.2 s per token of each), TTFT 1.2 s [877 ms to "
+        "1.64 s]; bottleneck: raid read; largest "
         "gain of throughput: weights divided among 8 GPUs (vLLM) (210× [210 to 210]); with other "
         "answers: weights divided among 8 GPUs (vLLM), stored as fp8 (answers change) "
         "(201× [201 to 201]; effectively lossless in published tests (arXiv 2411.02355)); "
@@ -125,7 +126,7 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     looked, counts, *_ = section.sentences
     best = purchase_verdict(search, budget=250_000, service=[level]).in_full
     kinds = "storage, drives, memory, program, format and batch"
-    assert looked == f"15 combinations of {kinds}; at most 250,000 USD, ttft ≤ 2 s"
+    assert looked == f"15 combinations of {kinds}; at most 250,000 USD for a whole machine, ttft ≤ 2 s"
     assert best.startswith("highest throughput: weights on hbm, batch 16; ")
     assert re.search(r"; 730 tokens/s \[\d+ to [\d,]+\] for 200,000 USD; 80 % intervals in brackets\.$", best)
     assert counts == "1 simulated, 6 exceed the budget, 8 cannot be among the best"

@@ -37,9 +37,10 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "transformers": (INFERENCE, {"kind": "transformers", "ranks": 2}),
     "deepspeed, training": (TRAINING, {"kind": "deepspeed", "ranks": 2, "optimizer": "cpu"}),
     "deepspeed, training, ds_config": (TRAINING, {"ranks": 2, "ds_config": OFFLOADED}),
-    "deepspeed, LoRA": (TRAINING, {"ranks": 2, "lora": LORA}),
+    "deepspeed, LoRA": (TRAINING, {"kind": "deepspeed", "ranks": 2, "lora": LORA}),
     "fsdp": (TRAINING, {"kind": "fsdp", "ranks": 2, "limit_all_gathers": False}),
     "fsdp, offloaded": (TRAINING, {"kind": "fsdp", "ranks": 2, "cpu_offload": True}),
+    "fsdp, LoRA": (TRAINING, {"kind": "fsdp", "ranks": 2, "lora": LORA}),
     "transformers, training": (TRAINING, {"kind": "transformers", "ranks": 2}),
     "checkpoint": (SAVED, {"kind": "checkpoint", "ranks": 2, "tier": "raid"}),
 }
@@ -113,7 +114,7 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     [
         ("fsdp", {"resident", "hbm", "dram", "hbm+hbm", "dram+dram"}),
         ("deepspeed, training", set(map(canonical_target, TARGETS))),
-        ("deepspeed, LoRA", set(map(canonical_target, TARGETS)) - {"resident"}),
+        ("deepspeed, LoRA", set(map(canonical_target, TARGETS))),
         ("transformers", {"resident", "hbm", "hbm+hbm"}),
         ("deepspeed", {"resident", "hbm", "dram", "raid", "ai400x2"}),
         ("checkpoint", {"raid", "ai400x2"}),
@@ -138,13 +139,20 @@ def test_fsdp_is_compared_as_fsdp() -> None:
 
 
 def test_refused_rows_are_called_as_they_were_asked_for() -> None:
-    found = compare(scenario("deepspeed, LoRA"), ["resident", "hbm+hbm"]).results
-    refused = found["resident"]
-    assert (refused.target, refused.optimizer_target, refused.fits) == ("resident", "hbm", False)
-    assert "it trains all parameters, not adapters alone" in refused.refused[0]
+    found = compare(scenario("fsdp"), ["hbm+dram", "hbm+hbm"]).results
+    refused = found["hbm+dram"]
+    assert (refused.target, refused.optimizer_target, refused.fits) == ("hbm", "dram", False)
+    assert "it keeps parameters and optimizer together" in refused.refused[0]
     text = compare_text(list(found.values()))
-    assert re.search(r"\n  resident  hbm .* refused\n", text)
-    assert "\n  resident is refused: " in text
+    assert re.search(r"\n  hbm +dram .* refused\n", text)
+    assert "\n  hbm+dram is refused: " in text
+
+
+def test_whole_copies_train_the_same_adapters() -> None:
+    for name in ("deepspeed, LoRA", "fsdp, LoRA"):
+        moved = scenario(name).on("resident").scenario.strategy
+        assert (moved.kind, moved.description.trains) == ("transformers", "adapters")
+        assert moved.model_dump()["lora"]["target_modules"] == ("q_proj", "v_proj")
 
 
 def test_resident_is_said_where_the_strategy_was_another() -> None:
@@ -184,6 +192,7 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
     """Those of the section come before those of the sections in it, which may be left out."""
     found = {one.__name__: dict(tier_paths(one)) for one in strategies()}
     assert found == {
+        "Best": {"uses": "any", "weights": "any", "optimizer": "any"},
         "ZeroInference": {"weights": "any", **CACHE},
         "ZeroTraining": {"weights": "any", "optimizer": "any"},
         "Fsdp": {},
@@ -197,4 +206,4 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "CheckpointStorage": {"tier": "storage", "swap": "storage"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
-    assert first == ["weights", "offload_folder", "offload_tier", "file"]
+    assert first == ["uses", "weights", "offload_folder", "offload_tier", "file"]

@@ -15,6 +15,7 @@ TRAINING = {
     *("zero-offload-2020/gpt2-10b", "zero-offload-2021/gpt2", "zero-infinity/gpt2-50b"),
     "superoffload/qwen3-14b",
     "fsdp/llama-3.1-8b",
+    "training/llama-3.1-8b-qlora",
 }
 OWN_CHECKPOINTS = {"zero-infinity/gpt2-50b", "training/bloom-mod-2"}
 """Their models are taken to call DeepSpeed's checkpoint function, which keeps checkpoints in host memory."""

@@ -83,7 +83,7 @@ def test_compiled_code_multiplies_in_fp8() -> None:
 
 def test_training_with_quantized_weights_is_refused() -> None:
     loaded = so.load_scenario("training/bloom-7b1", overrides=["model={name: bloom-7b1, quantization: int8}"])
-    with pytest.raises(InputError, match="training with weights in int8 is not supported"):
+    with pytest.raises(InputError, match="weights in int8 are not trained"):
         so.simulate(loaded)
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import WORTH, Advice, Objective, Tried, advise
+from simoffload.planning.advise.evaluate import (
+    WORTH,
+    Advice,
+    Objective,
+    Tried,
+    advise,
+    objective_of,
+)
 from simoffload.planning.advise.purchases import (
     Search,
     SimulatedPurchase,
@@ -17,5 +24,6 @@ __all__ = [
     "SimulatedPurchase",
     "Tried",
     "advise",
+    "objective_of",
     "search_catalogue",
 ]

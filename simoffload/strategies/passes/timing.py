@@ -125,8 +125,17 @@ class Timing:
         (self._seen if depends_on_context(module) else self._same.compute)[module] = found
         return found
 
+    @property
+    def operation_s(self) -> float:
+        """Host time of a PyTorch operation [s]."""
+        return self._launch_factor * self.machine.host.deepspeed.operation.value
+
     def backward(self, module: Module, /) -> int:
         """Return the GPU time of the backward pass of ``module`` [ps], which only training has."""
+        raise NotImplementedError(module.name)
+
+    def dequantizing_s(self, module: Module, /) -> float:
+        """Return the host time of writing quantized weights in full for a backward pass [s]."""
         raise NotImplementedError(module.name)
 
     def operations(self, module: Module) -> int:
@@ -341,6 +350,11 @@ _MOST_PASSES = 4096
 """Number of passes whose times are kept for each model and GPU."""
 
 
+def without_deepspeed(machine: Machine) -> float:
+    """Return the ratio of the host's time of an operation without DeepSpeed to that under it."""
+    return machine.host.eager_costs.operation.value / machine.host.deepspeed.operation.value
+
+
 class PassTimings:
     """PassTimings are the durations of a model's modules on one machine for any pass.
 
@@ -357,9 +371,7 @@ class PassTimings:
         cache: CacheForm = GROWING,
     ) -> None:
         self._machine, self._model, self._zero3, self._cache = machine, model, zero3, cache
-        host = machine.host
-        same = host.deepspeed.operation.value
-        self._launch_factor = 1.0 if zero3 else host.eager_costs.operation.value / same
+        self._launch_factor = 1.0 if zero3 else without_deepspeed(machine)
         self._modules = modules
         self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
         self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
@@ -416,8 +428,20 @@ class TrainingTiming(Timing):
 
     _cached = False
 
-    def __init__(self, *, machine: Machine, model: ModelShape, batch: int, length: int, zero3: bool) -> None:
-        super().__init__(machine=machine, model=model, batch=(Sequences(batch, length, length),), zero3=zero3)
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        model: ModelShape,
+        batch: int,
+        length: int,
+        zero3: bool,
+        launch_factor: float = 1.0,
+    ) -> None:
+        sequences = (Sequences(batch, length, length),)
+        super().__init__(
+            machine=machine, model=model, batch=sequences, zero3=zero3, launch_factor=launch_factor
+        )
         self._sequences, self._length = batch, length
         self._back: dict[Module, int] = {}
 
@@ -437,6 +461,12 @@ class TrainingTiming(Timing):
                 seconds += self._bias_s(module, passes=1)
             self._back[module] = picoseconds(seconds + self._strided_s(module))
         return self._back[module]
+
+    def dequantizing_s(self, module: Module) -> float:
+        """Return the host time of launching kernels that write the weights of ``module`` in full once more,
+        for its backward pass [s]."""
+        weights = self._quantized(module)
+        return 0.0 if weights is None else weights.operations * self.operation_s
 
     def _tokens(self, _module: Module, /) -> int:
         return self._sequences * self._length

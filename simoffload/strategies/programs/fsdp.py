@@ -1,17 +1,19 @@
 """PyTorch's FSDP with its states on the GPU or in host memory, for comparison with offloading under ZeRO.
 
 Reference: Zhao et al., PyTorch FSDP, arXiv 2304.11277. Every decoder layer is a unit
-(``transformer_auto_wrap_policy``), all other modules are the root unit. With gradient accumulation, unsharded
-gradients are added up on the GPU (``no_sync``), as PyTorch requires with offloading.
+(``transformer_auto_wrap_policy``), and each matrix of an adapter; all other modules are the root unit. With
+gradient accumulation, unsharded gradients are added up on the GPU (``no_sync``), as PyTorch requires with
+offloading.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -19,11 +21,12 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, ModelShape, parameters_of
+from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 from simoffload.strategies.base import (
     Basis,
+    Description,
     Held,
     Placement,
     Placements,
@@ -34,11 +37,17 @@ from simoffload.strategies.base import (
     Tunables,
     pinned_rounding,
 )
-from simoffload.strategies.memory import activations_of, system_memory
+from simoffload.strategies.memory import activations_of, held_quantized, system_memory
 from simoffload.strategies.passes.pass_writer import COMPUTE, HOST, Call, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import ranks_beyond
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.programs.zero_strategy import lora_moves
+from simoffload.strategies.training.adapters import (
+    PEFT,
+    Lora,
+    lora_moves,
+    quantized_base,
+    work_of,
+)
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
 from simoffload.strategies.training.state import (
     PAGED,
@@ -50,6 +59,7 @@ from simoffload.strategies.training.state import (
     moments,
     optimizer_changes,
     optimizer_script,
+    packed_numels,
     paged,
     paged_out,
     update_traffic,
@@ -77,6 +87,10 @@ from simoffload.workload import Training
 Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
 """Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""
+Inside = Sequence[Sequence[int]]
+"""Numbers of the units within each layer, from the number of layers on: PEFT makes each matrix of an adapter
+a unit (``fsdp_auto_wrap_policy``, peft/utils/other.py), as the tensors of a unit are all trained or all
+frozen."""
 _IN_FLIGHT = 2  # _max_num_inflight_all_gathers, hard-coded in PyTorch
 
 _ADAM_OPERATIONS = 8
@@ -109,10 +123,25 @@ class FsdpSink:
 class FsdpRuntime:
     """FsdpRuntime is the state of FSDP on one rank; before ``begin`` it makes no calls."""
 
-    def __init__(self, *, layers: int, settings: Fsdp) -> None:
+    def __init__(
+        self, *, layers: int, settings: Fsdp, inside: Inside = (), ended: Sequence[int] = ()
+    ) -> None:
+        """``inside`` has the units within each layer; ``ended`` is the number of them that its recomputation
+        comes to the end of, () without recomputation."""
         self.layers = layers
         self.settings = settings
+        self.inside = inside or ((),) * layers
+        self._ended = ended
+        units = (unit for layer in range(layers) for unit in (*self.inside[layer], layer))
+        order = (*units, ROOT)
+        self._before = dict(zip(order[1:], order, strict=False))
+        """The unit whose forward pass ends before that of each unit."""
         self._sharded = settings.ranks > 1
+        self._went_back: set[int] = set()
+        """Units whose hook before backward has run in this micro-step."""
+        self._left: tuple[int, bool] | None = None
+        """Frozen layer whose hook after backward runs after the one before backward of the next layer: both
+        wait for the gradient of the tensor between them."""
         self._unsharded: set[int] = set()
         self._prefetched: set[int] = set()
         self._free_events: deque[int | None] = deque()
@@ -129,52 +158,92 @@ class FsdpRuntime:
         self.pre_backward(ROOT)
         for layer in reversed(range(self.layers)):
             self.pre_backward(layer)
+            self._adapters_backward(layer, boundary=boundary)
             self.post_backward(layer, boundary=boundary)
         self.post_backward(ROOT, boundary=boundary)
+
+    def _adapters_backward(self, layer: int, *, boundary: bool) -> None:
+        """Run the hooks of the units within a layer in backward; that in which recomputation stops has run
+        its first one before."""
+        inside, ended = self.inside[layer], self._ended[layer] if self._ended else None
+        stops = ended is not None and ended < len(inside)
+        if stops:
+            self.pre_backward(inside[-1])
+        self._pass_through(inside[: ended or 0])
+        for number, unit in enumerate(reversed(inside)):
+            if number or not stops:
+                self.pre_backward(unit)
+            self.post_backward(unit, boundary=boundary)
 
     def forward(self) -> None:
         """Run all hooks of a forward pass."""
         self.pre_forward(ROOT)
         for layer in range(self.layers):
             self.pre_forward(layer)
+            self._pass_through(self.inside[layer])
             self.post_forward(layer)
+
+    def _pass_through(self, units: Sequence[int]) -> None:
+        """Run the hooks of units in forward or in recomputation."""
+        for unit in units:
+            self.pre_forward(unit)
+            self.post_forward(unit)
 
     # -- hooks ----------------------------------------------------------------------------------
 
     def pre_forward(self, unit: int) -> None:
-        """Run the hook before a unit in forward."""
-        self._unshard(unit)
+        """Run the hook before a unit in forward; it does nothing if that before backward has run."""
+        if unit == ROOT:
+            self._went_back.clear()
+        elif unit in self._went_back:
+            return
+        if unit not in self._prefetched:
+            self._unshard(unit)
         self._sink.need(unit)
 
     def post_forward(self, unit: int) -> None:
         """Run the hook after a unit in forward; the root stays gathered for backward."""
+        self._prefetched.discard(unit)
         if unit != ROOT and self.settings.reshard_after_forward:
             self._reshard(unit)
 
     def pre_backward(self, unit: int) -> None:
         """Run the hook before gradients of a unit are computed."""
-        if unit in self._prefetched:
-            self._prefetched.discard(unit)
-        else:
+        if unit not in self._prefetched:
             self._unshard(unit)
+        self._went_back.add(unit)
         self._sink.need(unit)
         if self.settings.backward_prefetch == "pre":
             self._prefetch(unit)
+        self._let_go()
 
     def post_backward(self, unit: int, *, boundary: bool) -> None:
         """Handle a unit's complete gradients; within ``no_sync`` (no ``boundary``) they stay unsharded."""
+        if unit != ROOT and not self._trains(unit):
+            self._left = unit, boundary
+            return
+        self._let_go()
+        self._after_backward(unit, boundary=boundary)
+
+    def _let_go(self) -> None:
+        if self._left is not None:
+            (unit, boundary), self._left = self._left, None
+            self._after_backward(unit, boundary=boundary)
+
+    def _after_backward(self, unit: int, *, boundary: bool) -> None:
+        self._prefetched.discard(unit)
         if boundary or self.settings.reshard_after_forward:
             self._reshard(unit)
         if self.settings.backward_prefetch == "post" and unit != ROOT:
             self._prefetch(unit)
-        if boundary:
+        if boundary and self._trains(unit):
             self._sink.reduce(unit)
 
     # -- what they have in common ---------------------------------------------------------------
 
     def _prefetch(self, unit: int) -> None:
-        following = self.layers - 1 if unit == ROOT else unit - 1
-        if following >= 0:
+        following = self._before.get(unit)
+        if following is not None and following not in self._prefetched | self._went_back:
             self._unshard(following)
             self._prefetched.add(following)
 
@@ -190,6 +259,10 @@ class FsdpRuntime:
         if self._sharded and not unsharded:
             self._sink.gather(unit)
         self._unsharded.add(unit)
+
+    def _trains(self, unit: int) -> bool:
+        """Return whether a unit has gradients: with units of adapters no other one has."""
+        return unit >= self.layers or not any(self.inside)
 
     def _reshard(self, unit: int) -> None:
         self._unsharded.discard(unit)
@@ -209,17 +282,44 @@ class Units(NamedTuple):
     """Number of parameter tensors by layer, and of ``ROOT``."""
     element: int
     """Size of an element in the type in which parameters are gathered and used [B]."""
-    shard_element: int
-    """Size of an element of a shard and its gradient [B]."""
+    trained_element: int
+    """Size of an element of a trained shard and its gradient [B]; frozen ones keep the type in which they are
+    used (``prepare_model`` of accelerate)."""
+    adapters: Mapping[tuple[int, str], int] = MappingProxyType({})
+    """Units of the matrices of adapters, by layer and name of the module. With them all others are frozen."""
 
     def slice(self, unit: int) -> int:
         """[elements] of one rank's shard, padded to a whole number."""
         return -(-self.numels[unit] // self.ranks)
 
+    def name(self, unit: int) -> str:
+        """Return the name of a unit in timelines."""
+        if self.adapters and self.trains(unit):
+            return "adapter"
+        return "root" if unit == ROOT else "layer"
+
+    def trains(self, unit: int) -> bool:
+        """Return whether a unit has gradients."""
+        return not self.adapters or unit in self.adapters.values()
+
+    def shard_element(self, unit: int) -> int:
+        """Return the size of an element of a shard [B]."""
+        return self.trained_element if self.trains(unit) else self.element
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Units that have gradients."""
+        return tuple(self.adapters.values()) if self.adapters else tuple(self.numels)
+
     @property
     def slices(self) -> tuple[int, ...]:
-        """Number of elements of one rank's shard of each unit, the layers and the root."""
-        return tuple(self.slice(unit) for unit in self.numels)
+        """Number of elements of one rank's shard of each trained unit."""
+        return tuple(map(self.slice, self.trained))
+
+    @property
+    def shard_bytes(self) -> tuple[int, ...]:
+        """Size of one rank's shard of each unit [B]."""
+        return tuple(self.shard_element(unit) * self.slice(unit) for unit in self.numels)
 
 
 class FsdpUnits(Hook, FsdpSink):
@@ -237,6 +337,9 @@ class FsdpUnits(Hook, FsdpSink):
             runtime.forward()
         self._ready: dict[int, tuple[int, int]] = {}
         """Operation after which a unit can be used, as (stream, number)."""
+        self._layer = ROOT
+        self._goes_back = self._backward
+        """Whether the hooks that run are those of a backward pass, not of recomputation."""
 
     def start(self, out: PassWriter) -> None:
         """Begin to send the runtime's calls to the writer."""
@@ -251,6 +354,7 @@ class FsdpUnits(Hook, FsdpSink):
     def enter(self, part: Part, out: PassWriter) -> None:
         """Run the hook before a layer, and before the first part that of the root."""
         before = self._runtime.pre_backward if self._backward else self._runtime.pre_forward
+        self._layer = self._unit(part)
         if part is out.now.parts[0]:
             out.spend(out.costs.pass_overhead.value)
             before(ROOT)
@@ -263,6 +367,10 @@ class FsdpUnits(Hook, FsdpSink):
 
     def before(self, call: Call, out: PassWriter) -> None:
         """Take the host's time for checkpoints, and for calling a module in forward."""
+        if (unit := self._units.adapters.get((self._layer, call.module.name))) is not None:
+            self._within(unit, call.facts)
+        if self._backward:
+            self._goes_back = (self._goes_back or call.facts == "back") and call.facts != "checkpoint"
         if call.facts == "checkpoint":
             out.spend((self._fsdp.recompute if self._backward else self._fsdp.checkpoint).value)
         if call.kernels == "forward":
@@ -271,7 +379,7 @@ class FsdpUnits(Hook, FsdpSink):
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch kernels, in backward from autograd's thread."""
         if call.kernels == "backward":
-            out.spend(self._fsdp.backward_call.value)
+            out.spend(self._fsdp.backward_call.value + out.now.timing.dequantizing_s(call.module))
         out.flush()
         return True
 
@@ -301,13 +409,25 @@ class FsdpUnits(Hook, FsdpSink):
             return ROOT
         return self._runtime.layers - 1 - part.layer if self._backward else part.layer
 
+    def _within(self, unit: int, event: Hashable) -> None:
+        """Run the hooks of a unit within a layer at an event of its module."""
+        if event == "fetch" and self._goes_back:
+            self._runtime.pre_backward(unit)
+        elif event == "launch":
+            self._runtime.pre_forward(unit)
+        elif event == "release" and self._goes_back:
+            self._complete(unit)
+        elif event == "release":
+            self._runtime.post_forward(unit)
+
     def _complete(self, unit: int) -> None:
         """Add up a unit's gradients over micro-steps, and run the hook after its backward pass."""
         out, passes = self._out, 5 if self._part.micro_step else 2
-        out.label = _name(unit)
-        out.flush()
-        traffic = passes * self._units.numels[unit] * self._units.element
-        out.add("reduce", COMPUTE, fixed=out.now.timing.hbm_traffic(traffic), after=out.so_far(HOST))
+        out.label = self._units.name(unit)
+        if self._units.trains(unit):
+            out.flush()
+            traffic = passes * self._units.numels[unit] * self._units.element
+            out.add("reduce", COMPUTE, fixed=out.now.timing.hbm_traffic(traffic), after=out.so_far(HOST))
         self._runtime.post_backward(unit, boundary=self._part.boundary)
 
     # -- what the runtime calls -----------------------------------------------------------------
@@ -315,15 +435,16 @@ class FsdpUnits(Hook, FsdpSink):
     def unshard(self, unit: int) -> None:
         """Write a copy from page-locked memory and a cast in HBM, on their own stream."""
         out, units, numel = self._out, self._units, self._units.slice(unit)
-        out.label = _name(unit)
+        shard_element = units.shard_element(unit)
+        out.label = units.name(unit)
         out.spend(self._fsdp.unshard.value)
         if self._settings.cpu_offload:
             out.spend(self._fsdp.copy_call.value)
-            size = numel * units.shard_element
+            size = numel * shard_element
             copied = out.copy([size], self._copies, to_device=True, pinned=True)
             self._ready[unit] = self._copies, copied
-        if units.shard_element != units.element:
-            fixed = out.now.timing.hbm_traffic(numel * (units.shard_element + units.element))
+        if shard_element != units.element:
+            fixed = out.now.timing.hbm_traffic(numel * (shard_element + units.element))
             out.flush()
             cast = out.add("concat", self._copies, fixed=fixed, after=out.so_far(HOST))
             self._ready[unit] = self._copies, cast
@@ -343,7 +464,7 @@ class FsdpUnits(Hook, FsdpSink):
         out, costs, units = self._out, self._fsdp, self._units
         if units.ranks == 1:  # what is not sharded is let go as well, unless it was not cast
             out.spend(costs.reshard.value)
-        if self._backward:
+        if self._goes_back:
             out.spend(costs.backward_hook.value)
         else:
             out.spend(costs.forward_hook.value + units.tensors[unit] * costs.view.value)
@@ -369,10 +490,10 @@ class FsdpUnits(Hook, FsdpSink):
             out.add("reduce", self._reduces, fixed=fixed, after=after)
             self._collective("gradient-reduction", "reduce", numel, behind=self._reduces)
             after = out.so_far(self._comm)
-        fixed = out.now.timing.hbm_traffic((3 * units.element + units.shard_element) * numel)
+        fixed = out.now.timing.hbm_traffic((3 * units.element + units.trained_element) * numel)
         out.add("reduce", self._reduces, fixed=fixed, after=after)
         if self._settings.cpu_offload:
-            out.copy([numel * units.shard_element], self._reduces, to_device=False, pinned=True)
+            out.copy([numel * units.trained_element], self._reduces, to_device=False, pinned=True)
             if units.ranks == 1:
                 out.host_waits(self._reduces)
 
@@ -400,7 +521,7 @@ class FsdpOptimizer(Hook):
             self._on_cpu(out)
         else:
             out.flush()
-            element = self._units.shard_element
+            element = self._units.trained_element
             traffic = (TORCH_FOREACH + TORCH_WEIGHT_DECAY) * element // SINGLE * sum(self._units.slices)
             self._on_gpu(traffic, "AdamW", out)
 
@@ -414,14 +535,14 @@ class FsdpOptimizer(Hook):
 
     def _on_cpu(self, out: PassWriter) -> None:
         """Write the update of one flat parameter after the other."""
-        machine, element = out.machine, self._units.shard_element
+        machine, element = out.machine, self._units.trained_element
         traffic = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
         cpu = machine.host.cpu_optimizer
         share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(out.ranks))
         new = TORCH_ADAM_NEW * element
         rate = machine.host.fsdp_costs.adamw_rate(self._plan.threads, traffic=traffic, new=new, share=share)
         cause = Cause("cpu-adamw")
-        for unit in self._units.numels:
+        for unit in self._units.trained:
             out.spend(_ADAM_OPERATIONS * out.costs.operation.value)
             out.flush()
             size, route = traffic * self._units.slice(unit), out.cpu_work(cause, rate)
@@ -432,7 +553,7 @@ class FsdpOptimizer(Hook):
         if self._plan.paged_out:  # the driver moved them out for activations and gradients
             for to_device in (False, True):
                 out.copy([self._plan.paged_out], COMPUTE, to_device=to_device, pinned=True)
-        for unit in self._units.numels:
+        for unit in self._units.trained:
             out.spend(out.costs.operation.value)
             out.flush()
             self._on_gpu(update_traffic(self._units.slice(unit), bits=bits), "AdamW of bitsandbytes", out)
@@ -441,10 +562,6 @@ class FsdpOptimizer(Hook):
     def _on_gpu(self, traffic: int, label: str, out: PassWriter) -> None:
         fixed = out.now.timing.hbm_traffic(traffic)
         out.add("update", COMPUTE, fixed=fixed, label=label, after=out.so_far(HOST))
-
-
-def _name(unit: int) -> str:
-    return "root" if unit == ROOT else "layer"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -486,17 +603,26 @@ class Fsdp(Strategy):
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
     """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
     default the host's cores over its ranks."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
+
+    @property
+    def description(self) -> Description:
+        """The program that reads the exported files of adapters, and what is trained."""
+        if self.lora is None:
+            return super().description
+        return super().description._replace(program=PEFT, trains="adapters")
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and LoRA under ZeRO, as
-        adapters under FSDP are not modelled."""
+        """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and adapters."""
         here = "dram" if self.cpu_offload else "hbm"
         yield Placements(
             now=lambda: Placement(here, here),
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-            "memory (dram+dram); strategy.kind deepspeed offloads otherwise",
+            "memory (dram+dram)",
+            kept=work_of(self.lora),
         )
         if plan is None:
             return
@@ -504,17 +630,16 @@ class Fsdp(Strategy):
         yield Tunable("tier", [Change("tier", "states on dram", (offload,))])
         if not self.cpu_offload and self.mixed_precision:
             yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
-        config = {"zero_optimization": {"stage": 3}}
-        strategy = {"kind": "deepspeed", "ranks": self.ranks, "ds_config": config}
-        adapters = lora_moves(plan.model, before=(Edit(("strategy",), strategy),))
-        stated = (one._replace(description=f"{one.description}, under ZeRO-3") for one in adapters)
-        yield Tunable("adapters", stated)
+        if self.lora is not None:
+            yield Tunable("precision", quantized_base(plan.model))
+            return
+        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
         """Apply the strategy. Raises InputError for settings that are not modelled."""
-        if not model.all_trainable:
-            text = "fsdp trains all parameters; frozen ones are modelled under deepspeed"
-            raise InputError.at("strategy.kind", text)
+        if self.lora is not None:
+            model = self.lora.adapt(model, machine)
+            _check_adapters(model)
         if self.optimizer != "AdamW" and self.cpu_offload:
             text = f"{self.optimizer} in host memory is not modelled; unset cpu_offload, or take AdamW"
             raise InputError.at("strategy.optimizer", text)
@@ -522,12 +647,34 @@ class Fsdp(Strategy):
             text = f"{self.optimizer} is modelled for shards in single precision; set mixed_precision"
             raise InputError.at("strategy.optimizer", text)
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
-        plan = FsdpPlan(model=model, workload=workload, machine=machine, strategy=self, threads=threads)
-        return replace(plan, warnings=(PAGING_RATE,)) if plan.paged_out else plan
+        plan = FsdpPlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            strategy=self,
+            threads=threads,
+            warnings=self.lora.warnings if self.lora is not None else (),
+        )
+        return replace(plan, warnings=(*plan.warnings, PAGING_RATE)) if plan.paged_out else plan
 
-    def exports(self, plan: Plan) -> dict[str, Any]:  # noqa: ARG002
-        """Return how a program makes the optimizer, if it is one of bitsandbytes."""
-        return {} if self.optimizer == "AdamW" else {"optimizer.py": optimizer_script(self.optimizer)}
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return how a program makes the optimizer, if it is one of bitsandbytes, and the adapters."""
+        found = {} if self.optimizer == "AdamW" else {"optimizer.py": optimizer_script(self.optimizer)}
+        return found if self.lora is None else {**found, **self.lora.files(plan.model, divided=True)}
+
+
+def _check_adapters(model: ModelShape) -> None:
+    """Raise InputError for adapters outside of the layers, whose units are not modelled."""
+    outside = (*model.modules_before, *model.modules_after)
+    if names := [module.name for module in outside if _is_trained(module)]:
+        text = (
+            f"adapters outside of the layers ({names[0]}) are not modelled under fsdp; name those of layers"
+        )
+        raise InputError.at("strategy.lora.target_modules", text)
+
+
+def _is_trained(module: Module) -> bool:
+    return any(one.trainable for one in module.parameters)
 
 
 @dataclass(frozen=True)
@@ -564,12 +711,20 @@ class FsdpPlan(StepWork):
         """Flat parameters, sharded among the ranks."""
         model = self.model
         units = {**dict(enumerate(model.layers)), ROOT: (*model.modules_before, *model.modules_after)}
+        adapters: dict[tuple[int, str], int] = {}
+        if not model.all_trainable:
+            for number, layer in enumerate(model.layers):
+                units[number] = tuple(one for one in layer if not _is_trained(one))
+                for module in filter(_is_trained, layer):
+                    adapters[number, module.name] = unit = model.num_hidden_layers + len(adapters)
+                    units[unit] = (module,)
         return Units(
             self.strategy.ranks,
-            {unit: parameters_of(modules) for unit, modules in units.items()},
+            {unit: packed_numels(modules, model) for unit, modules in units.items()},
             {unit: sum(len(one.parameters) for one in modules) for unit, modules in units.items()},
             element=model.dtype_bytes,
-            shard_element=SINGLE if self.strategy.mixed_precision else model.dtype_bytes,
+            trained_element=SINGLE if self.strategy.mixed_precision else model.dtype_bytes,
+            adapters=adapters,
         )
 
     @property
@@ -590,7 +745,7 @@ class FsdpPlan(StepWork):
         if part.phase != "optimizer":
             backward = part.phase == "backward"
             parts = parts_of_training(self.model, self.trace, backward=backward, layers=self.trace.layers)
-            hook = FsdpUnits(self.units, self._runtime(part), part)
+            hook = FsdpUnits(self.units, self.runtime(part), part)
         out = PassWriter(
             name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
         )
@@ -602,10 +757,30 @@ class FsdpPlan(StepWork):
         work = self.workload
         return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
 
-    def _runtime(self, part: StepPart) -> FsdpRuntime:
+    @property
+    def _inside(self) -> Inside:
+        """Units within each layer, in the order of their calls."""
+        found: list[list[int]] = [[] for _ in self.model.layers]
+        for (layer, _), unit in self.units.adapters.items():
+            found[layer].append(unit)
+        return found
+
+    @property
+    def _ended(self) -> tuple[int, ...]:
+        """Number of the units within each layer that its recomputation comes to the end of: not that in which
+        it stops."""
+        if not self.workload.gradient_checkpointing:
+            return ()
+        ended = [0] * self.trace.layers
+        for event in self.trace.backward:
+            ends = event.kind == "release" and not event.backward
+            ended[event.instance.layer] += ends and _is_trained(event.instance.module)
+        return tuple(ended)
+
+    def runtime(self, part: StepPart) -> FsdpRuntime:
         """Return FSDP's state before a micro-step in the steady state."""
         layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
-        runtime = FsdpRuntime(layers=layers, settings=self.strategy)
+        runtime = FsdpRuntime(layers=layers, settings=self.strategy, inside=self._inside, ended=self._ended)
         for index in range(_SETTLED * count):
             runtime.micro_step(boundary=index % count == count - 1)
         for _ in range(min(part.micro_step, count - 1)):
@@ -629,7 +804,7 @@ class FsdpPlan(StepWork):
         new = sum(slices) if strategy.optimizer == "AdamW" else 0  # at once (_foreach_sqrt); or one kernel
         if strategy.cpu_offload:  # of one tensor after the other
             new = TORCH_ADAM_NEW * max(slices) * self._per_host
-        adam = Held(states[0].tier, "temporaries of AdamW", self.units.shard_element * new)
+        adam = Held(states[0].tier, "temporaries of AdamW", self.units.trained_element * new)
         stages = {MICRO_STEP: (*states, *self._gpu, *beside), OPTIMIZER_STEP: (*states, *beside, adam)}
         found = (one._replace(stage=stage) for stage, held in stages.items() for one in held)
         return tuple(with_paging(found, self.machine, per_host=self._per_host))
@@ -642,7 +817,7 @@ class FsdpPlan(StepWork):
     @property
     def _states(self) -> tuple[Held, ...]:
         """Return shards, gradients and moments; in host memory the first two are page-locked."""
-        slices, size = self.units.slices, self.units.shard_element
+        slices, size, shards = self.units.slices, self.units.trained_element, self.units.shard_bytes
         offload, total = self.strategy.cpu_offload, sum(self.units.slices)
         tier, here, remedy = ("dram", self._per_host, _HOSTS) if offload else ("hbm", 1, _OFFLOAD)
         bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
@@ -652,7 +827,7 @@ class FsdpPlan(StepWork):
         if self.strategy.optimizer != "AdamW":
             states = sum(moments(one, bits=bits) for one in slices)
         named: tuple[tuple[str, int, bool, HeldKind], ...] = (
-            ("parameters", size * total, offload, "weights"),
+            ("parameters", sum(shards), offload, "weights"),
             ("gradients", size * total, offload, "optimizer"),
             ("moments", states - elsewhere, False, "optimizer"),
             (PAGED, elsewhere, False, "optimizer"),
@@ -661,7 +836,7 @@ class FsdpPlan(StepWork):
             Held(tier, name, here * held, pinned, remedy, kind=kind) for name, held, pinned, kind in named
         ]
         if offload:
-            rounding = 2 * here * pinned_rounding([size * one for one in slices])
+            rounding = here * pinned_rounding([*shards, *(size * one for one in slices)])
             terms.append(Held("dram", "rounding of pinned allocations", rounding, pinned=True))
         return tuple(terms)
 
@@ -670,20 +845,22 @@ class FsdpPlan(StepWork):
         units, strategy = self.units, self.strategy
         root, element = units.numels[ROOT], units.element
         layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
-        layer = layers[-1]
         limited = strategy.limit_all_gathers and strategy.reshard_after_forward and units.ranks > 1
         unsharded = root + sum(layers[-_LIMITED:] if limited else layers)
         remedy = "set limit_all_gathers and reshard_after_forward"
         # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
-        gradients = 2 * root + 3 * layer
+        trained = [units.numels[unit] for unit in units.trained if unit != ROOT]
+        root = root if units.trains(ROOT) else 0
+        gradients = 2 * root + 3 * max(trained)
         if self._micro_steps > 1:
-            gradients += root + sum(layers)
+            gradients += root + sum(trained)
         acts = activations_of(self.model, self.workload)
         kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
-        shard = units.shard_element * max(units.slices) if units.shard_element != element else 0
+        shard = units.trained_element * max(units.slices) if units.trained_element != element else 0
         return (
             Held("hbm", "gathered parameters", element * unsharded, remedy=remedy, kind="staging"),
             Held("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
             Held("hbm", "whole gradients", element * gradients),
+            *held_quantized(self.model, self.workload),
             Held("hbm", "activations", acts.peak, remedy=kept),
         )

@@ -38,7 +38,7 @@ class GptFast(DividedStrategy):
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the only place of the weights, and DeepSpeed with the weights on each tier."""
-        refusal = "offload with strategy.kind deepspeed or vllm"
+        refusal = "its weights stay in the GPUs"
         yield Placements(refusal=refusal, name="gpt-fast", phrase=self.in_gpus)
         if plan is not None:
             before = (Edit(("strategy",), {"kind": "deepspeed", "ranks": self.ranks}),)
@@ -72,7 +72,7 @@ class GptFast(DividedStrategy):
             cache=self.cache_of(model, workload, machine),
             engine=engine._replace(reserve=reserve),
         )
-        assert plan.divided  # raises for degrees that do not divide the model
+        _ = plan.divided  # raises for degrees that do not divide the model
         return plan
 
     @property

@@ -37,15 +37,16 @@ from simoffload.strategies.programs.tensor_parallel import (
     loading_advice,
     without_offloading,
 )
-from simoffload.strategies.programs.zero_strategy import inference_moves, lora_moves, training_moves
+from simoffload.strategies.programs.zero_strategy import inference_moves, training_moves
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, lacks_vllm
+from simoffload.strategies.training.adapters import PEFT, Lora, lora_moves, quantized_base
 from simoffload.workload import Inference, Training
 
 _OFFLOAD = "set strategy.kind: deepspeed, which offloads them"
 _COPIES = Placements(
     now=lambda: Placement("hbm", "hbm"),
     possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
-    refusal="every GPU holds a whole copy; offload with strategy.kind deepspeed",
+    refusal="every GPU holds a whole copy",
     name=RESIDENT,
     phrase=WHOLE_COPIES,
     copied=True,
@@ -71,7 +72,10 @@ class Transformers(CachingStrategy):
         title="transformers", evidence=_evidence, formats=("nf4-dq",), gpu_keys=("ranks", *_PARTS)
     )
 
-    elsewhere: ClassVar = {"compiled": "compiled code is that of strategy.kind vllm or gpt_fast"}
+    elsewhere: ClassVar = {
+        "compiled": "compiled code is that of strategy.kind vllm or gpt_fast",
+        "lora": "adapters are trained, and inference merges them into the weights; remove the section",
+    }
 
     kind: Literal["transformers"] = "transformers"
     ranks: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
@@ -153,7 +157,7 @@ class Transformers(CachingStrategy):
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of the weights, the cache in host memory, and DeepSpeed with the weights on
         each tier."""
-        refusal = "offload with strategy.kind deepspeed"
+        refusal = "its weights stay in the GPUs"
         shared = Placements(refusal=refusal, name="tensor parallel", phrase=DIVIDED)
         yield shared if self._shares else _COPIES
         if plan is None:
@@ -188,7 +192,7 @@ class Transformers(CachingStrategy):
             compiled=False,
             cache=cache,
         )
-        assert plan.divided  # raises for degrees that do not divide the model
+        _ = plan.divided  # raises for degrees that do not divide the model
         return plan
 
 
@@ -204,6 +208,18 @@ class TransformersTraining(Strategy):
     elsewhere: ClassVar = {"kv_cache": "training keeps no cache; remove the section"}
 
     kind: Literal["transformers"] = "transformers"
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
+
+    @property
+    def description(self) -> Description:
+        """The program that reads the exported files, and what is trained."""
+        found = super().description
+        return found if self.lora is None else found._replace(program=PEFT, trains="adapters")
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the files with which PEFT makes adapters."""
+        return {} if self.lora is None else self.lora.files(plan.model, divided=False)
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of all states, ZeRO instead of a full copy on each GPU, with the weights on
@@ -216,14 +232,17 @@ class TransformersTraining(Strategy):
         above = tuple(stages_of_zero(plan))
         yield from training_moves(plan, above, self.ranks, None, *_ZERO)
         yield Tunable("partition", above)
-        yield Tunable("adapters", lora_moves(plan.model, before=_ZERO))
+        if self.lora is not None:
+            yield Tunable("precision", quantized_base(plan.model))
+            return
+        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> Plan:
         """Apply the strategy: plain data parallelism (ZeRO stage 0)."""
         check_capability(TRANSFORMERS, model, machine)
         from simoffload.strategies.programs.zero_training import plan_whole_copies
 
-        return plan_whole_copies(model, workload, machine, ranks=self.ranks)
+        return plan_whole_copies(model, workload, machine, ranks=self.ranks, lora=self.lora)
 
 
 @dataclass(frozen=True)

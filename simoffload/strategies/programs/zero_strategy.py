@@ -18,7 +18,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine, Tier, TierKind
 from simoffload.models import ModelShape
-from simoffload.results import ADAPTERS, FROZEN_NF4, Change
+from simoffload.results import Change
 from simoffload.strategies.base import (
     AnyTier,
     Description,
@@ -255,10 +255,6 @@ def _tier_of_path(path: str, machine: Machine) -> str | None:
     return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
 
 
-_RANK = 16
-"""Rank of proposed adapters: our choice; PEFT's own default is 8."""
-
-
 def gathered(tier: str, ranks: int) -> str:
     """Return a note for weights in HBM in inference: they are gathered for every token, not resident."""
     return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
@@ -313,19 +309,3 @@ def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int | No
     """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
     buffers = larger_buffers(model, ranks, buffer_size) if tier.is_storage else ()
     return (Edit(("strategy", "weights"), tier.name), *buffers)
-
-
-def lora_moves(model: ModelShape, *, before: tuple[Edit, ...] = ()) -> Iterator[Change]:
-    """Yield LoRA adapters of rank 16 in PEFT's default layers, first with 16-bit and then with 4-bit
-    weights."""
-    targets = list(model.traits.lora_targets)
-    if not targets:
-        return
-    for quantize in ({}, {"quantize": "nf4"}):
-        lora = Edit(("strategy", "lora"), {"r": _RANK, "target_modules": targets, **quantize})
-        four_bit = ", frozen weights in nf4 (QLoRA)" if quantize else ""
-        description = (
-            f"LoRA of rank {_RANK} on {' and '.join(targets)}{four_bit} (trains adapters, not the model)"
-        )
-        quality = FROZEN_NF4 if quantize else ADAPTERS
-        yield Change("lora", description, (*before, lora), quality=quality)

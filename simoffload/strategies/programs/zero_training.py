@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from simoffload.documents import Edit, Frozen
+from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Repeated, nf4_bits, with_lora
-from simoffload.results import FROZEN_NF4, Change, Estimate, Facts, StorageRequests
+from simoffload.models import ModelShape, Repeated
+from simoffload.results import Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import AnyTier, Basis, Description, Held, Plan, Tunable, Tunables
 from simoffload.strategies.ds_config import (
@@ -37,16 +37,22 @@ from simoffload.strategies.ds_config import (
     stages,
 )
 from simoffload.strategies.passes.pass_writer import Routes, StagePass
-from simoffload.strategies.passes.timing import ranks_beyond
+from simoffload.strategies.passes.timing import ranks_beyond, without_deepspeed
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
     Written,
     ZeroStrategy,
     device_of,
-    lora_moves,
     training_moves,
     within_config,
+)
+from simoffload.strategies.training.adapters import (
+    PEFT,
+    Lora,
+    lora_moves,
+    quantized_base,
+    work_of,
 )
 from simoffload.strategies.training.memory import TrainingMemory, estimates_for
 from simoffload.strategies.training.micro_step import (
@@ -93,8 +99,6 @@ class ZeroTrainingPlan(StepWork):
     settings: TrainingSettings
     places: Places
     warnings: tuple[str, ...] = ()
-    weight_bits: float | None = None
-    """Size of an element of quantized frozen weights [bit]; None if they are not quantized."""
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """Configuration from which the settings of the run and of its checkpoints are read."""
     saved: CheckpointPlan | None = None
@@ -138,7 +142,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def layered(self) -> TrainedLayers:
         """Model for replays with any number of its layers."""
-        state = TrainingState(self.model, self.settings, self.places, self.weight_bits)
+        state = TrainingState(self.model, self.settings, self.places)
         return trained_layers(state, self.workload)
 
     def check(self) -> None:
@@ -280,23 +284,8 @@ class ZeroTrainingPlan(StepWork):
         )
 
 
-_QUANTIZED = (
-    "times of nf4 weights are those of 16-bit ones: neither the smaller copies nor the dequantization are "
-    "modelled; the memory is"
-)
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
-
-
-class Lora(Frozen):
-    """Lora configures LoRA adapters on frozen weights, with PEFT's names."""
-
-    r: Annotated[int, Field(strict=True, ge=1, le=65_536)]
-    """Rank of the adapters' matrices."""
-    target_modules: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    """Linear layers with adapters, by the end of their names: q_proj, v_proj, …"""
-    quantize: Literal["nf4"] | None = None
-    """Quantization of frozen weights to 4 bit (QLoRA)."""
 
 
 class ZeroTraining(ZeroStrategy):
@@ -324,13 +313,16 @@ class ZeroTraining(ZeroStrategy):
     @property
     def description(self) -> Description:
         """DeepSpeed with the version of the scenario, and what is trained: adapters with LoRA."""
-        trained = super().description
-        return trained if self.lora is None else trained._replace(trains="adapters")
+        found = super().description
+        if self.lora is None:
+            return found
+        return found._replace(program=f"{found.program} and {PEFT}", trains="adapters")
 
     def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
         """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
         refuses."""
-        model, weight_bits = self._adapted(model)
+        if self.lora is not None:
+            model = self.lora.adapt(model, machine)
         settings, warnings = self._settings(model, workload)
         weights, more = self.tier("weights", machine)
         optimizer, others = self.tier("optimizer", machine)
@@ -338,7 +330,7 @@ class ZeroTraining(ZeroStrategy):
             params=settings.params._replace(device=device_of(weights, machine)),
             optimizer_device=device_of(optimizer, machine),
         )
-        _check_places(settings)
+        _check_places(settings, model)
         threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         plan = ZeroTrainingPlan(
             model=model,
@@ -353,9 +345,8 @@ class ZeroTraining(ZeroStrategy):
                 *self.precision_warnings(model),
                 *self.direct_warnings(settings.params, machine),
                 *_mode_warnings(settings, workload),
-                *([_QUANTIZED] if weight_bits is not None else []),
+                *(self.lora.warnings if self.lora is not None else ()),
             ),
-            weight_bits=weight_bits,
             config=self.ds_config,
         )
         plan.check()
@@ -367,17 +358,17 @@ class ZeroTraining(ZeroStrategy):
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
-        why = "it trains all parameters, not adapters alone; leave strategy.lora out for that"
-        yield self._placements(machine)._replace(no_copies="" if self.lora is None else why)
+        yield self._placements(machine)._replace(kept=work_of(self.lora))
         if not isinstance(plan, ZeroTrainingPlan):
             return
         settings, above = plan.settings, tuple(stages(plan.settings))
         yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
         yield Tunable("partition", above)
         yield from memory_settings(self.ds_config, self._use(plan))
-        yield Tunable("precision", self._precisions())
+        yield Tunable("precision", self._precisions(plan.model))
         if self.lora is None:
-            yield Tunable("adapters", lora_moves(plan.model))
+            on_gpu = (Edit.at("strategy.weights", "hbm"),) if plan.places.weights != "hbm" else ()
+            yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
         yield self.faster(plan)
 
     def _use(self, plan: ZeroTrainingPlan) -> Use:
@@ -385,12 +376,11 @@ class ZeroTraining(ZeroStrategy):
         use, steps = self.use(plan.model, tiers, plan.machine), work.gradient_accumulation_steps
         return use._replace(batch=work.batch_size, accumulation=steps)
 
-    def _precisions(self) -> Iterator[Change]:
+    def _precisions(self, model: ModelShape) -> Iterator[Change]:
         """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
         on the GPU."""
-        if self.lora is not None and self.lora.quantize is None:
-            edits = (Edit(("strategy", "lora", "quantize"), "nf4"),)
-            yield Change("precision", "frozen weights in nf4 (QLoRA)", edits, quality=FROZEN_NF4)
+        if self.lora is not None:
+            yield from quantized_base(model)
         offloads = self.written("optimizer") is not None or self.optimizer not in (None, "hbm")
         if not offloads:  # its kernels need states on the GPU
             section = self.ds_config.optimizer
@@ -400,34 +390,15 @@ class ZeroTraining(ZeroStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the configuration files with which DeepSpeed runs the plan: content by name."""
         assert isinstance(plan, ZeroTrainingPlan)
-        config, adapters = exported_config(self.ds_config, self._use(plan)), self._adapter_config()
+        config, adapters = exported_config(self.ds_config, self._use(plan)), dict[str, Any]()
+        if self.lora is not None:
+            adapters = self.lora.files(plan.model, divided=plan.zero3)
         if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
             return {FILE: config, **adapters}
         # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
         config = {key: value for key, value in config.items() if key != "optimizer"}
         script = optimizer_script(self.ds_config.optimizer.type)
         return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script, **adapters}
-
-    def _adapter_config(self) -> dict[str, Any]:
-        """Return the files with which PEFT makes the adapters (``LoraConfig.from_pretrained``), and
-        transformers the frozen weights (``BitsAndBytesConfig.from_dict``); empty without LoRA."""
-        if self.lora is None:
-            return {}
-        targets = list(self.lora.target_modules)
-        found = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.lora.r, "target_modules": targets}
-        frozen = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-        quantized = {"quantization_config.json": frozen} if self.lora.quantize else {}
-        return {"adapter_config.json": found, **quantized}
-
-    def _adapted(self, model: ModelShape) -> tuple[ModelShape, float | None]:
-        """Return the model with its adapters, and the size of an element of frozen weights [bit]."""
-        if self.lora is None:
-            return model, None
-        try:
-            adapted = with_lora(model, r=self.lora.r, target_modules=self.lora.target_modules)
-        except InputError as error:
-            raise InputError(one._replace(key=f"strategy.{one.key}") for one in error.problems) from None
-        return adapted, nf4_bits() if self.lora.quantize else None
 
     def _settings(self, model: ModelShape, workload: Training) -> tuple[TrainingSettings, tuple[str, ...]]:
         problems = batch_problems(
@@ -450,9 +421,16 @@ class ZeroTraining(ZeroStrategy):
         return found
 
 
-def _check_places(settings: TrainingSettings) -> None:
+def _check_places(settings: TrainingSettings, model: ModelShape) -> None:
     """Raise InputError for combinations of tiers that DeepSpeed refuses."""
     params, optimizer = settings.params.device, settings.optimizer_device
+    if model.quantization is not None and params not in (None, "none"):
+        text = (
+            "ZeRO-3 trains adapters on weights of bitsandbytes with all parameters on the GPUs alone (PEFT's "
+            "guide sets offload_param: none); write hbm, use strategy.kind: fsdp with cpu_offload, or remove "
+            "model.quantization"
+        )
+        raise InputError.at("strategy.weights", text)
     if settings.stage < 3 and params != "none":
         text = f"parameters leave the GPU only in stage 3, not {settings.stage}"
         raise InputError.at("strategy.weights", text)
@@ -546,10 +524,12 @@ _ZERO_TRAINING = Edit.at("strategy.kind", "deepspeed")
 _DIVIDE = "set strategy.kind: deepspeed, which divides and offloads them"
 
 
-def plan_whole_copies(model: ModelShape, workload: Training, machine: Machine, *, ranks: int) -> Plan:
+def plan_whole_copies(
+    model: ModelShape, workload: Training, machine: Machine, *, ranks: int, lora: Lora | None = None
+) -> Plan:
     """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0)."""
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
-    plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
+    plan = ZeroTraining(ranks=ranks, ds_config=config, lora=lora).plan(model, workload, machine)
     return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
 
 
@@ -562,7 +542,18 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class _WholeCopiesTrained(ZeroTrainingPlan):
-    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory."""
+    """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory, and without
+    DeepSpeed itself, whose launches take longer."""
+
+    @property
+    def launch_factor(self) -> float:
+        """Host time of launches over that under DeepSpeed, as in inference."""
+        return without_deepspeed(self.machine)
+
+    @property
+    def basis(self) -> Basis:
+        """Numbers on which its times rest: of operations without DeepSpeed."""
+        return super().basis._replace(host_costs=(self.machine.host.eager_costs.operation,))
 
     @cached_property
     def held(self) -> tuple[Held, ...]:

@@ -31,7 +31,7 @@ from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Estimate, HeldKind
 from simoffload.strategies.base import INITIALISATION, ROUNDING, Held, pinned_block
 from simoffload.strategies.ds_config import BITSANDBYTES, OptimizerKind
-from simoffload.strategies.memory import activations_of, system_memory
+from simoffload.strategies.memory import activations_of, held_quantized, system_memory
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,
@@ -124,7 +124,6 @@ def state_bytes(
     kind: OptimizerKind,
     dtype_bytes: int,
     gradient_bytes: int,
-    weight_bits: float | None = None,
 ) -> StateBytes:
     """Return the size of the states of one rank [B] on all tiers.
 
@@ -135,23 +134,19 @@ def state_bytes(
     stage, part = partitions.stage, partitions.part
     aliased = dtype_bytes == SINGLE and stage in (0, 3)
     return StateBytes(
-        parameters=_parameters(partitions, dtype_bytes, weight_bits).total(int),
+        parameters=_parameters(partitions, dtype_bytes).total(int),
         gradients=gradient_bytes * (part if stage >= 2 else partitions.trained_numel),
         master=0 if aliased else SINGLE * part,
         moments=moment_bytes(kind, partitions.weights, numel=part, flat=stage > 0),
     )
 
 
-def _parameters(
-    partitions: Partitions, dtype_bytes: int, weight_bits: float | None, *, frozen: bool = False
-) -> Repeated[int]:
-    """Return the size that one rank keeps of every tensor, or of those that are ``frozen`` [B]; frozen
-    matrices have ``weight_bits`` [bit] if given."""
+def _parameters(partitions: Partitions, dtype_bytes: int, *, frozen: bool = False) -> Repeated[int]:
+    """Return the size that one rank keeps of every tensor, or of those that are ``frozen`` [B], without
+    scales of quantized ones."""
 
     def size(weight: Weight) -> int:
         numel = partitions.slice_numel(weight.numel) if partitions.stage == 3 else weight.numel
-        if weight_bits is not None and weight.quantizable and not weight.trainable:
-            return -(-int(numel * weight_bits) // 8)
         return numel * dtype_bytes
 
     weights = partitions.weights
@@ -229,9 +224,8 @@ class TrainingMemory:
             kind=self.settings.optimizer,
             dtype_bytes=self.size,
             gradient_bytes=self.settings.gradient_bytes,
-            weight_bits=state.weight_bits,
         )
-        self.parameter_sizes = _parameters(self.partitions, self.size, state.weight_bits)
+        self.parameter_sizes = _parameters(self.partitions, self.size)
         """Size that one rank keeps of every tensor [B]."""
         self.largest = _largest(self.partitions.trained)
         """Size of the largest tensor with a gradient [elements]."""
@@ -336,9 +330,7 @@ class TrainingMemory:
         if self.stage < 3 or self.state.weights_on == "hbm":
             name = "parameters" if self.stage < 3 else "parameter partition"
             yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
-        if self.state.weight_bits is not None:
-            frozen = self.partitions.weights.where(lambda one: one.quantizable and not one.trainable)
-            yield _term("a matrix in 16 bit, made for its use", self.size * _largest(frozen))
+        yield from held_quantized(self.state.model, self.workload)
         if not self.state.offloads_optimizer:
             # Below stage 3 gradients are allocated in the first backward pass.
             present = moments or self.stage == 3
@@ -547,7 +539,7 @@ class TrainingMemory:
         if self.state.weights_on == "dram":
             element = self.size
             trained = self.partitions.slices.map(lambda numel: numel * element)
-            frozen = _parameters(self.partitions, element, self.state.weight_bits, frozen=True)
+            frozen = _parameters(self.partitions, element, frozen=True)
             ledger.add("parameters that are not trained", frozen, pinned=params.pin_memory, remedy=_PINNED)
             # One flat buffer, which is always pinned, replaces the partitions.
             ledger.add("parameters", trained.total(int), pinned=True)

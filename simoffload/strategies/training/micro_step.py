@@ -718,10 +718,12 @@ class MicroStep(TrainingStreams):
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch kernels, which wait for the module's parameters."""
+        if call.kernels == "backward":
+            out.spend(out.now.timing.dequantizing_s(call.module))
         if call.kernels == "backward" and self._decided is not None:
             out.spend(out.machine.host.training.backward_call.value)
         elif call.kernels == "backward":  # a node of autograd for each operation (an estimate)
-            out.spend(out.costs.operation.value * max(1, out.now.timing.operations(call.module)))
+            out.spend(out.now.timing.operation_s * max(1, out.now.timing.operations(call.module)))
         out.flush()
         for stream, ordinal in self._writer.fetches.awaited():
             out.await_(stream, ordinal)
@@ -817,6 +819,7 @@ class TrainedLayers(LayeredModel):
 
     state: TrainingState
     workload: Training
+    packed: ClassVar[bool] = True
 
     @property
     def model(self) -> ModelShape:  # type: ignore[override]  # of inference it is a field
@@ -874,7 +877,7 @@ class TrainedLayers(LayeredModel):
         if self.homogeneous:
             return self.stack(self.count)
         trace = self.trace_of(self.count)
-        return LayerStack(trace, Parameters.of(trace, self.state.tensors))
+        return LayerStack(trace, Parameters.of(trace, self.state.tensors, packed=self.packed))
 
     # -- gradients ------------------------------------------------------------------------------
 
@@ -941,8 +944,8 @@ _REPLAYS = Recent[tuple[Hashable, ...], TrainedReplays]()
 def trained_layers(state: TrainingState, workload: Training) -> TrainedLayers:
     """Return the layers of a state and a workload: for the same model and workload (the same objects, not
     equal ones) those that other machines have asked for."""
-    model, settings, places, bits = state.model, state.settings, state.places, state.weight_bits
-    key = id(model), settings, places, bits, id(workload)
+    model, settings, places = state.model, state.settings, state.places
+    key = id(model), settings, places, id(workload)
     return _LAYERED.get(key, lambda: TrainedLayers(state, workload))
 
 

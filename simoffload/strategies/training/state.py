@@ -41,12 +41,11 @@ class Weight(NamedTuple):
 
     name: str
     numel: int
-    """Number of elements of the tensor [elements]."""
+    """Number of elements of the tensor [elements]; of a quantized one, elements of the model's data type that
+    its packed values take."""
     sums: int
     """Number of sums over rows and over columns [elements], which Adafactor keeps; ``numel`` for a vector."""
     trainable: bool
-    quantizable: bool
-    """Whether bitsandbytes replaces it, as the matrices of linear layers except for the output layer."""
     place: Literal["before", "layer", "after"]
     """Position of its module relative to the layers; gradients come in the opposite order."""
 
@@ -71,15 +70,27 @@ def _weights(
         for parameter in module.parameters:
             if parameter.tied:
                 continue
-            matrix = module.kind in ("linear", "router") and not parameter.name.endswith("bias")
             yield Weight(
                 name=parameter.name,
-                numel=parameter.numel,
+                numel=packed_numel(parameter, model),
                 sums=_sums(model, module, parameter),
                 trainable=parameter.trainable,
-                quantizable=place == "layer" and matrix,
                 place=place,
             )
+
+
+def packed_numel(parameter: Parameter, model: ModelShape) -> int:
+    """Return the elements of the model's data type that a tensor takes; quantized values are packed into them
+    (``bnb_4bit_quant_storage``), and their scales are no parameters."""
+    if parameter.storage is None:
+        return parameter.numel
+    return -(-parameter.storage.tensors[0] // model.dtype_bytes)
+
+
+def packed_numels(modules: Iterable[Module], model: ModelShape) -> int:
+    """Return the elements that all tensors of modules take, a tied one left out."""
+    owned = (one for module in modules for one in module.parameters if not one.tied)
+    return sum(packed_numel(one, model) for one in owned)
 
 
 def _sums(model: ModelShape, module: Module, parameter: Parameter) -> int:
@@ -225,8 +236,6 @@ class TrainingState:
     model: ModelShape
     settings: TrainingSettings
     places: Places
-    weight_bits: float | None = None
-    """Size of an element of quantized frozen matrices (QLoRA) [bit]; None if they are not quantized."""
 
     @cached_property
     def partitions(self) -> Partitions:
@@ -294,7 +303,7 @@ class TrainingState:
 
         def placed(modules: Layer) -> Iterator[Tensor]:
             owned = (one for module in modules for one in module.parameters if not one.tied)
-            return self._placed((one.name, one.numel) for one in owned)
+            return self._placed((one.name, packed_numel(one, self.model)) for one in owned)
 
         pieces = self.model.of_layers(count).outside_and_kinds()
         return Repeated(*((placed(modules), times) for modules, times in pieces))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import lcm
 from operator import methodcaller
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
@@ -47,8 +47,11 @@ class Parameters(NamedTuple):
     """Indices of the tensors whose gradients are complete after the module's backward pass."""
 
     @classmethod
-    def of(cls, trace: Trace, tensors: Sequence[Tensor]) -> Parameters:
-        """Find who needs and who trains ``tensors``, in the order of first use, a tied one once."""
+    def of(cls, trace: Trace, tensors: Sequence[Tensor], *, packed: bool = False) -> Parameters:
+        """Find who needs and who trains ``tensors``, in the order of first use, a tied one once.
+
+        ``packed``: of a quantized weight the packed values alone are such a tensor.
+        """
         owned: dict[Instance, tuple[int, ...]] = {}
         trained: dict[Instance, tuple[int, ...]] = {}
         known: dict[tuple[int, str], int] = {}
@@ -59,7 +62,8 @@ class Parameters(NamedTuple):
             mine: list[int] = []
             own: list[int] = []
             for parameter in one.module.parameters if one.owns else ():
-                names = [name for name, _ in parameter.stored_tensors(1)]
+                stored = ((parameter.name, 0),) if packed else parameter.stored_tensors(1)
+                names = [name for name, _ in stored]
                 if parameter.tied:
                     mine += [known[-1, name] for name in names]
                     continue
@@ -404,6 +408,8 @@ class LayeredModel(ABC):
     """A LayeredModel gives the trace and tensors of a model with some or all of its identical layers."""
 
     model: ModelShape
+    packed: ClassVar[bool] = False
+    """Whether the packed values of a quantized weight alone are a partitioned tensor."""
 
     @cached_property
     def replays(self) -> Replays:
@@ -464,7 +470,7 @@ class LayeredModel(ABC):
 
     def _cut(self, count: int) -> LayerStack:
         trace = self.trace_of(count)
-        parameters = Parameters.of(trace, self.of_layers(count))
+        parameters = Parameters.of(trace, self.of_layers(count), packed=self.packed)
         if not self.homogeneous:
             return LayerStack(trace, parameters)
         pieces = dict(trace.pieces(backward=False))

@@ -5,14 +5,16 @@ Run it in an environment with transformers (a CPU build of PyTorch is enough; te
     python tests/strategies/training/make_activations.py
 
 It prints, for each family, the highest sum of all storages alive per batch x length x hidden size, with two
-and with six layers, and the bytes of storages that one layer more keeps for the backward pass. transformers
-5.23.0 and PyTorch 2.13.0 made what is there. Only eager attention: without content PyTorch does not find out
-that a mask is causal, and takes other fused kernels than a real run.
+and with six layers, the same of adapters on frozen weights, and the bytes of storages that one layer more
+keeps for the backward pass. transformers 5.23.0 (5.24.0 with adapters) and PyTorch 2.13.0 made what is there.
+Only eager attention: without content PyTorch does not find out that a mask is causal, and takes other fused
+kernels than a real run.
 """
 
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +69,34 @@ class Living(TorchDispatchMode):
         self.now -= size
 
 
-def model_of(name: str, dtype: str, layers: int) -> torch.nn.Module:
+class Adapted(torch.nn.Module):
+    """A linear layer with an adapter of rank 4, as PEFT's (tuners/lora/layer.py, ``Linear.forward``), which
+    does not take tensors without content."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        dtype = base.weight.dtype
+        self.base = base.requires_grad_(False)
+        self.lora_a = torch.nn.Linear(base.in_features, 4, bias=False, dtype=dtype)
+        self.lora_b = torch.nn.Linear(4, base.out_features, bias=False, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.base(x)
+        return result + self.lora_b(self.lora_a(x)) * 2.0
+
+
+def adapted(model: Any) -> Any:
+    """Return the model, frozen, with adapters on all linear layers but the head."""
+    model.requires_grad_(False)
+    for name, module in list(model.named_modules()):
+        parent, _, own = name.rpartition(".")
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+            setattr(model.get_submodule(parent), own, Adapted(module))
+    model.enable_input_require_grads()
+    return model
+
+
+def model_of(name: str, dtype: str, layers: int) -> Any:
     family, sizes = CASES[name]
     common = {"num_hidden_layers": layers, "hidden_size": HIDDEN, "num_attention_heads": 8, "vocab_size": 100}
     config = AutoConfig.for_model(family, **common, **sizes)
@@ -80,12 +109,16 @@ def storages(model: torch.nn.Module) -> set[int]:
     return {parameter.untyped_storage()._cdata for parameter in model.parameters()}
 
 
-def peak(name: str, dtype: str, length: int, layers: int, *, checkpointing: bool) -> float:
+def peak(
+    name: str, dtype: str, length: int, layers: int, *, checkpointing: bool, adapters: bool = False
+) -> float:
     with FakeTensorMode():
         model = model_of(name, dtype, layers)
+        if adapters:
+            model = adapted(model)
         if checkpointing:
             model.gradient_checkpointing_enable()
-        for parameter in model.parameters():
+        for parameter in filter(lambda one: one.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
         tokens = torch.ones(BATCH, length, dtype=torch.long)
         with Living(storages(model)) as living:
@@ -117,6 +150,10 @@ def main() -> None:
         for dtype, length, checkpointing in STEPS:
             few, more = (peak(name, dtype, length, layers, checkpointing=checkpointing) for layers in (2, 6))
             print(f'("{name}", "eager", "{dtype}", {length}, 100, {checkpointing}, {few:.2f}, {more:.2f}),')
+        for checkpointing in (True, False):
+            with_adapters = partial(peak, name, "bfloat16", 64, checkpointing=checkpointing, adapters=True)
+            few, more = with_adapters(2), with_adapters(6)
+            print(f'("{name}", {checkpointing}, {few:.2f}, {more:.2f}),')
         for dtype in ("bfloat16", "float32"):
             print(f'("{name}", "{dtype}", {kept(name, dtype, 3) - kept(name, dtype, 2)}),')
 

@@ -6,7 +6,8 @@ Run it in an environment with PyTorch and transformers (CPU builds are enough):
 
 It writes a file per case into ``data/``: a line per event of the third step on rank 0.
 ``limit`` is the rate limiter's wait, ``free`` a reshard that frees memory, ``compute`` the first call of a
-layer's attention in a pass. PyTorch 2.13.0 and transformers 5.23.0 made what is there.
+layer's attention in a pass. The cases with adapters need PEFT, too (0.21.2, with transformers 5.24.0, made
+them). PyTorch 2.13.0 and transformers 5.23.0 made the others.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Case(NamedTuple):
     reshard: bool = True
     limit: bool = True
     micro_steps: int = 1
+    adapters: bool = False
+    """Whether adapters of two linear layers are trained, under PEFT's policy of wrapping."""
 
 
 CASES = {
@@ -43,7 +46,20 @@ CASES = {
     "fsdp-grad-op": Case(reshard=False),
     "fsdp-grad-op-accumulation": Case(reshard=False, micro_steps=3, prefetch="post"),
     "fsdp-one-rank": Case(ranks=1),
+    "fsdp-adapters": Case(adapters=True),
+    "fsdp-adapters-post": Case(adapters=True, prefetch="post"),
+    "fsdp-adapters-accumulation": Case(adapters=True, micro_steps=3),
 }
+
+
+TARGETS = ("q_proj", "down_proj")
+
+
+def _short(name: str) -> str:
+    """Return the number of a layer, and of an adapter's matrix in it its name."""
+    number, _, inside = name.rpartition("layers.")[2].partition(".")
+    *_, target, matrix = ["", "", *inside.removesuffix(".default").split(".")]
+    return f"{number}.{target}.{matrix}" if inside else number or "root"
 
 
 def record(case: Case) -> list[str]:
@@ -62,12 +78,18 @@ def record(case: Case) -> list[str]:
         hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4, vocab_size=128
     )
     inner = transformers.LlamaForCausalLM(config)
+    policy: Any = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer})
+    layers, whole = inner.model.layers, inner
+    if case.adapters:
+        import peft
+
+        whole = peft.get_peft_model(inner, peft.LoraConfig(r=4, target_modules=list(TARGETS)))
+        policy = peft.utils.other.fsdp_auto_wrap_policy(whole)
+        whole.enable_input_require_grads()
     inner.gradient_checkpointing_enable()
     model = FullyShardedDataParallel(
-        inner,
-        auto_wrap_policy=functools.partial(
-            transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer}
-        ),
+        whole,
+        auto_wrap_policy=policy,
         sharding_strategy=ShardingStrategy.FULL_SHARD if case.reshard else ShardingStrategy.SHARD_GRAD_OP,
         backward_prefetch={"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}.get(
             case.prefetch
@@ -76,7 +98,7 @@ def record(case: Case) -> list[str]:
         device_id=torch.device("cpu"),
     )
     units = {
-        module._handle: name.rpartition("layers.")[2] or "root"
+        module._handle: _short(name)
         for name, module in ((n.replace("._fsdp_wrapped_module", ""), m) for n, m in model.named_modules())
         if isinstance(module, FullyShardedDataParallel)
     }
@@ -100,7 +122,7 @@ def record(case: Case) -> list[str]:
     watch(runtime, "_reduce_grad", lambda _, __, unit: f"reduce {units[unit]}")
     watch(runtime, "_reduce_grad_no_shard", lambda _, __, unit: f"reduce {units[unit]}")
     watch(_FreeEventQueue, "dequeue_if_needed", lambda event, _: "limit" if event is not None else "")
-    for number, layer in enumerate(inner.model.layers):
+    for number, layer in enumerate(layers):
         layer._fsdp_wrapped_module.self_attn.register_forward_pre_hook(
             lambda *_, number=number: events.append(f"compute {number}")
         )

@@ -67,7 +67,6 @@ def account(
     work: Training | None = None,
     version: str = LATEST,
     sections: Mapping[str, Any] | None = None,
-    weight_bits: float | None = None,
     peak: ReplayPeaks | None = None,
 ) -> tuple[Machine, tuple[MemoryStage, ...]]:
     """The machine and the moments of a run on it."""
@@ -75,7 +74,7 @@ def account(
     settings = settings_for(model, zero, version=version, **(sections or {}))
     kinds = [_DEVICES.get(machine.tiers[tier].kind, "nvme") for tier in (weights, optimizer)]
     settings = settings._replace(params=settings.params._replace(device=kinds[0]), optimizer_device=kinds[1])
-    state = TrainingState(model, settings, Places(ranks, weights, optimizer), weight_bits)
+    state = TrainingState(model, settings, Places(ranks, weights, optimizer))
     held = TrainingMemory(state, work or workload(), machine, peak).held()
     return machine, stages_of(list(held))
 

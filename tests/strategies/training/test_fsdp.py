@@ -17,16 +17,15 @@ from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Provenance, TimeInput, load_platform, machine_spreads
 from simoffload.models import load_model
-from simoffload.models.lora import with_lora
 from simoffload.scenario import load_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.base import memory_stages
-from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink
+from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink, FsdpUnits
 from simoffload.workload import Training
 from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
-from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, Case
+from tests.strategies.training.make_fsdp_traces import CASES, LAYERS, TARGETS, Case
 from tests.strategies.training.mode_cases import carried
 
 DATA = Path(__file__).parent / "data"
@@ -64,7 +63,11 @@ class Log(FsdpSink):
         self.lines: list[str] = []
 
     def _say(self, what: str, unit: int) -> None:
-        self.lines.append(f"{what} {'root' if unit == ROOT else unit}")
+        name = "root" if unit == ROOT else str(unit)
+        if unit >= LAYERS:
+            layer, number = divmod(unit - LAYERS, 4)
+            name = f"{layer}.{TARGETS[number // 2]}.lora_{'AB'[number % 2]}"
+        self.lines.append(f"{what} {name}")
 
     def unshard(self, unit: int) -> None:
         self._say("unshard", unit)
@@ -95,7 +98,13 @@ def replayed(case: Case, *, offload: bool) -> list[str]:
         limit_all_gathers=case.limit,
         reshard_after_forward=case.reshard,
     )
-    runtime = FsdpRuntime(layers=LAYERS, settings=settings)
+    inside = [[LAYERS + 4 * layer + one for one in range(4)] for layer in range(LAYERS)]
+    runtime = FsdpRuntime(
+        layers=LAYERS,
+        settings=settings,
+        inside=inside if case.adapters else (),
+        ended=[3] * LAYERS if case.adapters else (),
+    )
     runtime.begin(log)
     for _ in range(3):
         log.lines.clear()
@@ -362,8 +371,73 @@ def test_what_it_is_not_for_is_refused(change: dict[str, Any], key: str, message
     assert (problem.key, message in problem.message) == (key, True)
 
 
-def test_frozen_parameters_are_refused(machine: Machine) -> None:
-    model = with_lora(load_model(SMALL), r=4, target_modules=("q_proj",))
-    workload = Training(kind="training", batch_size=1, sequence_length=8)
-    with pytest.raises(InputError, match="trains all parameters"):
-        Fsdp(ranks=2).plan(model, workload, machine)
+# -- adapters --------------------------------------------------------------------------------------
+
+QLORA = {"r": 4, "target_modules": ("q_proj",)}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packed_layers_are_gathered_and_gradients_of_adapters_reduced(
+    machine: Machine, checkpointing: bool
+) -> None:
+    """Frozen layers of 4 bits in elements of 16 bits, without their scales, twice a step; each matrix of an
+    adapter in forward, in recomputation and in backward; the root once."""
+    model = {**SMALL, "dtype": "bfloat16", "quantization": "nf4-dq"}
+    plan = plan_of(machine, model=model, ranks=2, lora=QLORA, gradient_checkpointing=checkpointing)
+    layer = (LAYER - 2 * 64) // 4 + 2 * 64
+    adapter = 4 * 64
+    passes = 3 if checkpointing else 2
+    gathered = 6 * (2 * layer + 2 * passes * adapter) // 2 + -(-REST // 2)
+    assert moved_in_step(plan) == {
+        "all-gather": 2 * gathered,
+        "reduction of gradients": 2 * 6 * 2 * adapter // 2,
+    }
+
+
+@pytest.mark.parametrize("targets", [("q_proj",), ("q_proj", "down_proj")])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_schedule_gathers_in_the_order_of_the_runtime(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, targets: tuple[str, ...], checkpointing: bool
+) -> None:
+    plan = plan_of(machine, lora={"r": 4, "target_modules": targets}, gradient_checkpointing=checkpointing)
+    written: list[int] = []
+    gather = FsdpUnits.gather
+
+    def noted(self: FsdpUnits, unit: int) -> None:
+        written.append(unit)
+        gather(self, unit)
+
+    monkeypatch.setattr(FsdpUnits, "gather", noted)
+    for part in plan.parts[:2]:
+        plan.schedule(part)
+
+    class Gathers(FsdpSink):
+        def gather(self, unit: int) -> None:
+            replayed.append(unit)
+
+    replayed: list[int] = []
+    runtime = plan.runtime(plan.parts[0])
+    runtime.begin(Gathers())
+    runtime.micro_step(boundary=True)
+    assert written == replayed
+    assert len(replayed) > 2 * 6 * len(targets) * 2
+
+
+def test_memory_of_adapters_by_hand(machine: Machine) -> None:
+    """Only shards of adapters are in single precision, and have gradients and moments."""
+    model = {**SMALL, "dtype": "bfloat16", "quantization": "nf4-dq"}
+    held = {one.name: one.size for one in plan_of(machine, model=model, ranks=2, lora=QLORA).held}
+    matrices = LAYER - 2 * 64
+    layer, adapters = matrices // 4 + 2 * 64, 6 * 2 * 4 * 64 // 2
+    assert held["parameters"] == 2 * 6 * layer // 2 + 2 * -(-REST // 2) + 4 * adapters
+    assert held["gradients"] == 4 * adapters
+    assert held["moments"] == 8 * adapters
+    assert held["a matrix in 16 bit, made for its use"] == 2 * 64 * 176
+    # A byte for 64 weights, 4 for 256 of these, and tables of 64, 1024 and 4 bytes for each of 7 matrices.
+    scales = matrices // 64 + 4 * (4 * 1 + 3 * 1) + 7 * (64 + 1024 + 4)
+    assert held["scales of quantized weights"] == 6 * scales
+
+
+def test_adapters_outside_of_the_layers_are_refused(machine: Machine) -> None:
+    with pytest.raises(InputError, match=r"outside of the layers .*lm_head"):
+        plan_of(machine, lora={"r": 4, "target_modules": ("lm_head",)})

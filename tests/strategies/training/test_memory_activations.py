@@ -166,6 +166,29 @@ def test_adapters_keep_only_their_inputs(targets: list[str], measured: float) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "length", "checkpointing", "of_2", "of_6"),
+    [
+        ("llama", 512, True, 214.38, 222.38),
+        ("llama", 64, True, 68.98, 76.98),
+        ("llama", 64, False, 130.75, 339.75),
+        ("qwen3", 64, True, 87.39, 95.39),
+        ("qwen3", 64, False, 167.31, 448.94),
+        ("gpt_neox", 64, True, 62.70, 70.70),
+        ("gpt_neox", 256, False, 186.27, 498.89),
+    ],
+)
+def test_so_it_is_with_adapters_on_all_linear_layers(
+    name: str, length: int, checkpointing: bool, of_2: float, of_6: float
+) -> None:
+    """Rank 4, bfloat16, eager attention (make_activations.py)."""
+    for layers, measured in ((2, of_2), (6, of_6)):
+        model = shape(name, num_hidden_layers=layers, vocab_size=100, dtype="bfloat16", attention="eager")
+        work = workload(_BATCH, length, gradient_checkpointing=checkpointing)
+        found = activations_of(with_lora(model, r=4), work).peak
+        assert found / (_BATCH * length * _HIDDEN) == pytest.approx(measured, rel=0.035)
+
+
+@pytest.mark.parametrize(
     ("hidden", "heads", "length"), [(6144, 64, 2048), (12288, 96, 2048), (20480, 128, 2048)]
 )
 def test_a_gpt_layer_is_near_the_published_count(hidden: int, heads: int, length: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simoffload.models import ModelShape, Repeated, load_model
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.lora import with_lora
 from simoffload.results.capacity import MemoryStage, tier_uses
 from simoffload.strategies.base import INITIALISATION
 from simoffload.strategies.training.memory import MICRO_STEP, OPTIMIZER_STEP
@@ -308,17 +308,18 @@ def test_lora_trains_where_the_whole_model_would_not_fit() -> None:
 def test_qlora_puts_65_billion_parameters_on_one_gpu_of_48_gb() -> None:
     """Dettmers et al., arXiv 2305.14314, abstract; batch 1, 512 tokens, rank 64 on all linear layers."""
     sizes_65b = {"num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 22016}
-    model = load_model(
-        {"family": "llama", "num_attention_heads": 64, "vocab_size": 32000, "dtype": "bfloat16", **sizes_65b}
-    )
+    sizes_65b |= {"num_attention_heads": 64, "vocab_size": 32000}
+    spec: dict[str, Any] = {"family": "llama", "dtype": "bfloat16", **sizes_65b}
+    model = load_model(spec)
     assert model.num_parameters / 1e9 == pytest.approx(65.3, abs=0.1)
     every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    packed = with_lora(load_model({**spec, "quantization": "nf4-dq"}), r=64, target_modules=every)
     adapted = with_lora(model, r=64, target_modules=every)
     arguments: dict[str, Any] = {
         "platform": "l40s-workstation",
         "sections": {"optimizer": {"type": "AdamW8bit"}},
     }
-    machine, memory_stages = account(adapted, {"stage": 0}, weight_bits=nf4_bits(), **arguments)
+    machine, memory_stages = account(packed, {"stage": 0}, **arguments)
     needed = {use.tier: use for use in tier_uses(memory_stages[1].terms, machine.tiers)}
     assert needed["hbm"].fits
     machine, memory_stages = account(adapted, {"stage": 0}, **arguments)

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.models import Repeated, load_model
-from simoffload.models.lora import nf4_bits, with_lora
+from simoffload.models.lora import with_lora
+from simoffload.strategies.memory import scales_of
 from simoffload.strategies.training.memory import StateBytes, moment_bytes, state_bytes
 from simoffload.strategies.training.state import Partitions, Weight, weights_of
 
 
 def matrix(rows: int, columns: int, **more: object) -> Weight:
-    plain = Weight("matrix", rows * columns, rows + columns, trainable=True, quantizable=True, place="layer")
+    plain = Weight("matrix", rows * columns, rows + columns, trainable=True, place="layer")
     return plain._replace(**more)  # type: ignore[arg-type]
 
 
@@ -98,17 +99,14 @@ def test_lora_leaves_gradients_and_states_of_the_adapters_only() -> None:
 
 
 def test_qlora_keeps_the_layers_matrices_in_four_bits() -> None:
-    model = with_lora(load_model("llama-2-7b"), r=8, target_modules=["q_proj", "v_proj"])
-    found = state_bytes(
-        Partitions(weights_of(model), 0, 1),
-        kind="adam",
-        dtype_bytes=2,
-        gradient_bytes=2,
-        weight_bits=nf4_bits(),
-    )
+    base = load_model({"name": "llama-2-7b", "quantization": "nf4-dq"})
+    model = with_lora(base, r=8, target_modules=["q_proj", "v_proj"])
+    partitions = Partitions(weights_of(model), 0, 1)
+    found = state_bytes(partitions, kind="adam", dtype_bytes=2, gradient_bytes=2)
     matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     others = 2 * 32000 * 4096 + 65 * 4096 + 4_194_304  # embedding, output layer, norms, adapters
-    assert found.parameters == pytest.approx(matrices * 4.127 / 8 + 2 * others, rel=1e-4)
+    assert found.parameters == matrices // 2 + 2 * others
+    assert scales_of(model) == pytest.approx(matrices * 0.127 / 8, rel=0.003)
 
 
 @given(

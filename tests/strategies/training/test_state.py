@@ -19,7 +19,7 @@ NVME = {"device": "nvme", "nvme_path": "/raid"}
 
 
 def weights(*numels: int) -> Repeated[Weight]:
-    return Repeated.once(Weight(str(i), numel, numel, True, False, "layer") for i, numel in enumerate(numels))
+    return Repeated.once(Weight(str(i), numel, numel, True, "layer") for i, numel in enumerate(numels))
 
 
 def calls(name: str) -> Iterator[str]:
