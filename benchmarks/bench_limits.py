@@ -162,7 +162,8 @@ def random_scenario(random: Random) -> dict[str, Any]:
     if kind == "inference":
         zero["stage"] = 3
         workload = some(kind, batch_size=1, prompt_length=16, output_length=8)
-        strategy = pick((strategy | {"weights": pick(tiers)},) * 4 + ({"kind": "resident", "ranks": ranks},))
+        whole = {"kind": "transformers", "ranks": ranks}
+        strategy = pick((strategy | {"weights": pick(tiers)},) * 4 + (whole,))
     elif kind == "training":
         zero["stage"] = pick((0, 1, 2, 3, 3))
         strategy["optimizer"] = pick(tiers)

@@ -19,9 +19,9 @@ from simoffload.strategies import registry
 EXAMPLE = Path(__file__).parents[1] / "examples" / "three_tiers.py"
 Section = Mapping[str, Any]
 
-_DIVIDED: Section = {"kind": "tensor_parallel"}
-_ZERO: Section = {"kind": "zero_inference"}
-_VLLM: Section = {"kind": "vllm_cpu_offload"}
+_PLAIN: Section = {"kind": "transformers"}
+_ZERO: Section = {"kind": "deepspeed"}
+_VLLM: Section = {"kind": "vllm"}
 _FEW: Section = {"zero_optimization": {"stage": 3, "offload_param": {"buffer_size": 300_000_000}}}
 FLEXGEN = "FlexGen"
 
@@ -32,11 +32,12 @@ WEIGHTS: Mapping[str, Section] = {
     "ZeRO-Inference, host memory": {**_ZERO, "weights": "dram"},
     "ZeRO-Inference, NVMe": {**_ZERO, "weights": "raid", "ranks": 2, "ds_config": _FEW},
     "ZeRO-Inference, layers divided": {**_ZERO, "weights": "dram", "ranks": 2, "tensor_parallel_size": 2},
-    "resident": {"kind": "resident"},
-    "tensor parallel, eager": {**_DIVIDED, "tensor_parallel_size": 2},
-    "tensor parallel, compiled": {**_DIVIDED, "tensor_parallel_size": 2, "compiled": True},
-    "pipeline, eager": {**_DIVIDED, "pipeline_parallel_size": 2},
-    "pipeline, compiled": {**_DIVIDED, "pipeline_parallel_size": 2, "compiled": True},
+    "transformers": _PLAIN,
+    "transformers, tensor parallel": {**_PLAIN, "tensor_parallel_size": 2},
+    "transformers, pipeline": {**_PLAIN, "pipeline_parallel_size": 2},
+    "vLLM, tensor parallel": {**_VLLM, "tensor_parallel_size": 2},
+    "vLLM, pipeline": {**_VLLM, "pipeline_parallel_size": 2},
+    "gpt-fast": {"kind": "gpt_fast", "tensor_parallel_size": 2},
     "vLLM, read in place": {**_VLLM, "cpu_offload_gb": 4},
     "vLLM, prefetched": {**_VLLM, "offload_group_size": 4},
     "vLLM, prefetched from NVMe": {**_VLLM, "offload_group_size": 4, "offload_tier": "raid"},

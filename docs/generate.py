@@ -80,7 +80,7 @@ _METRICS = """# Reference: metrics
 {}
 Every result, table, sweep and page has these numbers of its kind of work.
 Those with a better direction can be limits (`--slo`), where times are written without `_s`: `tpot=200ms`.
-They, and [costs](../costs.md) of any work, can be what `advise` ranks by: `--objective energy_per_token_j`.
+They, and [costs](../costs.md) of any work, can be what `advise` and `compare` rank by: `--objective energy_per_token_j`.
 {}"""
 _AUTHORING = """# Reference: programs of your own
 

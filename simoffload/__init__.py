@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simoffload.planning.costs import load_costs
     from simoffload.planning.economics import break_even_points, economics
     from simoffload.planning.explanation import sensitivity
+    from simoffload.planning.question import load_scenario, question
     from simoffload.planning.reach import best_batch, reach
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from simoffload.results.metrics import metric
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
-    from simoffload.scenario import LoadedScenario, default_scenario, list_scenarios, load_scenario
+    from simoffload.scenario import LoadedScenario, list_scenarios
 
 __all__ = [
     "CheckpointResult",
@@ -55,7 +56,6 @@ __all__ = [
     "compare",
     "compare_scenarios",
     "confidence",
-    "default_scenario",
     "economics",
     "fit",
     "import_profile",
@@ -72,6 +72,7 @@ __all__ = [
     "on_targets",
     "parse_service",
     "prefix_loading",
+    "question",
     "reach",
     "search_catalogue",
     "sensitivity",
@@ -108,7 +109,6 @@ _HOME = {
     "compare": "simoffload.planning.compare",
     "compare_scenarios": "simoffload.planning.compare",
     "confidence": "simoffload.planning.confidence",
-    "default_scenario": "simoffload.scenario",
     "economics": "simoffload.planning.economics",
     "fit": "simoffload.planning.answers",
     "import_profile": "simoffload.exchange.measured_profiles",
@@ -119,12 +119,13 @@ _HOME = {
     "load_costs": "simoffload.planning.costs",
     "load_model": "simoffload.models",
     "load_platform": "simoffload.hardware",
-    "load_scenario": "simoffload.scenario",
+    "load_scenario": "simoffload.planning.question",
     "machines_needed": "simoffload.planning.sizing",
     "metric": "simoffload.results.metrics",
     "on_targets": "simoffload.planning.targets",
     "parse_service": "simoffload.planning.service_levels",
     "prefix_loading": "simoffload.planning.caches",
+    "question": "simoffload.planning.question",
     "reach": "simoffload.planning.reach",
     "search_catalogue": "simoffload.planning.advise",
     "sensitivity": "simoffload.planning.explanation",
@@ -139,7 +140,7 @@ _HOME = {
 }
 
 
-_RENAMED = {"flips": "break_even_points"}
+_RENAMED = {"flips": "break_even_points", "default_scenario": "question"}
 """Public names that were renamed: old name, new name. The old ones work for one release."""
 
 

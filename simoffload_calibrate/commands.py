@@ -26,7 +26,7 @@ _DEEPSPEED = "run real offload (ZeRO-3, Accelerate) of models with random weight
 _DEEPSPEED_DESCRIPTION = """\
 Run models with random weights on this machine and record their times: under ZeRO-3 of all modules and
 storage operations, under Accelerate (strategy.kind accelerate) and transformers' tensor parallelism
-(tensor_parallel) of passes. RUNS are files written like scenarios (their platform is ignored), or lists of
+(transformers) of passes. RUNS are files written like scenarios (their platform is ignored), or lists of
 them under "runs:". Needs torch, transformers and deepspeed or accelerate (extra "calibrate").
 """
 
@@ -47,8 +47,8 @@ _VLLM = "run real vLLM with random weights and record the times of steps and of 
 _VLLM_DESCRIPTION = """\
 Run engines of vLLM with random weights on this machine and record the times of their steps, with the section
 "stream" those of every request. RUNS are files written like scenarios (their platform is ignored), or lists
-of them under "runs:", whose strategy is tensor_parallel with compiled: true, or vllm_cpu_offload. Runs with
-equal models, strategies and limits share an engine. Needs vllm in the same Python.
+of them under "runs:", whose strategy.kind is vllm. Runs with equal models, strategies and limits share an
+engine. Needs vllm in the same Python.
 """
 
 

@@ -23,6 +23,7 @@ from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
 from simoffload.serving.simulate import StreamSimulation
 from simoffload.simulation import simulate
+from simoffload.strategies import in_new_form
 from simoffload.strategies.base import memory_stages, traffic
 from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.plan import InferencePlan
@@ -154,11 +155,10 @@ def _scenario(run: RecordedRun, within: Setting) -> dict[str, Any]:
     model = dict(run.model)
     if model.get("attention") is None and run.attention in get_args(Attention):
         model["attention"] = run.attention
-    kind = "zero_training" if run.workload.get("kind") == "training" else "zero_inference"
-    strategy: dict[str, Any] = {"kind": kind, "ranks": run.ranks, "ds_config": run.ds_config}
+    strategy: dict[str, Any] = {"kind": "deepspeed", "ranks": run.ranks, "ds_config": run.ds_config}
     equipment: dict[str, Any] = {}
     if run.strategy is not None:
-        strategy = dict(run.strategy)
+        strategy = dict(in_new_form(run.strategy)[0])
         if run.engine is not None and run.engine.cudagraph_capture_sizes:
             strategy["max_cudagraph_capture_size"] = max(run.engine.cudagraph_capture_sizes)
         if strategy.get("offload_folder") is not None:

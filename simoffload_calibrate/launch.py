@@ -58,7 +58,7 @@ _VLLM = _Worker(
     install="vllm",
     schema="simoffload/vllm-runs/1",
 )
-_WORKERS = {"zero_inference": _DEEPSPEED, "accelerate": _HUGGING_FACE, "tensor_parallel": _HUGGING_FACE}
+_WORKERS = {"deepspeed": _DEEPSPEED, "accelerate": _HUGGING_FACE, "transformers": _HUGGING_FACE}
 """The worker of each kind of strategy that has no engine."""
 _PROBE, _PROBE_TASK = "simoffload_calibrate.micro.host:probe_host", {"duration": 1.6}
 """The function that times calls of the host thread, and for how long [s]."""

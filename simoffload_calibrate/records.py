@@ -23,6 +23,7 @@ from simoffload.errors import InputError, Problem
 from simoffload.models import ModelShape
 from simoffload.results.timeline import Interval, Timeline
 from simoffload.serving.requests import Requests
+from simoffload.strategies import in_new_form
 from simoffload_calibrate.runs import offload_device, offload_home, optimizer_device
 
 # -- records as JSON files, read after a check of size and syntax ----------------------------------
@@ -233,7 +234,10 @@ class RecordedRun(_Part):
     @property
     def group(self) -> str:
         """The group of the run, as a strategy names it under ``evidence``."""
-        return "zero" if self.strategy is None else str(self.strategy.get("kind", "fsdp"))
+        if self.strategy is None:
+            return "zero"
+        kind = str(in_new_form(self.strategy)[0].get("kind", "fsdp"))
+        return "tensor_parallel" if kind == "transformers" else kind
 
     @property
     def offload(self) -> str:

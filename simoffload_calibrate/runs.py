@@ -21,11 +21,12 @@ from simoffload.hardware.detect import SeenMachine, System
 from simoffload.models import FAMILIES, ModelShape, ModelSpec
 from simoffload.scenario.streams import StreamOptions
 from simoffload.serving.simulate import requests_of
+from simoffload.strategies import in_new_form
 from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, VLLM_BLOCK, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
-from simoffload.strategies.programs.tensor_parallel import TensorParallel
-from simoffload.strategies.programs.vllm import VllmCpuOffload
+from simoffload.strategies.programs.transformers import Transformers
+from simoffload.strategies.programs.vllm import Vllm
 from simoffload.workload import Computation, Inference, Training
 
 # -- facts about this machine ----------------------------------------------------------------------
@@ -77,7 +78,6 @@ def _gpus(seen: SeenMachine) -> dict[str, Any]:
 # Keys are those of ``EngineArgs`` of vLLM 0.25.1 (``engine/arg_utils.py``) and of Hugging Face.
 
 
-ServedStrategy = TensorParallel | VllmCpuOffload
 _OFFLOADED = ("cpu_offload_gb", "offload_group_size", "offload_num_in_group", "offload_prefetch_step")
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -97,7 +97,7 @@ _FEW_GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def engine_settings(
-    strategy: ServedStrategy, stream: StreamOptions | None, shape: ModelShape, hf_config: Mapping[str, Any]
+    strategy: Vllm, stream: StreamOptions | None, shape: ModelShape, hf_config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of an engine and the content of its config.json.
 
@@ -116,10 +116,10 @@ def engine_settings(
         "max_cudagraph_capture_size": strategy.max_cudagraph_capture_size,
         "tensor_parallel_size": strategy.tensor_parallel_size,
         "pipeline_parallel_size": strategy.pipeline_parallel_size,
-        "enforce_eager": not strategy.compiled,
+        "enforce_eager": strategy.enforce_eager,
         "quantization": "fp8" if form == "fp8" else None,
     }
-    if isinstance(strategy, VllmCpuOffload):
+    if strategy.cpu_offload_gb or strategy.offload_group_size:
         options |= {key: getattr(strategy, key) for key in _OFFLOADED if getattr(strategy, key)}
     if stream is not None:
         stated = {
@@ -140,8 +140,8 @@ def engine_settings(
     return {"options": {key: one for key, one in options.items() if one is not None}, "config": config}
 
 
-def _check(strategy: ServedStrategy, stream: StreamOptions | None) -> None:
-    tier = strategy.offload_tier if isinstance(strategy, VllmCpuOffload) else "dram"
+def _check(strategy: Vllm, stream: StreamOptions | None) -> None:
+    tier = strategy.offload_tier
     if strategy.data_parallel_size > 1:
         raise InputError.at("strategy.data_parallel_size", "one replica runs; set it to 1")
     if strategy.kv_cache != DEFAULT:
@@ -243,7 +243,7 @@ _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "d
 class _ZeroInference(Frozen):
     """The part of ZeRO's section ``strategy`` that a real run supports."""
 
-    kind: Literal["zero_inference"] = "zero_inference"
+    kind: Literal["deepspeed"] = "deepspeed"
     ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
     weights: Literal["hbm", "gpu", "dram", "cpu", "nvme"] | None = None
     ds_config: dict[str, Any] = Field(default_factory=dict)
@@ -260,19 +260,14 @@ class RunRequest(Frozen):
     workload: Computation
     stream: StreamOptions | None = None
     """Requests that arrive one after the other, instead of the workload."""
-    strategy: Annotated[_ZeroInference | Accelerate | ServedStrategy, Field(discriminator="kind")] = (
+    strategy: Annotated[_ZeroInference | Accelerate | Transformers | Vllm, Field(discriminator="kind")] = (
         _ZeroInference()
     )
 
     @property
-    def served(self) -> ServedStrategy | None:
+    def served(self) -> Vllm | None:
         """The strategy of a run of vLLM; None for another program."""
-        strategy = self.strategy
-        if isinstance(strategy, ServedStrategy) and (
-            strategy.compiled or strategy.kind == "vllm_cpu_offload"
-        ):
-            return strategy
-        return None
+        return self.strategy if isinstance(self.strategy, Vllm) else None
 
 
 @dataclass(frozen=True)
@@ -351,7 +346,7 @@ class CalibrationRun:
         optimizer on storage 12 B of states and 4 B of gradients per parameter (seen in DeepSpeed's swap
         folders).
         """
-        loaded = self.kind == "tensor_parallel" and self.engine is None
+        loaded = self.kind == "transformers"
         weights = self.weight_bytes if self.device == "nvme" or loaded else 0
         states = 16 if self.optimizer == "nvme" else 0
         return self.num_parameters * states + weights
@@ -516,7 +511,8 @@ def _complete(node: dict[str, Any]) -> None:
     for key in _SCENARIO_ONLY:
         node.pop(key, None)
     if isinstance(strategy := node.get("strategy"), dict):
-        strategy.setdefault("kind", "zero_inference")
+        strategy.setdefault("kind", "deepspeed")
+        node["strategy"] = dict(in_new_form(strategy)[0])
     if "stream" in node:
         node.setdefault("workload", _NO_WORK)
     if isinstance(work := node.get("workload"), dict):
@@ -561,6 +557,9 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
     elif isinstance(checked.workload, Training):
         text = f"must be inference: {settings.kind} does not train"
         raise InputError([document.problem((*at, "workload", "kind"), text)])
+    elif isinstance(settings, Transformers) and settings.ranks != settings.tensor_parallel_size:
+        text = "one copy of the model runs, divided by layers; set it to tensor_parallel_size"
+        raise InputError([document.problem((*at, "strategy", "ranks"), text)])
     elif isinstance(settings, Accelerate):
         try:
             homes = settings.given_homes(ModuleTree(shape))
@@ -584,13 +583,12 @@ def _check_program(document: Document, at: Location, checked: RunRequest, served
     """Refuse a run of another program than the command starts, and a stream of one that serves none."""
     kind = checked.strategy.kind
     if served and checked.served is None:
-        how = "tensor_parallel with compiled: true, or vllm_cpu_offload"
-        text = f"{kind} is not what vLLM runs: use {how}, or simoffload calibrate deepspeed"
+        text = f"{kind} is not what vLLM runs: use vllm, or simoffload calibrate deepspeed"
         raise InputError([document.problem((*at, "strategy", "kind"), text)])
     if served is False and checked.served is not None:
-        text = f"{kind} is run by vLLM here; use simoffload calibrate vllm"
-        if kind == "tensor_parallel":
-            text += ", or leave compiled out for transformers' tensor parallelism"
+        text = (
+            f"{kind} is run by vLLM here; use simoffload calibrate vllm, or transformers' tensor parallelism"
+        )
         raise InputError([document.problem((*at, "strategy", "kind"), text)])
     if checked.stream is not None and checked.served is None:
         text = "only runs of vLLM serve streams (simoffload calibrate vllm); remove the section"
@@ -603,7 +601,7 @@ def _check_program(document: Document, at: Location, checked: RunRequest, served
 def _check_blocks(shape: ModelShape, checked: RunRequest, requests: Mapping[str, Any] | None) -> None:
     """Refuse fewer blocks than a batch, or the longest request of a stream, needs. Raises InputError."""
     strategy, work, stream = checked.strategy, checked.workload, checked.stream
-    assert isinstance(strategy, ServedStrategy)
+    assert isinstance(strategy, Vllm)
     assert isinstance(work, Inference)
     if stream is None or requests is None:
         strategy.check_blocks(shape, sequences=work.batch_size, length=work.max_context)

@@ -140,7 +140,7 @@ def eager_cases(ranks: int) -> tuple[CalibrationRun, ...]:
             for family in _EAGER
             for name, settings in (("not offloaded", _KEPT), ("under Accelerate", _OFFLOADED))
         )
-    divided = {"kind": "tensor_parallel", "tensor_parallel_size": ranks}
+    divided = {"kind": "transformers", "tensor_parallel_size": ranks}
     return tuple(
         _eager_case(f"tiny {family} divided r{ranks}", family, divided, ranks=ranks) for family in _DIVIDED
     )

@@ -250,7 +250,7 @@ model: opt-125m
 platform: dgx-a100
 workload: {kind: training, batch_size: 1, sequence_length: 512}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 2
   weights: hbm
   optimizer: hbm
@@ -275,7 +275,7 @@ model: {name: opt-125m, num_hidden_layers: 100000}
 platform: dgx-a100
 workload: {kind: training, batch_size: 1, sequence_length: 512}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 3
   weights: dram
   optimizer: raid

@@ -138,7 +138,7 @@ def sharegpt(
     data: dict[str, Any] = {
         "name": "ShareGPT",
         "model": {"name": model.lower(), "dtype": "bfloat16"},
-        "strategy": {"kind": "tensor_parallel", "compiled": True},
+        "strategy": {"kind": "vllm"},
         "workload": {"kind": "inference", "batch_size": 1, "prompt_length": 1, "output_length": 1},
         "ranks": ranks,
         "requests": requests,

@@ -33,8 +33,8 @@ platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
 strategy: {strategy}
 """
-_SERVED = "{{kind: tensor_parallel, compiled: true, max_cudagraph_capture_size: {graph}}}"
-_OFFLOADED = "{{kind: vllm_cpu_offload, cpu_offload_gb: {gb}, max_cudagraph_capture_size: {graph}}}"
+_SERVED = "{{kind: vllm, max_cudagraph_capture_size: {graph}}}"
+_OFFLOADED = "{{kind: vllm, cpu_offload_gb: {gb}, max_cudagraph_capture_size: {graph}}}"
 """Strategies without and with weights that kernels read in host memory."""
 
 

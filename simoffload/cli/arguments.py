@@ -21,6 +21,7 @@ from simoffload.cli.option_types import (
     add_output,
     add_overrides,
     add_parts,
+    add_program,
     budget,
     listed,
     port,
@@ -32,22 +33,43 @@ if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
 
 _DESCRIPTION = """\
-Predict speed, memory and cost of large language models whose weights or optimizer states are kept in CPU
+Predict speed, memory and cost of large language models whose weights, cache or optimizer are kept in CPU
 memory, on drives, on file servers or on parallel filesystems."""
-_EPILOG = """\
-example:
-  simoffload compare ddn/bloom-7b1 --on hbm,dram,raid,nfs,ai400x2
-
-A SCENARIO is a YAML or JSON file, the name of a shipped scenario (simoffload scenarios list), "-" for
-standard input or, for run, compare, fit, advise and reach, the name of a model (simoffload models list).
+_EXAMPLES = """\
+examples:
+  simoffload run gpt-oss-120b --gpu rtx-4090 --memory 64GB
+  simoffload compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2
+  simoffload advise qwen3-8b --gpu rtx-4090 --set workload.kind=training
+"""
+_EPILOG = f"""\
+{_EXAMPLES}
+A SCENARIO is the name of a model (simoffload models list), of a shipped scenario (simoffload scenarios
+list), a YAML or JSON file, or "-" for standard input.
 Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 does not fit or no value keeps
 the service levels, 130 interrupted.
 Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
+_QUESTIONS = (
+    ("Will it run, and how fast?", "run, fit"),
+    ("What should I change or buy?", "advise, compare, reach"),
+    ("How many users?", "stream"),
+    ("What if? (many points, or in the browser)", "sweep, serve"),
+    ("What is there, and what is mine?", "models, profiles, scenarios, detect, calibrate, check"),
+)
+"""Commands by the question that they answer."""
+
+
+def overview() -> str:
+    """Return what the program is, its commands by question and examples, for who types its name alone."""
+    rows = "".join(f"  {asked:<43}{names}\n" for asked, names in _QUESTIONS)
+    return f"{_DESCRIPTION}\n\n{rows}\n{_EXAMPLES}more: simoffload --help, simoffload COMMAND --help\n"
+
+
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
 _TARGETS = (
-    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; "
+    "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; with "
+    "PART= before it of something else: cache=dram, connector=raid,nfs, dataset=nfs, checkpoint=raid; "
     "platform:tier selects another platform from there on"
 )
 
@@ -61,7 +83,15 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises InputError with one line instead of printing a usage page and exiting."""
+    """A parser that raises InputError with one line instead of printing a usage page and exiting, and whose
+    help begins with an ``example``."""
+
+    example = ""
+
+    def format_help(self) -> str:
+        """Return the help of a command, its example first."""
+        example = f"example: simoffload {self.example}\n\n" if self.example else ""
+        return f"{example}{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
         text = f"{_one_line(message)}; see {self.prog} --help"
@@ -90,6 +120,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     Raises InputError for an invalid command line and SystemExit after ``--help`` and ``--version``.
     """
+    if not argv:
+        sys.stdout.write(overview())
+        raise SystemExit(0)  # as after --help
     arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
@@ -134,6 +167,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, add) in _COMMANDS.items():
         one = _command(commands, name, text)
+        one.example = _EXAMPLE[name]
         if only in (None, name):
             add(one)
     return parser
@@ -155,7 +189,10 @@ def _add_run(parser: _Parser) -> None:
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument(
-        "--on", metavar="TARGET", help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …"
+        "--on",
+        metavar="TARGET",
+        help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …; with PART= before it of "
+        "something else: cache=dram, connector=raid, dataset=nfs, checkpoint=raid",
     )
     add_model(parser)
     add_parts(parser)
@@ -196,10 +233,17 @@ def _add_compare(parser: _Parser) -> None:
     )
     parser.add_argument("--baseline", metavar="NAME", help="result that ratios refer to (default: the first)")
     parser.add_argument(
+        "--objective",
+        metavar="METRIC",
+        help="what decides which is best, such as ttft or energy_per_token_j (default: of inference tokens/s "
+        "of the whole request, of other work its time)",
+    )
+    parser.add_argument(
         "--nearer",
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    add_program(parser)
     add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)
@@ -228,8 +272,8 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument(
         "--objective",
         help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
-        "time of a token or step (latency, the default for inference with batch_size 1), among purchases the "
-        "least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
+        "time of a request or step (latency, the default for inference with batch_size 1), among purchases "
+        "the least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
     )
     parser.add_argument(
         "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
@@ -520,3 +564,22 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
     ),
 }
 """Description of each command, and the function that adds its options."""
+_EXAMPLE: Mapping[str, str] = {
+    "run": "run gpt-oss-120b --gpu rtx-4090 --memory 64GB",
+    "compare": "compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2",
+    "fit": "fit llama-3.3-70b --gpu rtx-4090 --memory 64GB",
+    "advise": "advise qwen3-8b --gpu rtx-4090 --set workload.kind=training",
+    "stream": "stream serving/llama-3.1-8b-chat --slo ttft=2s",
+    "reach": "reach qwen3-8b --gpu rtx-4090 --slo tpot=50ms --by workload.batch_size",
+    "check": "check scenario.yaml config.json model.gguf",
+    "detect": "detect -o machine.yaml",
+    "profiles": "profiles list drive",
+    "scenarios": "scenarios list",
+    "models": "models show qwen3-8b",
+    "schema": "schema scenario",
+    "serve": "serve gpt-oss-120b --gpu rtx-4090",
+    "sweep": "sweep ddn/bloom-mod-2 --axis equipment.pcie.gen4=gen3,gen4,gen5",
+    "completion": "completion bash",
+    "calibrate": "calibrate micro -o machine --quick",
+}
+"""An example of each command."""

@@ -47,6 +47,14 @@ def add_model(parser: Options) -> None:
     """Add the option for another model than that of the scenario."""
     text = "another model; it may take the place of SCENARIO"
     parser.add_argument("--model", metavar="NAME", help=text)
+    add_program(parser)
+
+
+def add_program(parser: Options) -> None:
+    """Add the option for another program than that of the scenario."""
+    text = "the program: vllm, llama_cpp, transformers, accelerate, deepspeed, fsdp, flexgen, gpt_fast, or "
+    text += "best, the fastest of those that people use (the default where a model is named)"
+    parser.add_argument("--program", action=Once, metavar="NAME", help=text)
 
 
 class Once(argparse.Action):

@@ -20,6 +20,7 @@ from simoffload.errors import InputError
 
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
+    from simoffload.report.first_screen import Line
 
 Writer = Callable[[Path], object]
 """A function that writes one file to the given path."""
@@ -78,12 +79,18 @@ class Answer(NamedTuple):
         folder: OutputFolder | None,
         files: Mapping[str, Writer],
         console: Console,
+        *,
+        screen: Sequence[Line] = (),
     ) -> Self:
-        """Render a document or its plain values, after writing the files if there is a folder for them."""
-        from simoffload.report.terminal import terminal_text
+        """Render a document, in place of it a first screen, or its plain values, after writing the files if
+        there is a folder for them."""
+        from simoffload.report.terminal import screen_text, terminal_text
 
-        written = folder.write(files) if folder else ()
-        text = "" if console.as_json else terminal_text(document, color=console.color, width=console.width)
+        written, text = folder.write(files) if folder else (), ""
+        if not console.as_json and screen:
+            text = screen_text(screen, color=console.color, width=console.width)
+        elif not console.as_json:
+            text = terminal_text(document, color=console.color, width=console.width)
         return cls(console.rendered(text, data), written)
 
     def show(self, console: Console) -> None:

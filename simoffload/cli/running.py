@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +16,9 @@ from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
+    from simoffload.planning.advise import Tried
     from simoffload.planning.compare import Comparison
+    from simoffload.planning.costs import CostList
     from simoffload.planning.streams import StreamResult
     from simoffload.report.comparison import Published
     from simoffload.results import SimulationResult
@@ -73,25 +77,44 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             )
             # Worked out here, and kept for the report.
             _ = result.remedies, result.explanation, result.next_changes
+            following = () if arguments.explain or console.as_json else _following(scenario, result, prices)
         with Waiting(console):
-            return _reported(scenario, result, folder, arguments, console)
+            return _reported(scenario, result, following, folder, arguments, console)
+
+
+def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostList) -> Sequence[Tried]:
+    """Return what to change next, where a time was asked for; nothing where a limit is reached."""
+    if result.step is None or scenario.choice is None:
+        return ()
+    from simoffload.errors import SimoffloadError
+    from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.next_steps import next_steps
+
+    with suppress(SimoffloadError):
+        return next_steps(Evaluator(scenario, result=result), prices)
+    return ()
 
 
 @limited
 def _reported(
     scenario: LoadedScenario,
     result: SimulationResult,
+    following: Sequence[Tried],
     folder: OutputFolder | None,
     arguments: Namespace,
     console: Console,
 ) -> _Run:
-    """Make the report of a result and write its files."""
+    """Make the report of a result and write its files; without ``--explain`` the first screen is printed."""
+    from simoffload.report.first_screen import first_screen
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
+    from simoffload.results.metrics import plain
 
     keep(scenario.scenario.engine.limits)
     now_doing("reporting")
     data = result.to_dict() if folder or console.as_json else None
+    if data is not None and scenario.choice is not None:
+        data["choice"] = plain(scenario.choice)
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     note, files = "", report_files(document, data) if folder else {}
@@ -102,7 +125,8 @@ def _reported(
         if wording.unit_name != "pass":
             part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
             note = f"{TRACE} shows {part}"
-    answer = Answer.of(document, data, folder, files, console)
+    screen = () if arguments.explain else first_screen(scenario, result, following)
+    answer = Answer.of(document, data, folder, files, console, screen=screen)
     return _Run(answer, result.fits, tuple(result.all_warnings) if console.as_json else (), note)
 
 
@@ -118,6 +142,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
+            objective=arguments.objective,
             costs=prices,
             nearer=arguments.nearer,
             keep_timelines=folder is not None,

@@ -90,9 +90,8 @@ def _scenario(title: str) -> dict[str, Any]:
     sections["sweep"] = {
         key: sweep[key] for key in ("type", "description", "properties", "additionalProperties")
     }
-    for section in ("workload", "strategy"):
-        sections[section]["anyOf"] = sections[section].pop("oneOf")  # without a kind several may fit
-    for one in strategies().values():
+    sections["workload"]["anyOf"] = sections["workload"].pop("oneOf")  # without a kind several may fit
+    for one in strategies():
         for key in one.traits.files:
             keys = known[one.__name__]["properties"]
             content = {"$ref": keys[key].pop("$ref")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,8 @@ class CommandChanges(NamedTuple):
     """Assignments ``a.b=value`` of ``--set`` and of its short forms."""
     parts: MachineParts | None = None
     model: str | None = None
+    program: str | None = None
+    """Kind of the program in place of the scenario's, or "best"."""
 
     @classmethod
     def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
@@ -112,13 +114,13 @@ class CommandChanges(NamedTuple):
         from simoffload.scenario import MachineParts
 
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
-        return cls(arguments.overrides, parts, model)
+        return cls(arguments.overrides, parts, model, arguments.program)
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options that state the changes on a command line."""
         named = {} if self.parts is None else self.parts._asdict()
-        given = {"model": self.model, **named}
+        given = {"model": self.model, "program": self.program, **named}
         return (
             *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),
             *(word for one in self.overrides for word in ("--set", one)),
@@ -131,88 +133,66 @@ def load(
     changes: CommandChanges,
     *,
     targets: Sequence[str] | None = None,
+    choosing: bool = True,
     of_stream: bool = False,
     console: Console,
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
     name of a model, on the platform that the first of ``targets`` or the GPU of the changes names.
 
-    For targets it lacks the overrides of the platform, which :func:`move` applies on each of them. A note
-    says that a stream is not simulated, unless the command is ``of_stream``."""
+    Its program is chosen, unless it states one, the caller has it on other places first (not ``choosing``),
+    or there are targets. For these it lacks the overrides of the platform, which :func:`move` applies on each
+    of them. A note says that a stream is not simulated, unless the command is ``of_stream``."""
+    from simoffload.planning.question import chosen, with_parts, with_program
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
-    overrides, parts, model = changes
-    keep(given_limits(overrides))
-    source = source or model or ""
+    keep(given_limits(changes.overrides))
+    source = source or changes.model or ""
     if targets:
-        overrides = [one for one in overrides if not of_platform(one)]
-    if source == STDIN:
-        found = resolve(read(source), overrides=overrides, placed=not targets)
-    elif names_model(source):
-        return _of_model(source, changes._replace(overrides=overrides), targets or (), console)
+        changes = changes._replace(overrides=[one for one in changes.overrides if not of_platform(one)])
+    overrides, parts, model, program = changes
+    if names_model(source):
+        found = _of_model(source, changes, targets or (), console)
     else:
-        found = load_scenario(source, overrides=overrides, placed=not targets)
-    if found.scenario.stream is not None and not of_stream:
-        console.note(
-            f"{shortened(source)} has requests that arrive one after the other, which simoffload stream "
-            "simulates; this is one batch of its workload"
-        )
-    found = _with_parts(found, parts)
-    return with_model(found, model, placed=not targets, option="--model") if model else found
-
-
-def _with_parts(scenario: LoadedScenario, parts: MachineParts | None) -> LoadedScenario:
-    edits = parts.edits(scenario) if parts else ()
-    return scenario.edited(*edits) if edits else scenario
+        if source == STDIN:
+            found = resolve(read(source), overrides=overrides, placed=not targets)
+        else:
+            found = load_scenario(source, overrides=overrides, placed=not targets)
+        if program is not None:
+            found = with_program(found, program)
+        if found.scenario.stream is not None and not of_stream:
+            console.note(
+                f"{shortened(source)} has requests that arrive one after the other, which simoffload stream "
+                "simulates; this is one batch of its workload"
+            )
+        found = with_parts(found, parts) if parts else found
+        if model:
+            found = with_model(found, model, placed=not targets, option="--model")
+    return chosen(found) if choosing and not targets else found
 
 
 def _of_model(
     model: str, changes: CommandChanges, targets: Sequence[str], console: Console
 ) -> LoadedScenario:
     from simoffload.documents import split_assignment
-    from simoffload.scenario import default_scenario
-    from simoffload.units import plural
-    from simoffload.workload import Inference, Training
+    from simoffload.planning.question import asked
+    from simoffload.scenario import MachineParts
 
-    overrides, parts, _ = changes
+    overrides, parts, _, program = changes
     platforms = [name for target in targets if (name := target.rpartition(":")[0])]
     if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
         platforms = parts.platforms()
     platform, others = (platforms[0] if platforms else None), platforms[1:]
-    gpus = parts.gpus if parts else None
-    scenario = default_scenario(model, platform, overrides=overrides, gpus=gpus, placed=not targets)
-    scenario = _with_parts(scenario, parts)
-    work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-    each = " per GPU" if strategy.replicas == strategy.gpus else ""
-    text = str(work.kind)
-    if isinstance(work, Inference):
-        text = f"batch {work.batch_size}{each}, {work.prompt_length} tokens in, {work.output_length} out"
-    elif isinstance(work, Training):
-        text += f", batch {work.batch_size}{each}, {work.sequence_length} tokens"
-    where = f"{plural(strategy.gpus, 'GPU')} of {scenario.machine.platform}"
-    also = f" (also with this GPU: {', '.join(others)})" if others and not targets else ""
-    console.note(f"{model} is a model; simulated with {text}, on {where}{also}; change this with --set")
-    return scenario
-
-
-def _on_nearest(source: str, changes: CommandChanges, console: Console) -> LoadedScenario:
-    """Load a scenario; that of a model for which no strategy is given, on the first placement that fits."""
-    from simoffload.documents import split_assignment
-    from simoffload.scenario import names_model
-
-    scenario = load(source, changes, console=console)
-    placed = any(split_assignment(one)[0].startswith("strategy") for one in changes.overrides)
-    if source == STDIN or placed or not names_model(source):
-        return scenario
-    from simoffload.planning.answers import fit
-
-    for place in ("resident", *scenario.placements.possible):  # without offloading, if all fits the GPUs
-        with suppress(InputError):  # what the program refuses
-            on_place = scenario.on(str(place))
-            if fit(on_place).fits:
-                console.note(f"{scenario.name}: {place} is the nearest that holds it; --on names another")
-                return on_place
-    return scenario
+    if others and not targets:
+        console.note(f"on {platform}; also with this GPU: {', '.join(others)} (--set platform=ID)")
+    return asked(
+        model,
+        platform,
+        parts=parts or MachineParts(),
+        program=program,
+        overrides=overrides,
+        placed=not targets,
+    )
 
 
 def move(
@@ -273,15 +253,19 @@ def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterato
     """Yield the scenario with each of several offers of storage in turn, which holds the offloaded data: of
     training the optimizer's. Raises InputError."""
     from simoffload.documents import Edit
+    from simoffload.planning.question import is_choice, with_parts
     from simoffload.scenario import MachineParts
 
     now = scenario.placements.now()
     for drive in drives:
+        name = Edit(("name",), f"{scenario.name}, {drive}"[:_LONGEST_NAME])
+        if is_choice(scenario):  # of whose program the states are on it, whichever these are
+            yield with_parts(scenario.edited(name), MachineParts(drive=drive))
+            continue
         edits = MachineParts(drive=drive).edits(scenario)
         tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
-        name = f"{scenario.name}, {drive}"[:_LONGEST_NAME]
         target = tier if now.optimizer is None else f"{now.weights}+{tier}"
-        yield scenario.edited(Edit(("name",), name), *edits).on(target)
+        yield scenario.edited(name, *edits).on(target)
 
 
 _OF_ANY_MODEL = ("dtype", "attention", "quantization")
@@ -340,9 +324,9 @@ def scenario_set(
     """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
     ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
     problems."""
-    scenario_of = partial(load, changes=changes, targets=targets, console=console)
-    if command == "compare" and not (targets or strategies or models or drives):
-        scenario_of = partial(_on_nearest, changes=changes, console=console)
+    from simoffload.planning.question import chosen_once
+
+    scenario_of = partial(load, changes=changes, targets=targets, choosing=not drives, console=console)
     if len(sources) == 1 and not strategies and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
     named: dict[str, LoadedScenario] = {}
@@ -358,16 +342,17 @@ def scenario_set(
             if other.name in named:
                 raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
+    if len(set(drives)) < len(drives):
+        raise refusal(command, "a drive is given twice")
     if drives:
         alone = len(named) == 1
-        offers = [
-            (drive if alone else offer.name, offer)
+        named = {
+            drive if alone else offer.name: offer
             for one in named.values()
-            for drive, offer in zip(drives, _with_each_drive(one, drives), strict=True)
-        ]
-        named = dict(offers)
-        if len(named) < len(offers):
-            raise refusal(command, "a drive is given twice")
+            for drive, offer in chosen_once(
+                dict(zip(drives, _with_each_drive(one, drives), strict=True))
+            ).items()
+        }
     if not targets:
         return named
     found: dict[str, LoadedScenario] = {}

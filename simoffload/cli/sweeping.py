@@ -7,6 +7,7 @@ import shlex
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     option("--axis", action="append", default=[], metavar="PATH=…", dest="axes", help=_AXIS)
     option("--constraint", action="append", default=[], metavar="EXPR", dest="constraints", help=_CONSTRAINT)
+    option("--objective", metavar="METRIC", help=_OBJECTIVE)
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
@@ -59,6 +61,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 _AXIS = "key to vary: PATH=1,2,4 or PATH=range(min=1, max=64, n=7, scale=log); may be repeated"
 _CONSTRAINT = 'condition for points, such as "batch_size * ranks <= 256"; may be repeated'
+_OBJECTIVE = "what decides which point is best, such as ttft (default: tokens/s of the whole request)"
 _OUTPUT = (
     "table to write: .csv, .json or .parquet, or a page: .html; may be repeated (default: SCENARIO-sweep.csv)"
 )
@@ -84,6 +87,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         tables = [_default_output(arguments.scenario or arguments.model)]
     journal = None if tables else arguments.output_dir.with_name(f"{arguments.output_dir.name}.journal")
     document = _document(arguments, console)
+    objective = _objective(arguments.objective, document.data)
     again = {"resume": arguments.resume, "overwrite": arguments.overwrite}
     with Waiting(console):
         working_on("reading the sweep")
@@ -104,7 +108,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     shown = ProgressBar(console, quiet=arguments.quiet)
     with TemporaryDirectory() as temporary:
         rows, table = Path(temporary, "rows.json"), Path(temporary, TABLE)
-        as_rows = [rows] if pages or folder else []
+        as_rows = [rows] if pages or folder or objective else []
         try:
             summary = run_sweep(
                 defined,
@@ -123,11 +127,11 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
                 _print_resume_command(arguments, shown.counts, console)
             raise
         console.erase()
-        report = _report(rows, arguments.line) if as_rows else None
+        report = _report(rows, arguments.line, objective) if as_rows else None
         written = _written(report, folder, pages, rows, table)
     if journal is not None:
         journal.unlink()
-    answers = report.summary if report and folder else ()
+    answers = report.summary if report and (folder or objective) else ()
     return _answer(summary._replace(outputs=(*tables, *written)), answers, console)
 
 
@@ -141,11 +145,25 @@ def _check_pages(pages: Sequence[Path], *, again: bool) -> None:
             raise refusal("sweep", f"{path} exists; name another file or give --overwrite")
 
 
-def _report(rows: Path, command: str) -> ReportDocument:
+def _report(rows: Path, command: str, objective: str) -> ReportDocument:
     from simoffload.planning.sweep import SweepResult
     from simoffload.report.from_sweep import sweep_document
 
-    return sweep_document(SweepResult.read(rows), command=command)
+    return sweep_document(replace(SweepResult.read(rows), objective=objective), command=command)
+
+
+def _objective(asked: str | None, scenario: Any) -> str:
+    """Return the name of the metric that is asked for, which rows have; "" for the usual one. Raises
+    InputError."""
+    from simoffload.planning.advise import metric_named
+    from simoffload.results import KINDS, declared_metrics
+
+    if asked is None:
+        return ""
+    work = scenario.get("workload") if isinstance(scenario, dict) else None
+    kind = work.get("kind") if isinstance(work, dict) else None
+    declared = next((one.declared for one in KINDS if one.kind == kind), declared_metrics())
+    return metric_named(asked, declared.values()).name
 
 
 def _written(

@@ -85,8 +85,8 @@ def validate(
 ) -> M:
     """Return the model of a document, or of the part of it at a location.
 
-    ``checked`` has values of some of its keys that are valid already. Raises InputError with every problem
-    found, in the order of the file.
+    ``checked`` has values of some of its keys that are valid already. Validators find all of the tree in
+    their context. Raises InputError with every problem found, in the order of the file.
     """
     tree = document.data
     for part in at:
@@ -99,7 +99,7 @@ def validate(
     # Infinite and undefined numbers are refused everywhere, whether or not the model checks them.
     findings = list(_not_finite(tree, ()))
     try:
-        result = model.model_validate(tree)
+        result = model.model_validate(tree, context=tree)
     except ValidationError as error:
         findings += [_finding(details, model, tree) for details in error.errors(include_url=False)]
     else:
@@ -285,7 +285,7 @@ def place_of(model: type[BaseModel], tree: Any, labelled: Location, *, ends_in_k
             unions.append(tuple(real))
             continue
         around = _fitting(types, tree)
-        types, tree = _below(around, part), tree[part] if has_part else None
+        types, tree = _below(around, part, tree), tree[part] if has_part else None
         real.append(part)
     return Place(tuple(real), tuple(unions), _fitting(types, tree), around)
 
@@ -298,7 +298,7 @@ def _at(tree: Any, location: Location) -> Any:
 
 def _deeper(word: str, names: Sequence[str], around: Types, tree: Any) -> str:
     """Return ``; did you mean "workload.batch_size"?`` for a key that sections below have, or ""."""
-    below = ((one, _fitting(_below(around, one), tree.get(one))) for one in names)
+    below = ((one, _fitting(_below(around, one, tree), tree.get(one))) for one in names)
     found = [quoted(f"{one}.{word}") for one, types in below if word in key_names(types)]
     return f"; did you mean {either(found)}?" if found else ""
 
@@ -314,14 +314,15 @@ def accepted_values(types: Types, key: str) -> list[Any]:
     return list(dict.fromkeys(value for model in _models(types) for value in _few_values(model, key)))
 
 
-def _members(annotation: Any) -> Iterator[Any]:
-    """Return the types that a value may have: members of unions, and the ``alternatives`` of a model."""
+def _members(annotation: Any, within: Any = None) -> Iterator[Any]:
+    """Return the types that a value may have: members of unions, and the ``alternatives`` of a model in the
+    mapping ``within`` which the value is."""
     origin: Any = get_origin(annotation)
     if origin is Annotated:
-        yield from _members(get_args(annotation)[0])
+        yield from _members(get_args(annotation)[0], within)
     elif origin in {Union, UnionType}:
         for member in get_args(annotation):
-            yield from _members(member)
+            yield from _members(member, within)
     elif (
         isinstance(annotation, type)
         and issubclass(annotation, BaseModel)
@@ -329,7 +330,7 @@ def _members(annotation: Any) -> Iterator[Any]:
     ):
         yield from _members(annotation.model_fields["root"].annotation)
     elif isinstance(annotation, type) and "alternatives" in vars(annotation):
-        yield from annotation.alternatives()  # type: ignore[attr-defined]
+        yield from annotation.alternatives(within if isinstance(within, dict) else {})  # type: ignore[attr-defined]
     elif annotation is not type(None):
         yield annotation
 
@@ -368,8 +369,8 @@ def _fitting(types: Types, node: Any) -> Types:
     return tuple(one for one in _models(types) if all(fits for _, fits in _tags(one, node))) or types
 
 
-def _below(types: Types, part: str | int) -> Types:
-    """Return the types of an entry of a value of these types."""
+def _below(types: Types, part: str | int, tree: Any) -> Types:
+    """Return the types of an entry of a value of these types, which is ``tree``."""
     annotations: list[Any] = []
     for model in _models(types):
         fields = model.model_fields.items()
@@ -379,4 +380,4 @@ def _below(types: Types, part: str | int) -> Types:
         if arguments and not _is_literal(generic):
             is_mapping = len(arguments) == 2 and isinstance(part, str)
             annotations += [arguments[1]] if is_mapping else arguments
-    return tuple(member for annotation in annotations for member in _members(annotation))
+    return tuple(member for annotation in annotations for member in _members(annotation, tree))

@@ -123,6 +123,11 @@ def _in_format(evaluator: Evaluator, change: Change, name: str) -> Change:
     )
 
 
+def formats_of(scenario: LoadedScenario, kind: str) -> tuple[str, ...]:
+    """Return the names of formats in which the program of a kind may load the weights of a scenario."""
+    return _formats(scenario, _class_of(kind))
+
+
 def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
     """Return the names of formats that may replace the data type of the weights, or the format of a release
     that the program does not load."""
@@ -172,7 +177,7 @@ class OtherProgram(NamedTuple):
     def offers(self, evaluator: Evaluator) -> Iterator[tuple[Tunable, ...]]:
         """Yield what the strategy offers for the work (``Strategy.instead``)."""
         machine, work, model = evaluator.scenario.machine, evaluator.workload, self.model(evaluator)
-        return _class_of(self.kind).instead(evaluator.strategy, model, work, machine, self.gpus)
+        return _class_of(self.kind, work.kind).instead(evaluator.strategy, model, work, machine, self.gpus)
 
     def baseline(self, evaluator: Evaluator) -> tuple[Edit, ...]:
         """Return the edits by which it does the work without offloading; none if it does not."""
@@ -186,7 +191,8 @@ class OtherProgram(NamedTuple):
         if served is None or (served == evaluator.strategy and not self.format):
             return None
         where = f"divided among {served.gpus} GPUs" if served.gpus > 1 else "in the HBM of one GPU"
-        return Change("placement", f"weights {where} ({self.kind})", edits, key=self.kind)
+        title = served.traits.title or self.kind
+        return Change("placement", f"weights {where} ({title})", edits, key=self.kind)
 
     def _divided(self, evaluator: Evaluator) -> Change | None:
         model = self.model(evaluator)
@@ -283,9 +289,9 @@ def _strategy(tunable: Tunable, value: Any) -> Strategy:
     return _class_of(section["kind"]).model_validate(section)
 
 
-def _class_of(kind: str) -> type[Strategy]:
-    """Return the strategy of a registered kind."""
-    strategy = strategy_of(kind)
+def _class_of(kind: str, work: str = "inference") -> type[Strategy]:
+    """Return the strategy of a registered kind for a kind of workload."""
+    strategy = strategy_of(kind, work)
     assert strategy is not None
     return strategy
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
+from simoffload.planning.question import loaded
 from simoffload.progress import Watcher, watched_by
 from simoffload.results import Remedies, SimulationResult
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -18,12 +18,14 @@ from pydantic import TypeAdapter
 from simoffload.documents import quoted
 from simoffload.errors import InputError, Problem, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited, now_doing
+from simoffload.planning.advise import objective_of
 from simoffload.planning.alternatives import in_gpus, in_place_of_target, without_offloading
 from simoffload.planning.answers import ScenarioPlanner
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import loaded
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import ADDED, Change, SimulationResult, by_name, with_intervals
@@ -32,12 +34,11 @@ from simoffload.scenario import (
     ScenarioSource,
     canonical_target,
     load_scenario,
-    loaded,
 )
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused
 from simoffload.strategies.base import moving
-from simoffload.units import format_bytes, format_number, format_seconds
+from simoffload.units import format_bytes, format_number
 from simoffload.workload import Checkpointing
 
 if TYPE_CHECKING:
@@ -128,7 +129,9 @@ class NearerPlace:
         room = ", ".join(
             f"{_size(use.needed)} of {_size(use.capacity)} {use.scope} ({use.tier})" for use in filled
         )
-        time = f"{result.step_metric.column} {format_seconds(result.step_time_s or 0.0)}"
+        metric = result.compared_metric
+        time = metric.text(result.value_of(metric.name) or 0.0)
+        time = f"{metric.column} {time}" if metric.unit.name == "s" else time
         faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"
@@ -432,6 +435,7 @@ def compare(
     targets: Sequence[str],
     *,
     baseline: str | None = None,
+    objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
@@ -441,9 +445,10 @@ def compare(
 
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
     machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
-    is one of the targets; by default the first that has times. ``costs`` is a list of prices and powers, the
-    shipped one by default. Where all targets are storage and memory that is there would do, ``nearer`` of the
-    comparison says so; the argument ``nearer`` adds the results as rows. What
+    is one of the targets; by default the first that has times. ``objective`` is the metric that decides which
+    is best, as ``advise`` takes it; by default tokens/s of the whole request. ``costs`` is a list of prices
+    and powers, the shipped one by default. Where all targets are storage and memory that is there would do,
+    ``nearer`` of the comparison says so; the argument ``nearer`` adds the results as rows. What
     DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -453,6 +458,7 @@ def compare(
     return compare_scenarios(
         retargeted,
         baseline=baseline,
+        objective=objective,
         costs=costs,
         nearer=nearer,
         keep_timelines=keep_timelines,
@@ -465,6 +471,7 @@ def compare_scenarios(
     scenarios: Mapping[str, ScenarioSource],
     *,
     baseline: str | None = None,
+    objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
     keep_timelines: bool = False,
@@ -478,6 +485,7 @@ def compare_scenarios(
     once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
+    wanted = {} if objective is None else {one: objective_of(it, objective) for one, it in known.items()}
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
     for label, scenario in without_offloading(known, results) if unoffloaded else ():
@@ -496,7 +504,24 @@ def compare_scenarios(
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
+    if any(scenario.moved for scenario in known.values()):  # not the weights, whose tiers name results
+        results = {label: replace(result, label=label) for label, result in results.items()}
+    if objective is not None:
+        first = next(iter(wanted.values()))
+        results = {
+            label: replace(each, asked=wanted.get(label, first).asked(each))
+            for label, each in results.items()
+        }
+        _check_value(objective, results.values())
     return replace(capacities, results=results, nearer=tuple(search.found), nearer_stopped=search.stopped)
+
+
+def _check_value(objective: str, results: Collection[SimulationResult]) -> None:
+    """Raise InputError if no result that fits has a value of the objective."""
+    timed = [one for one in results if one.step is not None]
+    if timed and all(one.compared_s is None for one in timed):
+        text = "has no value in any of them; name another objective"
+        raise InputError.at(objective, text, path="--objective")
 
 
 def _simulate(

@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter
 
 from simoffload.hardware import P90, Spread, TierKind, TimeInput, repeated_reads
-from simoffload.results import PassResult, Share, SimulationResult, by_name
+from simoffload.results import InferenceResult, PassResult, Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
-from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, strategy_of
+from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, in_new_form, strategy_in
 
 # -- errors of real runs ---------------------------------------------------------------------------
 
@@ -204,6 +204,12 @@ class Confidence:
         assert value is not None
         return value / factor, value * factor
 
+    @property
+    def measured(self) -> str:
+        """Name of the predicted time or rate whose error is that of the compared metric."""
+        name = self.result.compared_metric.name
+        return name if name in self.result.composed else self.result.compared_by
+
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return P10 and P90 of every predicted time and rate that has a value, by metric."""
         values, known = self.result.metrics(), self.result.composed
@@ -215,7 +221,8 @@ class Confidence:
     def _row(self, one: PassResult) -> CalibrationError:
         """Return the errors of real runs of the kind of a pass."""
         result = self.result
-        decodes = result.kind == "inference" and one is result.step and self.row.work == "decode"
+        of_token = isinstance(result, InferenceResult) and one is result.token_pass
+        decodes = of_token and self.row.work == "decode"
         work = self.row.work if decodes or result.kind != "inference" else "prefill"
         return self.row if work == self.row.work else _row(self.row.group, work, self.row.place)
 
@@ -294,8 +301,9 @@ class Confidence:
         }
 
     def _interval(self) -> dict[str, Any]:
-        """Return the interval of the time of a step and what it consists of; nothing without times."""
-        if (metric := self.result.step_by) not in self.result.composed:
+        """Return the interval of the compared metric and what it consists of; nothing without times."""
+        metric = self.measured
+        if metric not in self.result.composed:
             return {}
         low, high = self.interval(metric)
         return {
@@ -337,15 +345,15 @@ def evidence_of(result: SimulationResult) -> str:
     """Return the group of real runs that were like a result."""
     if result.evidence:
         return result.evidence
-    settings = result.provenance.scenario.get("strategy") or {}
+    settings, _ = in_new_form(result.provenance.scenario.get("strategy") or {})
     group = _strategy(result)[1].traits.evidence
     return group if isinstance(group, str) else group(settings)
 
 
 def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
     """Return the kind of a result's strategy, and its class."""
-    kind = str((result.provenance.scenario.get("strategy") or {}).get("kind"))
-    return kind, strategy_of(kind) or Strategy
+    section, _ = in_new_form(result.provenance.scenario.get("strategy") or {})
+    return str(section.get("kind")), strategy_in(result.provenance.scenario) or Strategy
 
 
 def _unlike(result: SimulationResult, held: Sequence[TierKind]) -> str:
@@ -376,8 +384,9 @@ def _setting(settings: Any, key: str) -> Any:
 def _work(result: SimulationResult) -> Work:
     """Return the kind of pass whose errors stand for a result: decode steps where more than one token is
     made."""
-    work: Work = "decode" if result.compared_by == "tpot_s" else "prefill"
-    return work if result.kind == "inference" else "step"
+    if not isinstance(result, InferenceResult):
+        return "step"
+    return "decode" if result.output_length > 1 else "prefill"
 
 
 def _row(group: str, work: Work, place: str) -> CalibrationError:

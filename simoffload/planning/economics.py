@@ -22,8 +22,9 @@ from simoffload.planning.costs import (
     replacements,
     used_parts,
 )
-from simoffload.results import Metric, SimulationResult, by_name, declared_in, metric
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.planning.question import loaded
+from simoffload.results import InferenceResult, Metric, SimulationResult, by_name, declared_in, metric
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.units import format_number
 
 _KWH = 3.6e6
@@ -47,6 +48,10 @@ class CostAmounts:
     """Time [s] of one generation of all sequences, one step or one checkpoint."""
     tokens: int | None
     """Tokens made in that time; None for a checkpoint."""
+    prompt_s: float | None = None
+    """Time [s] of the prefill of all prompts; None for other work than inference."""
+    prompt_tokens: int | None = None
+    """Tokens of these prompts."""
 
     @metric(better="lower")
     def purchase(self) -> float | None:
@@ -107,6 +112,13 @@ class CostAmounts:
         return _product(self.cost_per_h, self.per_token_s, _MILLION / 3600)
 
     @metric()
+    def cost_per_million_prompt_tokens(self) -> float | None:
+        """Cost per million prompt tokens [currency]: cost_per_h / 3600 x ttft_s / (batch_size x replicas x
+        prompt_length) x 1e6; only inference has it."""
+        each = self.prompt_s / self.prompt_tokens if self.prompt_s and self.prompt_tokens else None
+        return _product(self.cost_per_h, each, _MILLION / 3600)
+
+    @metric()
     def rent_per_million_tokens(self) -> float | None:
         """Rent per million tokens [currency]: rent_per_h / 3600 x per_token_s x 1e6."""
         return _product(self.rent_per_h, self.per_token_s, _MILLION / 3600)
@@ -165,6 +177,13 @@ class Economics:
     """Tokens made during the time that ``energy`` covers; None for a checkpoint."""
     idle: str = ""
     """Sentence about idle GPUs that are paid for in hosts with work."""
+    prompts: tuple[float, int] | None = None
+    """Time of the prefill [s] and tokens of its prompts; None for other work than inference."""
+
+    @property
+    def declared(self) -> Mapping[str, Metric]:
+        """The metrics of costs by name."""
+        return COST_METRICS
 
     @property
     def units(self) -> int:
@@ -234,6 +253,8 @@ class Economics:
             pue=self.pue.value,
             time_s=self.energy.time_s if self.energy else None,
             tokens=self.tokens,
+            prompt_s=self.prompts[0] if self.prompts else None,
+            prompt_tokens=self.prompts[1] if self.prompts else None,
         ).values()
 
     @property
@@ -315,7 +336,15 @@ def economics(scenario: ScenarioSource, result: SimulationResult, costs: CostLis
         spot=known.rent(platform, "spot") or known.rent(gpu, "spot"),
         tokens=result.tokens,
         idle=_idle_gpus(scenario),
+        prompts=_prompts(result),
     )
+
+
+def _prompts(result: SimulationResult) -> tuple[float, int] | None:
+    """Return the time of the prefill [s] and the tokens of all its prompts; None without one."""
+    if not isinstance(result, InferenceResult) or result.ttft_s is None:
+        return None
+    return result.ttft_s, result.sequences * result.prompt_length
 
 
 def _idle_gpus(scenario: LoadedScenario) -> str:

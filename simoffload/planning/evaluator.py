@@ -11,8 +11,9 @@ from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
+from simoffload.planning.question import loaded
 from simoffload.results import Change, SimulationResult, TierUse
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint

@@ -677,7 +677,9 @@ class _Search:
             return Trial(value, edits, None, inf, "refused", str(error))
         if lacking := [one.name for one in self._service if one.of(result) is None]:
             return Trial(value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}")
-        return Trial(value, edits, result, most_missed(self._service, result))
+        limit = max(self._service, key=lambda one: one.missed(result), default=None)
+        judged = replace(result, asked=limit.metric.name) if limit else result
+        return Trial(value, edits, judged, most_missed(self._service, result))
 
     # -- where something holds ------------------------------------------------------------------
 

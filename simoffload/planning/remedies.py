@@ -15,9 +15,10 @@ from simoffload.hardware import Target
 from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.alternatives import divisions, formats, replaced
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import loaded
 from simoffload.progress import steps
 from simoffload.results import HALVED, Change, Remedies, TierUse
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.base import Purpose, Tunable, memory_tunables
 from simoffload.units import formatted_apart

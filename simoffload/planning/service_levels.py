@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from simoffload.documents import either, quoted, suggest
@@ -101,6 +102,13 @@ def most_missed(service: Iterable[ServiceLevel], result: SimulationResult) -> fl
     """Return how many times too long a time is, or too small a rate, where a service level is missed most; at
     most 1 if all are kept, and 0 if there are none."""
     return max((level.missed(result) for level in service), default=0.0)
+
+
+def judged(result: SimulationResult, service: Iterable[ServiceLevel]) -> SimulationResult:
+    """Return a result that is judged by the metric whose limit it misses most; as it is if it keeps all."""
+    missed = [(level.missed(result), level) for level in service]
+    most, level = max(missed, key=lambda one: one[0], default=(0.0, None))
+    return replace(result, asked=level.metric.name) if level is not None and most > 1 else result
 
 
 def _refusal(text: str, message: str) -> InputError:

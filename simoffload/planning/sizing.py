@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import loaded
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.progress import steps
 from simoffload.results import by_name
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded, tier_name
+from simoffload.scenario import LoadedScenario, ScenarioSource, tier_name
 from simoffload.simulation.capacity import not_simulated
 from simoffload.strategies.base import Placement, moving
 from simoffload.strategies.training.memory import white_paper_rule

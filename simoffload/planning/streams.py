@@ -15,10 +15,11 @@ from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
+from simoffload.planning.question import loaded
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
 from simoffload.results import InferenceResult, PassResult
-from simoffload.scenario import LoadedScenario, ScenarioSource, loaded
+from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.scenario.streams import Clients, Closed, Constant, Poisson, StreamLimits, StreamOptions
 from simoffload.serving.answers import (
     CONFIDENCE,

@@ -10,6 +10,7 @@ from pathlib import Path
 from simoffload.documents import Edit, edited, quoted, resolved, same_name
 from simoffload.errors import InputError, PlacementError, Problem
 from simoffload.hardware import is_path
+from simoffload.planning.question import chosen_once
 from simoffload.scenario import (
     LoadedScenario,
     ScenarioSource,
@@ -35,7 +36,7 @@ class Misplaced(LoadedScenario):
     @property
     def places(self) -> tuple[str, str]:
         """Tiers of the requested placement."""
-        asked = placement_of(self.target, self.machine)
+        asked = placement_of(self.target.rpartition("=")[2], self.machine)
         return asked.weights, asked.optimizer or super().places[1]
 
     def plan(self) -> Plan:
@@ -50,10 +51,11 @@ def on_targets(
     it on another platform.
 
     A target is what ``LoadedScenario.on`` takes: a tier of the scenario's platform, of training also
-    ``weights+optimizer``. With ``platform:`` before it, it and those after it are on that platform, until
-    the next one says another; ``:tier`` is on the scenario's own again. Where the strategy has no meaning on
+    ``weights+optimizer``, with ``part=`` before it of another part than usual. With ``platform:`` before it,
+    it and those after it are on that platform, until the next one says another; ``:tier`` is on the
+    scenario's own again. A part, too, is that of those after it. Where the strategy has no meaning on
     a target, only planning raises PlacementError (``Misplaced``), so that the others can be compared.
-    "all" stands for every placement that the strategy has on the platform.
+    "all" stands for every placement that the strategy has on the platform, or every tier for a part.
     ``overrides`` are assignments ``a.b=value`` in the sections ``equipment`` and ``profiles``; each holds on
     the targets whose platform has what it changes, and the others have a remark.
     Raises InputError for unknown targets and for overrides that no platform has a place for, all of them at
@@ -78,7 +80,7 @@ def on_targets(
     problems += there.meaningless()
     if problems:
         raise InputError(dict.fromkeys(problems))
-    return retargeted
+    return chosen_once(retargeted)
 
 
 _MOST_NAMED = 3
@@ -88,7 +90,10 @@ _MOST_NAMED = 3
 def placements_instead(scenario: LoadedScenario, target: str) -> list[str]:
     """Return placements that can be planned where ``target`` was refused: those with its tier, which for the
     optimizer alone come first, or else any."""
-    tier = placement_of(target.rpartition(":")[2], scenario.machine).weights
+    moved, tier = scenario.named(target.rpartition(":")[2])
+    if moved not in scenario.weights_called:
+        return []
+    tier = placement_of(tier, scenario.machine).weights
     known = sorted(
         scenario.placements.possible, key=lambda one: (one.optimizer != tier, one.weights == "hbm")
     )
@@ -108,13 +113,16 @@ def _can_be_planned(scenario: LoadedScenario, placement: Placement) -> bool:
 
 
 def _placed(targets: Sequence[str], scenario: LoadedScenario) -> Iterator[tuple[str, str]]:
-    """Yield the platform of each target, "" for the scenario's own, and the tiers."""
-    platform = ""
+    """Yield the platform of each target, "" for the scenario's own, and the tiers, with what moves if that is
+    said."""
+    platform = part = ""
     for target in targets:
         before, colon, tier = target.rpartition(":")
         if colon:
             platform = "" if _is_own(before, scenario) else before
-        yield platform, tier
+        named, equals, tier = tier.rpartition("=")
+        part = f"{named}=" if equals else part
+        yield platform, f"{part}{tier}"
 
 
 def _every(there: _Platforms, given: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -122,12 +130,24 @@ def _every(there: _Platforms, given: Sequence[tuple[str, str]]) -> Iterator[tupl
     named = {(platform, canonical_target(tier)) for platform, tier in given}
     for platform, tier in given:
         try:
-            possible = there.on(platform).placements.possible if tier == ALL else ()
+            possible = _possible(there.on(platform), tier)
         except InputError:  # which is told of this platform's targets
             possible = ()
-        yield from ((platform, str(one)) for one in possible if (platform, str(one)) not in named)
+        yield from ((platform, one) for one in possible if (platform, one) not in named)
         if not possible:
             yield platform, tier
+
+
+def _possible(scenario: LoadedScenario, target: str) -> tuple[str, ...]:
+    """Return all targets for which "all" stands; none for any other target."""
+    before, equals, tier = target.rpartition("=")
+    if tier != ALL:
+        return ()
+    part, _ = scenario.named(target)
+    if part in scenario.weights_called:
+        return tuple(f"{before}{equals}{one}" for one in scenario.placements.possible)
+    names = (one.name for one in scenario.machine.tiers.values() if one.kind != "hbm")
+    return tuple(f"{before}{equals}{one}" for one in names)
 
 
 def _is_own(platform: str, scenario: LoadedScenario) -> bool:

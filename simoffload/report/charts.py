@@ -243,7 +243,7 @@ def phases(result: TrainingResult) -> draw.Properties:
 def tornado(found: Sensitivity, *, most: int) -> draw.Properties:
     """Draw the change of the time with each input lower (hatched) and higher, the largest change on top."""
     rows, time = found.rows[:most], found.result.compared_s or 1.0
-    compared = uncapitalized(found.result.step_metric.title)
+    compared = uncapitalized(found.result.declared[found.result.compared_by].title)
     data = []
     for name, color, shape, ends in (
         (f"{percent(found.change)} lower", draw.BLUE, "/", [row.low for row in rows]),
@@ -432,7 +432,7 @@ def speed_axis(search: Search) -> str:
     if (metric := search.objective.metric) is not None:
         return metric.label if metric.larger else f"1 / {metric.label}"
     latency = search.objective.is_latency
-    return "steps of a sequence per second" if latency else "throughput [units of work per second]"
+    return "requests or steps per second" if latency else "throughput [units of work per second]"
 
 
 def front(search: Search) -> draw.Properties:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simoffload.errors import printable
@@ -44,7 +44,8 @@ class ComparisonRow(NamedTuple):
     sufficient, else the scenario."""
     result: SimulationResult
     ratio: float | None
-    """Time (``SimulationResult.step_by``) over that of the baseline; None if either has none."""
+    """``SimulationResult.compared_s`` over that of the baseline (training: time of a step); None if either
+    has none."""
     throughput: float | None
     """Tokens (checkpoints) per second over those of the baseline."""
     published: Published | None
@@ -97,11 +98,42 @@ class Group(NamedTuple):
     def measure(self) -> Metric:
         """Metric by which the rows are compared; throughput, where steps of training differ in their work."""
         first, apart = self.rows[0].result, self.kind == "training" and self.throughput_apart
-        return first.declared["tokens_per_s" if apart else first.step_by]
+        return first.declared["tokens_per_s"] if apart and not first.asked else first.compared_metric
+
+    @property
+    def ratio_name(self) -> str:
+        """Name of what ratios are of, for the heading of a column: "time", "TTFT", "step"."""
+        first = self.rows[0].result
+        metric = first.compared_metric
+        if first.asked:
+            return metric.column or metric.label
+        return "time" if metric.larger else first.step_metric.column
 
     def value(self, row: ComparisonRow) -> float | None:
         """Return the value of ``measure`` of a row; None if it has no times."""
-        return row.result.metrics()[self.measure.name] if row.result.step is not None else None
+        return row.result.value_of(self.measure.name) if row.result.step is not None else None
+
+    def otherwise(self) -> tuple[Metric, ComparisonRow, ComparisonRow] | None:
+        """Return the metric that orders the rows most unlike ``measure``, with the row that is best by it and
+        the one of the ``leading`` rows that is worst; None if no metric clearly tells them apart."""
+        timed = [row for row in self.ordered if self.value(row) is not None]
+        found: list[tuple[float, Metric, ComparisonRow, ComparisonRow]] = []
+        for metric in self._others if len(timed) > 1 else ():
+            valued = [(value, row) for row in timed if (value := row.result.value_of(metric.name))]
+            leading = [(value, row) for value, row in valued if row.label in self.leading]
+            if not leading:
+                continue
+            least, best = min(valued, key=lambda pair: pair[0])
+            most, worst = max(leading, key=lambda pair: pair[0])
+            if most / least - 1 > margin(best.result, worst.result, by=metric.name):
+                found.append((most / least, metric, best, worst))
+        return max(found, key=lambda one: one[0])[1:] if found else None
+
+    @property
+    def _others(self) -> Iterator[Metric]:
+        """The further times that a verdict may name."""
+        first, measure = self.rows[0].result, self.measure
+        yield from (first.declared[name] for name in first.others if name != measure.name)
 
     @property
     def ordered(self) -> tuple[ComparisonRow, ...]:
@@ -119,13 +151,25 @@ class Group(NamedTuple):
         best = timed[:1]
         return tuple(row.label for row in timed if row in best or tie(row.result, best[0].result))
 
+    @property
+    def is_speed(self) -> bool:
+        """Whether the rows are compared by a time or a rate, and not by money or energy."""
+        return self.measure.unit.name in ("s", "1/s")
+
+    @property
+    def best(self) -> str:
+        """What the first of the ``ordered`` rows is: "is fastest", "has the lowest energy per token"."""
+        least = "highest" if self.measure.larger else "lowest"
+        return "is fastest" if self.is_speed else f"has the {least} {self.measure.label}"
+
     def behind(self, row: ComparisonRow) -> str:
         """Return how much slower a row is than the fastest: "4.87× as long"; "" without times."""
         best, value = self.value(self.ordered[0]), self.value(row)
         if not best or not value:
             return ""
         ratio = best / value if self.measure.larger else value / best
-        return f"{format_number(ratio)}× as long" if ratio > _LIKE else "as long"
+        how = "as long" if self.is_speed else "less" if self.measure.larger else "as much"
+        return f"{format_number(ratio)}× {how}" if ratio > _LIKE else how if how != "less" else "as much"
 
     @property
     def narrow(self) -> bool:
@@ -179,7 +223,7 @@ def _rows(
     results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
 ) -> tuple[tuple[ComparisonRow, ...], str]:
     """Return the rows of a group, and the label of its baseline."""
-    timed = [result for result in results if result.step_time_s is not None]
+    timed = [result for result in results if result.compared_s is not None]
     named = [result for result in timed if baseline is not None and baseline in _names(result)]
     reference = next(iter(named or (timed if baseline is None else [])), None)
     rows = []
@@ -191,9 +235,15 @@ def _rows(
 
 
 def _ratio(result: SimulationResult, reference: SimulationResult | None) -> float | None:
-    if reference is None or reference.step_time_s is None or result.step_time_s is None:
-        return None
-    return result.step_time_s / reference.step_time_s
+    mine, its = (None if one is None else _ranked(one) for one in (result, reference))
+    return mine / its if mine and its else None
+
+
+def _ranked(result: SimulationResult) -> float | None:
+    """Return what ratios are of: of training that is the time of a step, unless another metric is asked
+    for."""
+    training = isinstance(result, TrainingResult) and not result.asked
+    return result.step_time_s if training else result.compared_s
 
 
 def _throughput(result: SimulationResult, reference: SimulationResult | None) -> float | None:
@@ -203,7 +253,7 @@ def _throughput(result: SimulationResult, reference: SimulationResult | None) ->
 
 
 def _tie_within(result: SimulationResult, reference: SimulationResult | None) -> float | None:
-    if reference is None or result is reference or result.step_time_s is None or not tie(result, reference):
+    if reference is None or result is reference or result.compared_s is None or not tie(result, reference):
         return None
     return margin(result, reference)
 
@@ -303,13 +353,15 @@ def times_compared(groups: Sequence[Group], *, log: bool = False) -> draw.Proper
         for leads, name, color in ((True, "fastest or a tie", draw.BLUE), (False, "slower", draw.GREY))
     ]
     marks = _published(groups, rows)
-    ends = [end for _, one in timed for end in one.ends] + [x for trace in marks for x in trace["x"]]
+    ends = [end for _, one in timed for end in one.ends or [one.value or 0.0]]
+    ends += [x for trace in marks for x in trace["x"]]
     measure = groups[0].measure
     title = uncapitalized(measure.title)
+    unit = measure.column if measure.larger and measure.column else measure.unit.name
     if log:
-        across = draw.axis(f"{title} [{'1/s' if measure.larger else 's'}]", type="log")
-    elif measure.larger:
-        across = draw.axis(title, rangemode="tozero")
+        across = draw.axis(f"{title} [{unit}]", type="log")
+    elif measure.unit.name != "s":
+        across = draw.axis(f"{title} [{unit}]", rangemode="tozero")
     else:
         across = draw.seconds_axis(title, max(ends, default=1.0))
     return draw.figure(
@@ -336,8 +388,9 @@ class _TimeRow(NamedTuple):
     @property
     def ends(self) -> tuple[float, ...]:
         """P10 and P90; nothing without a time."""
-        result = self.row.result
-        return () if self.value is None else confidence(result).interval(self.group.measure.name)
+        result, name = self.row.result, self.group.measure.name
+        known = self.value is not None and name in result.composed
+        return confidence(result).interval(name) if known else ()
 
     @property
     def leads(self) -> bool:
@@ -353,13 +406,14 @@ class _TimeRow(NamedTuple):
         best = self.group.ordered[0]
         relation = "tie" if self.leads else self.group.behind(self.row)
         if self.row is best:
-            relation = "fastest" if len(self.group.rows) > 1 else ""
+            relation = ("fastest" if self.group.is_speed else "best") if len(self.group.rows) > 1 else ""
         return ", ".join(filter(None, (ranged(result, measure.name), relation)))
 
 
 def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> draw.Properties:
     values = [one.value or 0.0 for _, one in rows]
-    pairs = list(zip(values, (one.ends for _, one in rows), strict=True))
+    ends = (one.ends or (value, value) for value, (_, one) in zip(values, rows, strict=True))
+    pairs = list(zip(values, ends, strict=True))
     return draw.bars(
         name,
         y=[y for y, _ in rows],
@@ -376,7 +430,8 @@ def _times(rows: Sequence[tuple[int, _TimeRow]], name: str, color: str) -> draw.
 
 
 def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[draw.Properties]:
-    """Draw published ratios times the simulated baseline, if there are any."""
+    """Draw published ratios of times beside the simulated baseline, if there are any and times are
+    compared."""
     bases = {
         group.title: next((group.value(row) for row in group.rows if row.label == group.baseline), None)
         for group in groups
@@ -386,12 +441,14 @@ def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[draw.P
         for y, one in enumerate(rows)
         if one.row.published is not None and (base := bases[one.group.title]) is not None
     ]
-    if not found or groups[0].measure.larger:
+    if not found or groups[0].rows[0].result.asked:
         return []
+    measure = groups[0].measure
     hover = [f"published: {format_number(ratio)} × {draw.plain(name)}" for _, ratio, _, name in found]
     marker = {"symbol": "diamond-open", "size": 11, "color": draw.BLACK, "line": {"width": 2}}
-    name = "published ratio × simulated baseline"
-    x, y = [ratio * base for _, ratio, base, _ in found], [y for y, *_ in found]
+    name = f"published ratio {'of the' if measure.larger else '×'} simulated baseline"
+    x = [base / ratio if measure.larger else ratio * base for _, ratio, base, _ in found]
+    y = [y for y, *_ in found]
     return [draw.points(name, x=x, y=y, hover=hover, marker=marker)]
 
 

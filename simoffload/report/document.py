@@ -21,7 +21,7 @@ from simoffload.units import format_bytes, format_rate, format_seconds, percent
 # -- the sentence that answers, of parts of which a narrow place leaves out some -------------------
 
 
-LONGEST = 200
+LONGEST = 240
 """Length of a sentence [characters] that is read at a glance: our choice."""
 
 

@@ -128,21 +128,21 @@ def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
     if any(len(group.leading) > 1 for group in mine):
         notes.append("blue: as fast within the uncertainty")
     if any(row.published for group in mine for row in group.rows):
-        notes.append("diamonds: the published ratio times the simulated baseline")
+        notes.append("diamonds: the published ratio of times, from the simulated baseline")
     label = f"{uncapitalized(mine[0].measure.title)} of each"
     if all(len(group.rows) == 1 for group in mine):  # models, the fastest first
-        mine = sorted(mine, key=lambda group: group.rows[0].result.unit_s or math.inf)
+        mine = sorted(mine, key=lambda group: group.rows[0].result.compared_s or math.inf)
     yield Chart(label, partial(comparison.times_compared, mine), "; ".join(notes))
 
 
 def _fastest(found: Sequence[Group]) -> Iterator[ReportSection]:
     """Return what to type or to copy for the fastest result of each group."""
     for group in found:
-        timed = [row for row in group.rows if row.result.step_time_s is not None]
-        for row in sorted(timed, key=lambda row: row.result.step_time_s or 0.0)[:1]:
+        for row in [row for row in group.ordered if group.value(row) is not None][:1]:
             shown = commands if len(found) == 1 else partial(settings, title=COMMAND)
             label = row.label if len(found) == 1 else f"{row.label} of {group.title}"
-            first = "" if len(group.rows) == 1 < len(found) else "the fastest, "
+            best = "fastest" if group.is_speed else "best"
+            first = "" if len(group.rows) == 1 < len(found) else f"the {best}, "
             yield from shown(row.result.provenance, f"with {first}{label}")
 
 
@@ -216,7 +216,7 @@ def _legend(found: Sequence[Group], table: ReportTable) -> Iterator[str]:
         formulas = timed[0].formulas()
         yield from (f"{one.name} = {formulas[one.name]}" for one, _ in timed[0].valued() if one.column)
         columns = {"", BOUND} & {"", *shown}
-        own = f"{timed[0].step_metric.column} "
+        own = f"{found[0].ratio_name} "
         columns |= {"ratio"} if any(head.startswith(own) for head in shown) else set()
         texts = [text for column, text in wording.legend.items() if text and column in columns]
         yield from ["; ".join(texts)] if texts else []
@@ -254,7 +254,7 @@ def _table(found: Sequence[Group], *, costs: bool) -> ReportTable:
     first = found[0].rows[0].result
     baselines = {group.against for group in found if len(group.rows) > 1 or len(found) == 1}
     against = baselines.pop() if len(baselines) == 1 else ""
-    ratio = f"{first.step_metric.column} vs {against}" if against else f"{first.step_metric.column} ratio"
+    ratio = f"{found[0].ratio_name} {f'vs {against}' if against else 'ratio'}"
     answer = "bottleneck" if any(row.result.step for _, row, _ in named) else "answer"
     head = (*heads, *cells(first), ratio, "throughput", "published", "cost/1M", answer, BOUND)
     rows = tuple(
@@ -292,6 +292,7 @@ def _spans(result: SimulationResult) -> Iterator[Entry]:
             ends = intervals[metric.name]
             text = span(*map(metric.text, ends), value=f"0 {metric.column}")
             yield Datum(text, unit=metric.unit.name, ends=ends)
+    yield from [""] if result.asked and not result.compared_metric.column else []
 
 
 def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Iterator[Entry]:

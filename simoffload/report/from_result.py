@@ -81,7 +81,7 @@ def advice_document(
     looked = searched(search, budget=budget, service=service) if search is not None else ()
     found = (*findings(advice.result), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
-    verdicts = (*bought, advice_verdict(advice))
+    verdicts = (*bought, advice_verdict(advice, service))
     return result_document(advice.result, command=command)._replace(
         verdicts=verdicts,
         summary=verdicts,

@@ -40,8 +40,10 @@ _MOST_CELLS = 400
 
 
 def measure_of(found: SweepResult) -> Metric:
-    """Return the metric by which points are compared: throughput, or else the time of a step or a
-    checkpoint."""
+    """Return the metric by which points are compared: the one that is asked for, throughput, or else the
+    time of a step or a checkpoint."""
+    if found.objective:
+        return declared_metrics()[found.objective]
     names = [name for name in ("tokens_per_s", "save_s", "step_s", "ttft_s") if name in found.rows[0]]
     return declared_metrics()[names[0] if names else "tokens_per_s"]
 
@@ -309,7 +311,8 @@ def _answer(found: SweepResult) -> Verdict:
     if not known:
         return Verdict.of(f"None of {plural(len(found.rows), 'point')} has a result")
     best, last = known[0], known[-1]
-    text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}"
+    all_of_them = " of all sequences" if measure.name == "tokens_per_s" and _batched(found) else ""
+    text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}{all_of_them}"
     equal = [row for row in known[1:] if abs(row[measure.name] / best[measure.name] - 1) < _EQUAL]
     if equal:
         text += (
@@ -320,6 +323,14 @@ def _answer(found: SweepResult) -> Verdict:
     if len(known) > 1:
         text += f", {format_number(ratio)} times as good as the worst of {len(known):,}"
     return Verdict.of(text)
+
+
+def _batched(found: SweepResult) -> bool:
+    """Return whether points of inference may have several sequences."""
+    work = found.scenario.get("workload")
+    batch = work.get("batch_size", 1) if isinstance(work, Mapping) else 1
+    kind = work.get("kind") if isinstance(work, Mapping) else ""
+    return kind == "inference" and ("workload.batch_size" in found.axes or batch != 1)
 
 
 def _warnings(found: SweepResult) -> Iterator[str]:
@@ -342,7 +353,8 @@ def _warnings(found: SweepResult) -> Iterator[str]:
 def _charts(found: SweepResult) -> Iterator[ReportSection]:
     if not best_first(found):
         return
-    name = f"{measure_of(found).title} [{'tokens/s' if measure_of(found).larger else 's'}]"
+    measure = measure_of(found)
+    name = f"{measure.title} [{measure.column if measure.larger and measure.column else measure.unit.name}]"
     if has_heat_map(found):
         label = f"{name} of each pair of values"
         yield ReportSection(name, charts=(Chart(label, partial(heat_map, found)),))

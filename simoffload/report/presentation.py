@@ -7,10 +7,17 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.document import Entry, number
+from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
-from simoffload.results import CheckpointResult, InferenceResult, PassResult, SimulationResult, TrainingResult
-from simoffload.units import format_bytes, plural
+from simoffload.results import (
+    CheckpointResult,
+    InferenceResult,
+    Metric,
+    PassResult,
+    SimulationResult,
+    TrainingResult,
+)
+from simoffload.units import format_bytes, format_seconds, plural
 
 
 class TierAssignment(NamedTuple):
@@ -65,11 +72,54 @@ BRACKETS = "80 % intervals in brackets"
 
 def ranged(result: SimulationResult, name: str, *, short: bool = False) -> str:
     """Return a number with its interval, if it has one: "1.2 s [1 to 1.5]"; ``short`` beside its name."""
+    if name not in result.declared:
+        return amount(result, result.compared_metric)
     metric = result.declared[name]
     shown = metric.short if short else metric.text
     value = shown(result.metrics()[name] or 0.0)
     ends = confidence(result).interval(name) if name in result.composed else ()
     return f"{value} [{span(*map(shown, ends), value=value)}]" if ends else value
+
+
+def speed_text(result: SimulationResult) -> str:
+    """Return how fast a result with times is, with its interval: "40 tokens/s (25 to 65)".
+
+    Tokens of several sequences are said to be those of all; where each sequence gets less than one in a
+    second, the time per token is in the brackets, too: "0.047 tokens/s (0.035 to 0.063; 21.3 s per token)".
+    """
+    metric = result.compared_metric
+    value = result.value_of(metric.name) or 0.0
+    if metric.name not in result.declared:
+        return amount(result, metric)
+    if not isinstance(result, InferenceResult) or metric.name != "tokens_per_s":
+        return f"{metric.text(value)}{metric.each}{_brackets(_ends(result, metric))}"
+    several = result.sequences > 1
+    of_all = f" of all {result.sequences:,} sequences" if several else ""
+    each = ""
+    if value < result.sequences and result.e2e_s:
+        time = f"{format_seconds(result.e2e_s / result.output_length)} per token"
+        each = f"{time} of each" if several else time
+    return f"{metric.text(value)}{of_all}{_brackets(_ends(result, metric), each)}"
+
+
+def amount(result: SimulationResult, metric: Metric) -> str:
+    """Return the value of a metric of a result or of its costs, with its unit: "8.41 J", "0.5 USD"."""
+    text = metric.text(result.value_of(metric.name) or 0.0)
+    money = metric.unit.name == "currency" and result.costs is not None
+    return f"{text} {result.costs.costs.currency}".rstrip() if money and result.costs else text
+
+
+def _ends(result: SimulationResult, metric: Metric) -> str:
+    """Return both ends of the interval of a metric: "25 to 65"; "" if it has none."""
+    if metric.name not in result.composed:
+        return ""
+    ends = map(metric.text, confidence(result).interval(metric.name))
+    return span(*ends, value=metric.text(result.metrics()[metric.name] or 0.0))
+
+
+def _brackets(*facts: str) -> str:
+    found = "; ".join(filter(None, facts))
+    return f" ({found})" if found else ""
 
 
 def presentation(result: SimulationResult) -> Presentation:
@@ -111,10 +161,25 @@ def _batch(result: InferenceResult | TrainingResult) -> str:
     return f"batch {result.batch_size}{each} on {gpus}"
 
 
+def _ratio(result: SimulationResult, usual: str) -> str:
+    """Return what ratios are of: the usual time, or the metric that is asked for."""
+    if not result.asked:
+        return f"ratio: {usual} over that of the baseline"
+    metric = result.compared_metric
+    sides = f"that of the baseline over {metric.label}" if metric.larger else f"{metric.label} over that"
+    return f"ratio: {sides}" if metric.larger else f"ratio: {sides} of the baseline"
+
+
 def cells(result: SimulationResult) -> dict[str, Entry]:
     """Return the headings and cells of a row of a comparison, with the same headings for all of a kind."""
     values, declared = result.metrics(), result.declared.values()
-    return {one.column: number(one, values.get(one.name)) for one in declared if one.column}
+    found = {one.column: number(one, values.get(one.name)) for one in declared if one.column}
+    asked = result.compared_metric
+    value = result.value_of(asked.name)
+    if asked.column or not result.asked:
+        return found
+    cell = "" if value is None else Datum(amount(result, asked), value, asked.unit.name)
+    return found | {asked.label: cell}
 
 
 # -- inference -----------------------------------------------------------------------------------
@@ -127,7 +192,7 @@ _GATHERED = "{}: every GPU gathers every layer for every token"
 def _inference(result: InferenceResult) -> Presentation:
     weights, several = result.placement_name or result.target, result.output_length > 1
     places = (TierAssignment("weights", weights),)
-    ratio = "TPOT (time per output token of a sequence)" if several else "TTFT (time to first token)"
+    ratio = "time per token of all sequences" if several else "TTFT (time to first token)"
     note = ""
     if result.decode_estimated:
         note = (
@@ -149,7 +214,7 @@ def _inference(result: InferenceResult) -> Presentation:
         exact=f"{result.name}@{weights}",
         legend={
             "": "" if several else "only one token is generated, so there is no time per output token",
-            "ratio": f"ratio: {ratio} over that of the baseline",
+            "ratio": _ratio(result, ratio),
             BOUND: f"{BOUND}: {_BOUND_LEGEND}",
         },
         shown=result.step,
@@ -177,7 +242,7 @@ def _training(result: TrainingResult) -> Presentation:
         placed=_placed(places, result.placement_words),
         labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
         exact=f"{result.name}@{weights}+{states}",
-        legend={"ratio": "ratio: time per step over that of the baseline"},
+        legend={"ratio": _ratio(result, "time per step")},
         shown=longest.result if longest else None,
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
@@ -213,7 +278,7 @@ def _checkpoint(result: CheckpointResult) -> Presentation:
         placed=_placed(places),
         labels=_labels(result.name, result.target),
         exact=f"{result.name}@{result.target}",
-        legend={"ratio": "ratio: time to save over that of the baseline"},
+        legend={"ratio": _ratio(result, "time to save")},
         shown=longest.result if longest else None,
         unit_name="checkpoint",
         parts="parts",

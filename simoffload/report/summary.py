@@ -12,8 +12,8 @@ from simoffload.planning.confidence import confidence
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted
-from simoffload.report.presentation import presentation
-from simoffload.results import ADDED, Metric, SimulationResult
+from simoffload.report.presentation import amount, presentation, speed_text
+from simoffload.results import ADDED, InferenceResult, Metric, PassResult, SimulationResult
 from simoffload.units import format_number, percent
 
 _FACTOR = 1.3
@@ -37,13 +37,10 @@ def result_summary(result: SimulationResult) -> Verdict:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
         return Verdict.of(f"{name} fits {where} with {wording.placed}: {free}")
-    value = _value(result, result.step_metric)
-    share = (
-        f"{printable(step.bottleneck.cause_text)} takes {percent(step.bottleneck.exposed_s / step.time_s)}"
-    )
+    value = _value(result, result.compared_metric)
     return Verdict.of(
         f"{name} {wording.verb} with {wording.placed}: {value}",
-        VerdictPart(f"; {share}"),
+        VerdictPart(f"; {_bottleneck(result, step)}"),
         *_cost(result, "; ", rank=2),
     )
 
@@ -61,15 +58,19 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
-    cost = _cost(best.result, " for ", rank=0)
+    otherwise = list(_otherwise(group))
+    priced = group.measure.unit.name != "currency"  # else the first number is the cost
+    cost = list(_cost(best.result, " for ", rank=2 if otherwise else 0)) if priced else []
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
-        first = f"{title}{name} {'gives' if group.measure.larger else 'takes'} {value}"
-        return Verdict.of(first, *cost, VerdictPart(f"; {_tied(best, ties)}"), *others)
+        verb = "gives" if group.measure.larger else "takes"
+        tied = VerdictPart(f"; {_tied(best, ties, alike='fast' if group.is_speed else 'good')}")
+        return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *otherwise, *others)
     if len(timed) > 1:
         slower = timed[1]
-        behind = VerdictPart(f", {slower.label} takes {group.behind(slower)}")
-        return Verdict.of(f"{title}{name} is fastest: {value}", *cost, behind, *others)
+        verb = "takes" if group.is_speed else "has"
+        behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
+        return Verdict.of(f"{title}{name} {group.best}: {value}", *cost, behind, *otherwise, *others)
     only = f"only {name} fits" if out else name
     return Verdict.of(f"{title}{only}: {value}", *cost)
 
@@ -83,7 +84,7 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
         return tuple(group_summary(group, titled=len(found) > 1) for group in found)
     timed.sort(key=lambda pair: pair[0], reverse=timed[0][1].measure.larger)
     best, first = timed[0]
-    text = f"{first.title} is fastest: {_value(first.rows[0].result, first.measure)}"
+    text = f"{first.title} {first.best}: {_value(first.rows[0].result, first.measure)}"
     ratios = [max(value, best) / min(value, best) for value, _ in timed]
     times = [
         f"{group.title.replace(', ', ' ')} {format_number(ratio, digits=2)}×"
@@ -95,9 +96,32 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     return (Verdict.of(text, *lacking),)
 
 
+def _bottleneck(result: SimulationResult, step: PassResult) -> str:
+    """Return what takes most of the pass that is named, and which part of a request that is, if it is the
+    prefill of several tokens."""
+    share = percent(step.bottleneck.exposed_s / step.time_s)
+    text = f"{printable(step.bottleneck.cause_text)} takes {share}"
+    if not isinstance(result, InferenceResult) or step is not result.prefill or not result.decode:
+        return text
+    return f"{text} of the prefill, which is {percent(step.time_s / (result.e2e_s or 1.0))} of the time"
+
+
+def _otherwise(group: Group) -> Iterator[VerdictPart]:
+    """Yield the clause about another metric that orders the rows otherwise."""
+    found = group.otherwise()
+    if found is not None:
+        metric, best, worst = found
+        least, most = (metric.text(one.result.value_of(metric.name) or 0.0) for one in (best, worst))
+        yield VerdictPart(f"; {best.label} has the shortest {metric.column} ({least} instead of {most})", 1)
+
+
 def _value(result: SimulationResult, measure: Metric) -> str:
-    """Return a value with its interval: "9.81 s per step (±10 %)", "9.81 s per step (within a factor of
-    2)"."""
+    """Return a value with its interval: "40 tokens/s (25 to 65)", "9.81 s per step (±10 %)", "9.81 s per step
+    (within a factor of 2)"."""
+    if isinstance(result, InferenceResult) and measure == result.compared_metric:
+        return speed_text(result)
+    if measure.name not in result.composed:
+        return f"{amount(result, measure)}{measure.each}"
     value = result.metrics()[measure.name] or 0.0
     factor = confidence(result).interval(measure.name)[1] / value
     wide = f"within a factor of {format_number(factor, digits=2)}"
@@ -105,9 +129,15 @@ def _value(result: SimulationResult, measure: Metric) -> str:
     return f"{measure.text(value)}{measure.each} ({interval})"
 
 
+def _of_prompts(result: SimulationResult) -> bool:
+    """Return whether the work is to read prompts: one token follows each."""
+    return isinstance(result, InferenceResult) and result.output_length == 1
+
+
 def _per_million(result: SimulationResult) -> float | None:
-    costs = result.costs
-    return None if costs is None else costs.at_least()["cost_per_million_tokens"]
+    """Return the cost of a million tokens, of prompts alone that of prompt tokens; None if it is unknown."""
+    costs, of = result.costs, "prompt_tokens" if _of_prompts(result) else "tokens"
+    return None if costs is None else costs.at_least()[f"cost_per_million_{of}"]
 
 
 def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[VerdictPart]:
@@ -117,15 +147,16 @@ def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Verdi
         least = "at least " if costs.missing else ""
         amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
         text = f"{before}{least}{amount} {costs.costs.currency}".rstrip()
-        yield VerdictPart(f"{text} per million tokens", rank, tabled=True)
+        tokens = "prompt tokens" if _of_prompts(result) else "tokens"
+        yield VerdictPart(f"{text} per million {tokens}", rank, tabled=True)
 
 
-def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow]) -> str:
+def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, alike: str) -> str:
     """Return what is as fast as the fastest, and whether it costs more: "raid is as fast within the
     uncertainty and costs more"."""
     verb, plural = ("is", "costs") if len(ties) == 1 else ("are", "cost")
     prices = [_per_million(row.result) for row in (best, *ties)]
-    text = f"{_names(ties)} {verb} as fast within the uncertainty"
+    text = f"{_names(ties)} {verb} as {alike} within the uncertainty"
     if not prices[0] or None in prices:
         return text
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]

@@ -16,9 +16,12 @@ from unicodedata import combining, east_asian_width
 
 from simoffload.errors import printable
 from simoffload.report.document import ReportDocument, ReportSection, ReportTable
+from simoffload.report.first_screen import Line
 
 _GAP, _INDENT, _HANGING = 2, 2, 4
 """[characters] between columns, before the text of a section, before its continued lines."""
+_LABEL = 14
+"""[characters] of the column of labels."""
 _BRIEF = 2
 """Number of lines of a sentence that is read at a glance: our choice."""
 _NARROWEST = 60
@@ -53,6 +56,17 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
     return str(terminal)
 
 
+def screen_text(lines: Sequence[Line], *, color: bool = False, width: int = 100) -> str:
+    """Return the lines of a first screen, labels in a column of their own."""
+    terminal = _Terminal(color=color, width=max(_NARROWEST, width))
+    for at, one in enumerate(lines):
+        if at == 0:
+            terminal.paragraph(one.text, style=one.style)
+        else:
+            terminal.labelled(one.label, one.text, style=one.style)
+    return str(terminal)
+
+
 def _is_brief(head: str, width: int, text: str) -> bool:
     return len(_filled(head + text, width)) <= _BRIEF
 
@@ -83,6 +97,13 @@ class _Terminal:
         first, later = " " * indent, " " * hanging
         text = printable(text)
         self._lines += (self._styled(line, style) for line in _filled(text, self.width, first, later))
+
+    def labelled(self, label: str, text: str, *, style: str = "") -> None:
+        """Add a paragraph behind a label, in a column of its own."""
+        hanging = " " * (_INDENT + _LABEL)
+        first, *later = _filled(printable(text), self.width, hanging, hanging)
+        self._lines.append(f"{' ' * _INDENT}{label:<{_LABEL}}{self._styled(first.strip(), style)}")
+        self._lines += (self._styled(line, style) for line in later)
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text and style and self._color else text

@@ -262,6 +262,33 @@ class Change(NamedTuple):
         return min(self.uses, key=lambda use: use.headroom / use.capacity)
 
 
+class ProgramRate(NamedTuple):
+    """A ProgramRate is one way to do the work of a scenario, with the rate of its best form."""
+
+    kind: str
+    title: str
+    """Name of the program in sentences."""
+    tokens_per_s: float | None
+    """Throughput of all sequences together; None if it does not fit."""
+    edits: tuple[Edit, ...] = ()
+    """Edits that lead to it from the scenario for which a program was chosen."""
+    where: str = ""
+    """Tier of the weights, if it is not HBM."""
+
+
+class ProgramChoice(NamedTuple):
+    """A ProgramChoice says how the program of a scenario was chosen."""
+
+    programs: tuple[ProgramRate, ...]
+    """Programs that were simulated, the fastest first, which is the one of the scenario."""
+    named: str = ""
+    """What limited the choice, such as "weights on nvme"; "" for nothing."""
+    without: ProgramRate | None = None
+    """What would be faster without that limit; None if nothing would."""
+    among: tuple[str, ...] = ()
+    """Kinds of the programs that were named; empty if all that people use were tried."""
+
+
 def _joined(*texts: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, texts)))
 

@@ -273,7 +273,7 @@ class CheckpointResult(SimulationResult):
         return (*(phase.result for phase in self.checkpoint.saving), *self.checkpoint.restoring)
 
     @property
-    def compared_by(self) -> str:
+    def usual_by(self) -> str:
         """Name of the compared time: the time until a checkpoint is on storage."""
         return "save_s"
 

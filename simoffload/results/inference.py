@@ -170,7 +170,7 @@ class InferenceResult(SimulationResult):
     def kv_backlog_s(self) -> float | None:
         """Stores after the last pass [s]: time for which the stores of a generation continue after its decode
         steps (without any: after its prefill)."""
-        step = self.step
+        step = self.token_pass
         if self.store is None or step is None:
             return None
         if not step.unfinished_s:  # later steps take longer, and store as much
@@ -190,15 +190,53 @@ class InferenceResult(SimulationResult):
         return 1 / self.tokens_per_s if self.tokens_per_s else None
 
     @property
-    def compared_by(self) -> str:
-        """Name of the time by which results are compared: time per output token, or with one token, time to
-        first token."""
+    def step_by(self) -> str:
+        """Name of the time of one pass for a token: time per output token, or with one token, time to first
+        token."""
         return "tpot_s" if self.output_length > 1 else "ttft_s"
 
     @property
-    def step(self) -> PassResult | None:
-        """Pass that represents the run: the first decode step, or the prefill if there is none."""
+    def latency_by(self) -> str:
+        """Name of the time of a whole request."""
+        return "e2e_s"
+
+    @property
+    def usual_by(self) -> str:
+        """Name of the time by which results are compared: that of the whole request per token of all
+        sequences, or with one token, time to first token."""
+        return "per_token_s" if self.output_length > 1 else "ttft_s"
+
+    @property
+    def usual_metric(self) -> str:
+        """Name of the metric in which people read it: tokens/s of the whole request, or with one token, time
+        to first token."""
+        return "tokens_per_s" if self.output_length > 1 else "ttft_s"
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The times of both kinds of passes."""
+        return ("ttft_s", "tpot_s")
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences that all replicas process together."""
+        return self.batch_size * self.replicas
+
+    @property
+    def token_pass(self) -> PassResult | None:
+        """Pass that makes a token: the first decode step, or the prefill if there is none."""
         return self.decode[0] if self.decode else self.prefill
+
+    @property
+    def step(self) -> PassResult | None:
+        """Pass with most of the compared time: the prefill, or the first decode step, which stands for all
+        of them."""
+        named = [one for one, _ in self.composed.get(self.compared_by, ())]
+        prefill, decode = self.prefill, self.token_pass
+        if prefill is None or not any(one is prefill for one in named):
+            return decode
+        decoded = any(one is decode for one in named) and self.decode_total_s >= prefill.time_s
+        return decode if decoded else prefill
 
     @property
     def passes(self) -> tuple[PassResult, ...]:

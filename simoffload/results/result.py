@@ -186,6 +186,8 @@ class SimulationResult(WithMetrics, ABC):
     """Name of the placement if the tier of the weights does not identify it, such as "resident"."""
     placement_words: str = ""
     """Phrase for that placement of {} in sentences, such as "a whole copy of {} in each GPU"."""
+    asked: str = field(default="", compare=False)
+    """Name of the metric, of results or of costs, by which whoever asked judges it; "": the usual one."""
     label: str = field(default="", compare=False)
     """Name in comparisons, given by who compares; "": the shortest one that distinguishes the result."""
     extrapolations: tuple[str, ...] = ()
@@ -212,6 +214,11 @@ class SimulationResult(WithMetrics, ABC):
         All decode steps are represented by the first one that was simulated. Empty if the scenario does not
         fit.
         """
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of further metrics that a verdict names where they order results otherwise."""
+        return ()
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -256,7 +263,12 @@ class SimulationResult(WithMetrics, ABC):
     @property
     def step_by(self) -> str:
         """Name of the metric that is ``step_time_s``."""
-        return self.compared_by
+        return self.usual_by
+
+    @property
+    def latency_by(self) -> str:
+        """Name of the time that one sequence, update or checkpoint takes in all."""
+        return self.step_by
 
     @property
     def step_metric(self) -> Metric:
@@ -276,14 +288,46 @@ class SimulationResult(WithMetrics, ABC):
         return self.metrics()[self.unit_by]
 
     @property
-    def compared_by(self) -> str:
-        """Name of the time by which results are compared, one of ``declared``."""
+    def usual_by(self) -> str:
+        """Name of the time by which results are compared unless another metric is ``asked`` for."""
         return "per_token_s"
 
     @property
+    def usual_metric(self) -> str:
+        """Name of the metric in which people read that comparison."""
+        return self.step_by
+
+    @property
+    def compared_metric(self) -> Metric:
+        """Metric by which verdicts, orders, ties and charts compare results: the one that is asked for, or
+        else, and without costs where it is one of them, the usual one of the kind of work."""
+        if self.asked and self.asked not in self.declared and self.costs is not None:
+            return self.costs.declared[self.asked]
+        return self.declared.get(self.asked, self.declared[self.usual_metric])
+
+    @property
+    def compared_by(self) -> str:
+        """Name of the metric whose error is that of the comparison, one of ``declared``: of costs, which are
+        proportional to a time, that of the time."""
+        asked = self.declared.get(self.asked)
+        return self.asked if asked is not None and asked.of is not None else self.usual_by
+
+    @property
     def compared_s(self) -> float | None:
-        """Time named by ``compared_by`` [s]; None if it does not fit."""
-        return self.metrics()[self.compared_by]
+        """Number by which results are compared, the smallest is the best; None if it does not fit.
+
+        Unless another metric is asked for, it is a time [s] per unit of work. Of a rate it is 1 / rate.
+        """
+        if not self.asked:
+            return self.metrics()[self.usual_by]
+        value = self.value_of(self.asked)
+        return 1 / value if value and self.compared_metric.larger else value
+
+    def value_of(self, name: str) -> float | None:
+        """Return the value of a metric of the result or of its costs; None without one."""
+        if name in self.declared or self.costs is None or not self.fits:
+            return self.metrics().get(name)
+        return self.costs.metrics().get(name)
 
     @property
     def fits(self) -> bool:
@@ -337,7 +381,7 @@ class SimulationResult(WithMetrics, ABC):
 
     @property
     def bottleneck(self) -> str | None:
-        """Cause that takes the largest part of a step's time."""
+        """Cause that takes the largest part of the time of ``step``."""
         return self.step.bottleneck.cause_text if self.step else None
 
     @property
@@ -410,6 +454,7 @@ class SimulationResult(WithMetrics, ABC):
             "changes": None,
             "changes_tried": [],
             "metrics": self.metrics(),
+            "compared_metric": self.asked or self.usual_metric,
             "formulas": self.formulas(),
             "step": self._step(),
             "passes": [_pass(one) for one in self.passes],

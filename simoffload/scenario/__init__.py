@@ -31,8 +31,10 @@ from simoffload.scenario.schema import (
     Scenario,
     changed_platform,
     of_platform,
+    old_form,
     opened,
     overridden,
+    renamed,
 )
 
 __all__ = [
@@ -59,10 +61,12 @@ __all__ = [
     "locate",
     "names_model",
     "of_platform",
+    "old_form",
     "opened",
     "other_work",
     "overridden",
     "placement_of",
+    "renamed",
     "resolve",
     "tier_name",
 ]

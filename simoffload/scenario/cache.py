@@ -24,7 +24,7 @@ from simoffload.hardware import (
 )
 from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
 from simoffload.recent import Recent
-from simoffload.strategies import strategy_of
+from simoffload.strategies import strategy_in
 from simoffload.strategies.base import tier_paths
 
 _PLATFORMS, _CHANGES = 256, 65_536
@@ -253,9 +253,7 @@ def _cache_key_changes(data: Mapping[str, Any], platform: Platform) -> Any:
 
 def _used(data: Mapping[str, Any]) -> set[str] | None:
     """Return the tiers that the scenario names; None if it leaves any of them open."""
-    strategy = data.get("strategy")
-    kind = strategy.get("kind") if isinstance(strategy, Mapping) else None
-    known = strategy_of(kind)
+    strategy, known = data.get("strategy"), strategy_in(data)
     paths = {} if known is None else tier_paths(known)
     keys = [key for key in paths if "." not in key]
     if not keys or any(section in data for section in _SECTIONS):

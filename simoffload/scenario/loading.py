@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -23,12 +23,12 @@ from simoffload.documents import (
     named,
     quoted,
     read_document,
-    rename_keys,
     split_assignment,
+    suggest,
     validate,
     without,
 )
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, PlacementError, Problem, shortened
 from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
@@ -54,20 +54,22 @@ from simoffload.models import (
     read_gguf,
     resembled_model,
 )
+from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.schema import (
-    RENAMED,
     EngineOptions,
     Scenario,
     overridden,
-    usual_kind,
+    renamed,
+    usual_kind_of,
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import Plan, Strategy, strategy_for, strategy_of
+from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
 from simoffload.strategies.base import (
     RESIDENT,
     Description,
+    MovablePart,
     Placement,
     Placements,
     TierChoice,
@@ -185,6 +187,10 @@ class LoadedScenario:
     """Remarks for the user about how the scenario was derived from another one."""
     cache: ScenarioCache = field(default_factory=ScenarioCache, repr=False, compare=False)
     """The cache that it was built with, which its variants share."""
+    choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
+    """How its program was chosen; None if the scenario states it."""
+    moved: str = ""
+    """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
     def name(self) -> str:
@@ -192,20 +198,81 @@ class LoadedScenario:
         return str(self.document.data["name"])
 
     def on(self, target: str) -> LoadedScenario:
-        """Return the same work with the offloaded data on another tier.
+        """Return the same work with what is offloaded on another tier.
 
         ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
-        ``weights+optimizer`` names both tiers. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is
-        not a tier but another strategy, a complete copy in each GPU without ZeRO, which replaces the section
-        ``strategy``. Raises InputError if the machine has no such tier, and its subclass PlacementError if
-        the strategy cannot use it.
+        ``weights+optimizer`` names both tiers. ``part=tier`` says what moves: "weights", or one of ``parts``.
+        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``). "gpu" and
+        "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but another strategy, a complete copy
+        in each GPU without ZeRO, which replaces the section ``strategy``. Raises InputError if the machine
+        has no such tier, and its subclass PlacementError if the strategy cannot use it.
         """
+        part, tier = self.named(target)
+        if part not in self.weights_called:
+            return self._with_part(part, tier)
         strategy = self.scenario.strategy
-        edits = moving(strategy, placement_of(target, self.machine), self.machine)
+        try:
+            edits = moving(strategy, placement_of(tier, self.machine), self.machine)
+        except PlacementError as error:
+            raise PlacementError(self._naming_parts(error.problems)) from None
         changed = self._resolved(edited(self.document, edits))
         return replace(
             changed, remarks=(*changed.remarks, *_kind_changed(strategy, changed.scenario.strategy))
         )
+
+    @property
+    def parts(self) -> dict[str, MovablePart]:
+        """What ``on`` can move beside the weights, by name: the cache, blocks of a connector, the data set,
+        checkpoints of training."""
+        sections = {name: getattr(self.scenario, name) for name in _OF_TRAINING}
+        return dict(self.scenario.strategy.parts) | {
+            name: MovablePart(section.tier, partial(_tier_edit, name), _OTHER_TIERS[name]["tier"])
+            for name, section in sections.items()
+            if section is not None
+        }
+
+    @property
+    def weights_called(self) -> tuple[str, ...]:
+        """Names of what the placements of the strategy are of; the first is usual."""
+        saves = self.scenario.workload.kind == "checkpoint"
+        return ("checkpoint", "weights") if saves else ("weights",)
+
+    @property
+    def offloaded(self) -> str:
+        """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
+        HBM and another part is not."""
+        first, *_ = self.weights_called
+        if any(tier not in {"", "hbm"} for tier in self.places):
+            return first
+        return next((name for name, one in self.parts.items() if one.tier != "hbm"), first)
+
+    def named(self, target: str) -> tuple[str, str]:
+        """Return what a target moves, and the tiers. Raises InputError for what the scenario does not
+        have."""
+        part, equals, tier = target.rpartition("=")
+        if not equals:
+            whole = tier == RESIDENT or "+" in tier
+            return (self.weights_called[0] if whole else self.offloaded), tier
+        known = (self.weights_called[0], *self.parts)
+        if part not in (*known, *self.weights_called):
+            has = ", ".join(known)
+            text = f"{quoted(part)} is nothing that this scenario keeps on a tier (it has: {has})"
+            raise InputError.at(target, f"{text}{suggest(part, known)}")
+        return part, tier
+
+    def _with_part(self, name: str, tier: str) -> LoadedScenario:
+        """Return the scenario with one of its ``parts`` on another tier. Raises InputError."""
+        part = self.parts[name]
+        there = READ_TIER[part.choice](tier, self.machine, name)
+        edits = part.edits(there) if there != part.tier else ()
+        return replace(self._resolved(edited(self.document, edits)), moved=name)
+
+    def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Return the problems of a placement, of which the first says what else can be moved."""
+        first, *rest = problems
+        others = [f"{name}=TIER" for name in self.parts]
+        also = f"; what can be elsewhere: {either(others)}" if others else ""
+        return [first._replace(message=f"{first.message}{also}"), *rest]
 
     def changed(self, *edits: Edit) -> Document:
         """Return the document with edits.
@@ -447,9 +514,10 @@ _ALIASES = {"gpu": "hbm", "cpu": "dram", "ram": "dram"}
 
 def canonical_target(target: str) -> str:
     """Return a target of ``--on`` with the machine's names instead of aliases: "hbm+dram" for "gpu+cpu"."""
-    platform, colon, tiers = target.rpartition(":")
+    platform, colon, rest = target.rpartition(":")
+    part, equals, tiers = rest.rpartition("=")
     names = (_ALIASES.get(name.lower(), name) for name in tiers.split("+"))
-    return f"{platform}{colon}{'+'.join(names)}"
+    return f"{platform}{colon}{part}{equals}{'+'.join(names)}"
 
 
 def tier_name(name: str, machine: Machine, key: str) -> str:
@@ -483,6 +551,10 @@ READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
     "storage": storage_name,
 }
 """The function that checks the name of a tier, by which tiers are valid."""
+
+
+def _tier_edit(section: str, tier: str) -> tuple[Edit, ...]:
+    return (Edit((section, "tier"), tier),)
 
 
 def placement_of(target: str, machine: Machine) -> Placement:
@@ -607,7 +679,7 @@ def _checked(
     document: Document, cache: ScenarioCache, *, placed: bool, similar: LoadedScenario | None = None
 ) -> LoadedScenario:
     problems: list[Problem] = []
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     _keep_limits(document)
     document = completed(document, cache, problems)
     common = _common(document, similar)
@@ -691,8 +763,7 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
 
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
     """Return which tiers are valid wherever a scenario names one, by section and key."""
-    strategy = data.get("strategy")
-    known = strategy_of(strategy.get("kind")) if isinstance(strategy, dict) else None
+    known = strategy_in(data)
     return _OTHER_TIERS | ({} if known is None else {"strategy": tier_paths(known)})
 
 
@@ -765,7 +836,7 @@ def locate(source: str | Path) -> Path:
 def _no_scenario(name: str) -> str:
     """Return what is wrong with a name that is neither a file nor a shipped scenario."""
     if names_model(name):
-        return "is a model, not a scenario; default_scenario (run, fit and compare) makes a scenario from it"
+        return "is a model, not a scenario; question (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
@@ -781,27 +852,44 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     """
     if SWEEP in document.data:
         document = without(document, SWEEP)
-    document = rename_keys(document, RENAMED, problems)
+    document = renamed(document, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
         document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
-    strategy = document.data.get("strategy")
+    if "strategy" not in document.data:
+        document = edited(document, [Edit(("strategy",), {})], in_place=True)
+    strategy = document.data["strategy"]
     if not isinstance(strategy, dict):
         return document
     for key in ("weights", "optimizer"):
         if key in strategy and strategy[key] is None:
             text = "is empty; name a tier of the platform, e.g. dram, or remove the key"
             problems.append(document.problem(("strategy", key), text))
-    document = _with_kind(document, "strategy", usual_kind(workload))
-    known = strategy_of(document.data["strategy"]["kind"])
+    kind = strategy.get("kind") or usual_kind_of(workload, strategy.keys())
+    document = _with_kind(document, "strategy", kind)
+    known = strategy_in(document.data)
+    problems += _of_no_program(document)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
         document = read or edited(document, [Edit(("strategy", key), {})], in_place=True)
     return _in_precision(document)
+
+
+def _of_no_program(document: Document) -> Iterator[Problem]:
+    """Yield a problem for each key of the kind "best" that neither it nor any program has."""
+    strategy = document.data["strategy"]
+    if strategy["kind"] != BEST:
+        return
+    work = document.data.get("workload")
+    served = str(work.get("kind", "inference")) if isinstance(work, dict) else "inference"
+    known = {key for kind in strategy_for(served) for key in fields_of(kind, served)}
+    for key in strategy.keys() - known:
+        text = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
+        yield document.problem(("strategy", key), text, at_key=True)
 
 
 def _in_precision(document: Document) -> Document:
@@ -866,12 +954,11 @@ def default_scenario(
     gpus: int | None = None,
     placed: bool = True,
 ) -> LoadedScenario:
-    """Return a scenario of a model, by name or file, under ZeRO-Inference on ``gpus`` GPUs of a platform, by
-    default on all.
+    """Return a scenario of a model, by name or file, on ``gpus`` GPUs of a platform, by default on all, whose
+    program is yet to be chosen.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out, weights in host memory unless ds_config names
-    another place, and DeepSpeed's defaults except that swap buffers hold the largest parameter. With
-    ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient checkpointing.
+    It has one sequence on each GPU, 512 tokens in and 32 out. With ``workload.kind=training`` among the
+    overrides it trains 2048 tokens with gradient checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
@@ -897,7 +984,7 @@ def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:
     document, strategy = scenario.document, scenario.scenario.strategy
     spread = strategy.sizes().gpus(gpus or scenario.machine.gpus)[:1]
     for edit in spread:
-        if edit.path[1] not in document.data["strategy"]:
+        if edit.path not in document.marks:  # which has those that are stated
             strategy = strategy.model_copy(update={str(edit.path[1]): edit.value})
             document = edited(document, spread)
     return edited(document, strategy.filled(scenario.model))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from simoffload.documents import Document, Edit, Frozen, Location, edited, key_path, parse_path, set_value
+from simoffload.documents import (
+    Document,
+    Edit,
+    Frozen,
+    Location,
+    edited,
+    key_path,
+    parse_path,
+    rename_keys,
+    set_value,
+)
 from simoffload.documents import split_assignment as split
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Parts, Platform
@@ -16,7 +27,7 @@ from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
 from simoffload.models import ModelSpec
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.streams import StreamOptions
-from simoffload.strategies import AnyStrategy, strategy_for, strategy_of
+from simoffload.strategies import AnyStrategy, in_new_form, strategy_in, usual_kind
 from simoffload.units import PositiveBytes, Seconds, format_bytes
 from simoffload.workload import Dataset, TrainingCheckpoints, Workload
 
@@ -26,6 +37,40 @@ RENAMED = {
     "engine.tokens": "engine.decode_extrapolation",
 }
 """Keys of scenarios that were renamed: old path, new path. The old ones are accepted for one release."""
+
+
+def renamed(document: Document, problems: list[Problem]) -> Document:
+    """Return the document with renamed keys, and a section ``strategy`` of an old kind, in their present
+    form, and a warning for each.
+
+    If the old and the new name of a key are given, this is added to ``problems``.
+    """
+    document = rename_keys(document, RENAMED, problems)
+    section = document.data.get("strategy")
+    if not isinstance(section, dict):
+        return document
+    new, text = in_new_form(section)
+    if new is section:
+        return document
+    key = "kind" if new["kind"] != section["kind"] else "compiled"
+    warnings = [document.problem(("strategy", key), old_form(text))] if text else []
+    moved = {("strategy", "compiled"): "enforce_eager", ("strategy", "data_parallel_size"): "ranks"}
+    marks = {
+        (("strategy", moved[place]) if place in moved and place[1] not in new else place): mark
+        for place, mark in document.marks.items()
+    }
+    return replace(
+        document,
+        data={**document.data, "strategy": dict(new)},
+        marks=marks,
+        warnings=(*document.warnings, *warnings),
+    )
+
+
+def old_form(text: str) -> str:
+    """Return the warning about an old kind of strategy, of which ``text`` says what to write."""
+    return f"{text}, because 0.2.0 refuses the old name"
+
 
 Shortcut = Literal["on", "off", "verify"]
 """``verify`` simulates with and without the shortcut; any difference is an error."""
@@ -125,17 +170,17 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
     strategy = document.data.get("strategy")
     if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):
         return document
-    known = strategy_of(strategy.get("kind", usual_kind(document.data.get("workload"))))
     key = str(location[1])
+    known = strategy_in(document.data, key)
     if known is None or key not in known.traits.files:
         return document
     return cache.opened(document, key, known.traits.files[key])
 
 
-def usual_kind(workload: Any) -> str:
-    """Return the default kind of strategy of a workload."""
-    kind = workload.get("kind") if isinstance(workload, dict) else None
-    return (strategy_for(str(kind)) or strategy_for("inference"))[0]
+def usual_kind_of(workload: Any, keys: Collection[str]) -> str:
+    """Return the default kind of a section ``strategy`` with some keys for a section ``workload``."""
+    kind = workload.get("kind", "inference") if isinstance(workload, dict) else "inference"
+    return usual_kind(str(kind), keys)
 
 
 # ---- overrides of a platform -------------------------------------------------------------------

@@ -104,10 +104,8 @@ class StreamSimulation:
         if found is None and None in stated:
             text = (
                 f"{strategy.kind} is no engine with limits of its own: state max_num_batched_tokens, "
-                "max_num_seqs and kv_blocks"
+                "max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has them"
             )
-            if getattr(strategy, "compiled", True) is False:
-                text += ", or strategy.compiled: true, which is vLLM"
             raise self._refusal(text)
         self.assumed = found is None
         usual = found or ServingLimits(0, 0, 0, 16, ())

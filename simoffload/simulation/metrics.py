@@ -128,10 +128,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
         if runner.scope != "all":
-            prefill = runner.scope != "compared" or not series.steps
-            needed = {"allocation", *(["prefill"] if prefill else [])}
-            passes = [one for one in passes if one.kind in needed]
-        results = runner.phases(passes, detailed=not series.steps)  # answers name the first decode step
+            passes = [one for one in passes if one.kind in {"allocation", "prefill"}]
+        results = runner.phases(passes)
         found = dict(zip((one.kind for one in passes), results, strict=True))
         decoding, waits = runner.series(series), found.get("allocation")
         result = replace(
@@ -208,16 +206,16 @@ def _whole_copies_fit(plan: Plan, result: InferenceResult, runner: Runner, metho
     """Return a warning if weights are offloaded although a full copy fits into each GPU."""
     if plan.model.weight_bytes > plan.machine.tiers["hbm"].capacity:
         return ()
-    from simoffload.strategies.programs.resident import whole_copies
+    from simoffload.strategies.programs.transformers import whole_copies
 
     copies = whole_copies(plan)
     if copies is None or not all(use.fits for use in peak_uses(memory_stages(copies), plan.machine.tiers)):
         return ()
-    assert result.step is not None
+    assert result.token_pass is not None
     kind = "decode" if result.decode else "prefill"
     phase = next(one for one in copies.phases if one.kind == kind)
     fast = runner.timeline(phase.step(1) if isinstance(phase, PhaseSeries) else phase).makespan * 1e-12
-    size, times = format_bytes(plan.model.weight_bytes), result.step.time_s / fast
+    size, times = format_bytes(plan.model.weight_bytes), result.token_pass.time_s / fast
     text = (
         f"offloading is not needed here: a copy of the weights ({size}) fits on every GPU; without {method}"
     )

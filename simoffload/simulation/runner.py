@@ -239,7 +239,7 @@ def _distance(low: Simulated, middle: Simulated, high: Simulated, *, even: bool 
 # -- the runner ------------------------------------------------------------------------------------
 
 Scope = Literal["all", "steps", "first", "compared"]
-"""What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of the step that is
+"""What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of those that are
 named in answers; only the ``first`` of the decode steps, which stands for all and is the shortest, as its
 key-value cache is the smallest; or no more than ``compared_s``."""
 Execution = Callable[..., Timeline]

@@ -4,6 +4,7 @@ A strategy's module is imported when a document names its kind (``registry``).
 """
 
 from simoffload.strategies.base import (
+    BEST,
     ONE_GROUP,
     SERVED,
     SERVED_OTHERS,
@@ -18,9 +19,23 @@ from simoffload.strategies.base import (
     Strategy,
     Tunable,
 )
-from simoffload.strategies.registry import AnyStrategy, register, strategies, strategy_for, strategy_of
+from simoffload.strategies.registry import (
+    AnyStrategy,
+    canonical_kind,
+    fields_of,
+    in_new_form,
+    kinds,
+    register,
+    strategies,
+    strategy_for,
+    strategy_in,
+    strategy_of,
+    suited_to,
+    usual_kind,
+)
 
 __all__ = [
+    "BEST",
     "ONE_GROUP",
     "SERVED",
     "SERVED_OTHERS",
@@ -35,8 +50,15 @@ __all__ = [
     "ServingLimits",
     "Strategy",
     "Tunable",
+    "canonical_kind",
+    "fields_of",
+    "in_new_form",
+    "kinds",
     "register",
     "strategies",
     "strategy_for",
+    "strategy_in",
     "strategy_of",
+    "suited_to",
+    "usual_kind",
 ]

@@ -305,7 +305,9 @@ place of another one, the ``division`` of the weights between GPUs and a larger 
 without offloading."""
 TierChoice = Literal["any", "storage"]
 RESIDENT = "resident"
-"""The target that is no tier but a full copy in each GPU, under the strategy of the same name."""
+"""The target that is no tier but a full copy in each GPU, by plain transformers code."""
+BEST = "best"
+"""The kind that stands for the fastest of the programs that people use."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
 """Phrase for that placement of {} in sentences."""
 
@@ -392,6 +394,15 @@ class Placement(NamedTuple):
         return self.weights if self.optimizer is None else f"{self.weights}+{self.optimizer}"
 
 
+class MovablePart(NamedTuple):
+    """A MovablePart is what a scenario keeps on a tier of its own beside the weights: a cache, a data set."""
+
+    tier: str
+    edits: Callable[[str], tuple[Edit, ...]]
+    """Function that returns the edits to another tier."""
+    choice: TierChoice = "any"
+
+
 class Placements(NamedTuple):
     """Placements say where a program keeps its offloaded states on a machine, and where else it can; by
     default the weights are in HBM only."""
@@ -475,7 +486,7 @@ def moving(strategy: Strategy, placement: Placement, machine: Machine) -> tuple[
     named, why = str(placement), known.refusal
     if placement.weights == RESIDENT:
         if not known.no_copies:
-            section = {"kind": RESIDENT, "ranks": strategy.gpus, **known.kept}
+            section = {"kind": "transformers", "ranks": strategy.gpus, **known.kept}
             return () if known.copied else (Edit(("strategy",), section),)
         named, why = RESIDENT, known.no_copies
     elif placement in known.possible or placement.weights in tiers:
@@ -715,6 +726,8 @@ class Plan(ABC):
 class ProgramTraits(NamedTuple):
     """The ProgramTraits are what is known of its program, whatever its settings are."""
 
+    title: str = ""
+    """Name of the program in sentences: "DeepSpeed ZeRO"; "" for that of ``kind``."""
     evidence: str | Callable[[Mapping[str, Any]], str] = ""
     """Group of the real runs with which its predictions were compared, or a function that returns it for the
     settings of a run; "" for none."""
@@ -738,6 +751,9 @@ class ProgramTraits(NamedTuple):
     """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
+    suits: Callable[[ModelShape, Machine], bool] = lambda _model, _machine: True
+    """Function that returns whether people use it for a model on a machine; of a program of the package the
+    registry says so."""
 
 
 class Description(NamedTuple):
@@ -766,11 +782,19 @@ class Strategy(Frozen, ABC):
     """Number of ranks (processes), each with one GPU."""
 
     @classmethod
-    def alternatives(cls) -> tuple[type[Strategy], ...]:
-        """Return the classes of all strategies, for documents that contain one of them."""
-        from simoffload.strategies.registry import strategies
+    def alternatives(cls, within: Mapping[str, Any]) -> tuple[type[Strategy], ...]:
+        """Return the classes of all strategies, for documents that contain one of them: of a kind that has
+        several, the one for the workload that is ``within`` the same document."""
+        from simoffload.strategies.registry import kinds, strategy_of
 
-        return tuple(strategies().values())
+        work = within.get("workload")
+        work = work.get("kind") if isinstance(work, Mapping) else getattr(work, "kind", None)
+        return tuple(one for kind in kinds() if (one := strategy_of(kind, work)))
+
+    @property
+    def parts(self) -> Mapping[str, MovablePart]:
+        """What ``--on`` can move beside the weights, by name: "cache", "connector"."""
+        return {}
 
     @classmethod
     def instead(

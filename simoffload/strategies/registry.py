@@ -6,39 +6,119 @@ strategies call :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import reduce
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Union, get_args
+from math import prod
+from operator import or_
+from typing import Annotated, Any, NamedTuple, get_args
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from simoffload.strategies.base import NOW, Strategy, WorkloadKind
+from simoffload.hardware import Machine
+from simoffload.models import ModelShape
+from simoffload.strategies.base import BEST, NOW, Strategy, WorkloadKind
+
+
+def _is_gguf(model: ModelShape) -> bool:
+    from simoffload.strategies.requirements import methods_of
+
+    return "gguf" in methods_of(model)
+
+
+def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
+    return not _is_gguf(model)
+
+
+def _on_a_desk_or_of_gguf(model: ModelShape, machine: Machine) -> bool:
+    return machine.is_personal or _is_gguf(model)
+
+
+def _of_opt(model: ModelShape, _machine: Machine) -> bool:
+    return model.family == "opt"
 
 
 class _Shipped(NamedTuple):
-    """Module and class of a strategy of the package, and the kinds of workload that it supports."""
+    """Kind, module and class of a strategy of the package, the kinds of workload that it supports, and what
+    it is used for."""
 
+    kind: str
     module: str
     """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
+    suits: Callable[[ModelShape, Machine], bool] | None = None
+    """Function that returns whether people use it for a model on a machine; None: only where it is named."""
 
 
-_OWN: Mapping[str, _Shipped] = {
-    "zero_inference": _Shipped("programs.zero_inference", "ZeroInference", frozenset({"inference"})),
-    "zero_training": _Shipped("programs.zero_training", "ZeroTraining", frozenset({"training"})),
-    "fsdp": _Shipped("programs.fsdp", "Fsdp", frozenset({"training"})),
-    "accelerate": _Shipped("programs.accelerate", "Accelerate", frozenset({"inference"})),
-    "resident": _Shipped("programs.resident", "Resident", frozenset({"inference", "training"})),
-    "tensor_parallel": _Shipped("programs.tensor_parallel", "TensorParallel", frozenset({"inference"})),
-    "vllm_cpu_offload": _Shipped("programs.vllm", "VllmCpuOffload", frozenset({"inference"})),
-    "llama_cpp": _Shipped("programs.llama_cpp", "LlamaCpp", frozenset({"inference"})),
-    "flexgen": _Shipped("programs.flexgen", "FlexGen", frozenset({"inference"})),
-    "checkpoint": _Shipped("programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+_INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
+_TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
+_OWN = (
+    _Shipped(BEST, "programs.best", "Best", _INFERENCE | _TRAINING),
+    _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
+    _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
+    _Shipped("fsdp", "programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
+    _Shipped("transformers", "programs.transformers", "Transformers", _INFERENCE, _other_than_gguf),
+    _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
+    _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
+    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf),
+    _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
+    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _on_a_desk_or_of_gguf),
+    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _of_opt),
+    _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+)
+"""Strategies of the package; for each kind of workload the default comes first. A kind has several classes if
+its program is described by other keys for another kind of workload."""
+
+
+SYNONYMS = {"llama.cpp": "llama_cpp", "ollama": "llama_cpp", "lmstudio": "llama_cpp"}
+"""Other names of kinds: what people type, and programs that are llama.cpp inside."""
+_OLD = {
+    "zero_inference": "deepspeed",
+    "zero_training": "deepspeed",
+    "resident": "transformers",
+    "vllm_cpu_offload": "vllm",
+    "tensor_parallel": "vllm",
 }
-"""Strategies of the package by kind; for each kind of workload the default comes first."""
+"""Names of kinds before 2026-11-29, with the new ones; ``tensor_parallel`` without ``compiled`` is now
+``transformers``."""
+
+
+def in_new_form(section: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return a section ``strategy`` of a scenario in its present form, and what to write instead of its old
+    one; "" for a form that remains valid.
+
+    A section in its present form is returned itself.
+    """
+    kind = section.get("kind")
+    if not isinstance(kind, str):
+        return section, ""
+    new = dict(section) | {"kind": _OLD.get(kind, SYNONYMS.get(kind, kind))}
+    if kind == "tensor_parallel" and not new.get("compiled", False):
+        new = {"tensor_parallel_size": 1} | new | {"kind": "transformers"}
+        new.pop("compiled", None)
+    form = [f"kind: {new['kind']}"]
+    if "tensor_parallel_size" not in section and "tensor_parallel_size" in new:
+        form.append("tensor_parallel_size: 1")
+    if new["kind"] == "vllm" and "compiled" in new:
+        compiled = new.pop("compiled")
+        if compiled is not True:
+            new["enforce_eager"] = not compiled if compiled is False else compiled
+            form.append("enforce_eager: true")
+    if new["kind"] == "transformers" and "data_parallel_size" in new:
+        degrees = (new.get(key, 1) for key in ("tensor_parallel_size", "pipeline_parallel_size"))
+        sizes = [new.pop("data_parallel_size"), *degrees]
+        new["ranks"] = prod(sizes) if all(type(one) is int for one in sizes) else sizes[0]
+        form.append(f"ranks: {new['ranks']}")
+    if new == section:
+        return section, ""
+    dropped = [key for key in ("compiled", "data_parallel_size") if key in section and key not in new]
+    text = " and ".join(form) + (f", without {' and '.join(dropped)}" if dropped else "")
+    old = "compiled" if new["kind"] == kind else kind
+    return new, "" if kind in SYNONYMS else f"{old} was renamed; write {text}"
 
 
 registered: dict[str, type[Strategy]] = {}
@@ -58,6 +138,8 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     kind = strategy.model_fields["kind"].default
     if get_args(strategy.model_fields["kind"].annotation) != (kind,):
         raise ValueError(f'{strategy.__qualname__}: write kind as kind: Literal["name"] = "name"')
+    if kind in (*_OLD, *SYNONYMS):
+        raise ValueError(f"{kind} is another name of {_OLD.get(kind) or SYNONYMS[kind]}; choose another kind")
     known = strategy_of(kind) or strategy
     if (known.__module__, known.__qualname__) != (strategy.__module__, strategy.__qualname__):
         raise ValueError(f"the strategy {kind} is known already, as {known.__qualname__}")
@@ -100,35 +182,99 @@ def _check_complete(strategy: type[Strategy]) -> None:
 def registered_outside() -> tuple[type[Strategy], ...]:
     """Return the strategies that were registered outside the package, so that worker processes can register
     them."""
-    return tuple(one for kind, one in registered.items() if kind not in _OWN)
+    own = {one.kind for one in _OWN}
+    return tuple(one for kind, one in registered.items() if kind not in own)
 
 
 def kinds() -> tuple[str, ...]:
     """Return the kinds of all strategies without importing them."""
-    return tuple(dict.fromkeys((*_OWN, *registered)))
+    return tuple(dict.fromkeys((*(one.kind for one in _OWN), *registered)))
 
 
-def strategy_of(kind: object) -> type[Strategy] | None:
-    """Return the strategy of a kind; None if the kind is unknown."""
-    if not isinstance(kind, str):
+def strategy_of(kind: object, work: object = None) -> type[Strategy] | None:
+    """Return the strategy of a kind, for a kind of workload if there are several; None if it is unknown.
+
+    For a workload that none of them supports, the first one is returned, which then refuses it.
+    """
+    return next(iter(_classes(kind, work)), None)
+
+
+def _classes(kind: object, work: object) -> list[type[Strategy]]:
+    """Return the strategies of a kind for a kind of workload, or all of them if they support no such one."""
+    own = [one for one in _OWN if one.kind == kind]
+    if not own:
+        return [registered[kind]] if isinstance(kind, str) and kind in registered else []
+    return [_class(one) for one in own if work in one.serves] or list(map(_class, own))
+
+
+def _class(one: _Shipped) -> type[Strategy]:
+    found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{one.module}"), one.name)
+    return found
+
+
+def strategy_in(scenario: Mapping[str, Any], *keys: str) -> type[Strategy] | None:
+    """Return the strategy that the content of a scenario names, also by an old name, or that is usual for its
+    workload and its keys, to which others are added; None if it is unknown."""
+    section, workload = scenario.get("strategy"), scenario.get("workload")
+    work = workload.get("kind", "inference") if isinstance(workload, Mapping) else "inference"
+    if not isinstance(section, Mapping):
         return None
-    if kind in _OWN:
-        own = _OWN[kind]
-        found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{own.module}"), own.name)
-        return found
-    return registered.get(kind)
+    kind = in_new_form(section)[0].get("kind")
+    return strategy_of(usual_kind(str(work), {*section, *keys}) if kind is None else kind, work)
 
 
-def strategies() -> dict[str, type[Strategy]]:
-    """Return all strategies by their kind."""
-    return {kind: found for kind in kinds() if (found := strategy_of(kind))}
+def strategies() -> tuple[type[Strategy], ...]:
+    """Return all strategies, of which several may have one kind and support different workloads."""
+    own = {one.kind for one in _OWN}
+    return (*map(_class, _OWN), *(one for kind, one in registered.items() if kind not in own))
 
 
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     """Return the kinds of the strategies that support a kind of workload, the default first."""
-    serves = {kind: own.serves for kind, own in _OWN.items()}
-    serves |= {kind: one.serves for kind, one in registered.items()}
-    return tuple(kind for kind, work in serves.items() if workload in work)
+    serves = [(one.kind, one.serves) for one in _OWN]
+    serves += [(kind, one.serves) for kind, one in registered.items()]
+    return tuple(dict.fromkeys(kind for kind, work in serves if workload in work))
+
+
+def suited_to(workload: WorkloadKind | str, model: ModelShape, machine: Machine) -> tuple[str, ...]:
+    """Return the kinds of the strategies that people use for a kind of workload, a model and a machine."""
+    own = (one.kind for one in _used(workload) if one.suits is not None and one.suits(model, machine))
+    others = (
+        kind
+        for kind, one in registered.items()
+        if workload in one.serves and one.traits.suits(model, machine)
+    )
+    return tuple(dict.fromkeys((*own, *others)))
+
+
+def _used(workload: WorkloadKind | str) -> Iterator[_Shipped]:
+    """Yield the strategies of the package that people use for a kind of workload."""
+    return (one for one in _OWN if workload in one.serves and one.suits is not None)
+
+
+def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
+    """Return the kind of a section ``strategy`` with some keys that states none: the only program that people
+    use for the work and that has all of these keys; "best" where several have them; the first that people use
+    where none has, which then says so."""
+    serving = strategy_for(workload) or strategy_for("inference")
+    if BEST not in serving:
+        return serving[0]
+    outside = (kind for kind, one in registered.items() if workload in one.serves)
+    used = tuple(dict.fromkeys((*(one.kind for one in _used(workload)), *outside)))
+    own = {*keys} - {"kind", "ranks"}
+    having = [kind for kind in used if not own or own <= fields_of(kind, workload)]
+    return having[0] if len(having) == 1 else BEST if having else used[0]
+
+
+def canonical_kind(name: str) -> str:
+    """Return the kind that a name means, which may be a synonym or a name before 2026-11-29."""
+    return str(in_new_form({"kind": name})[0]["kind"])
+
+
+def fields_of(kind: str, workload: WorkloadKind | str) -> Collection[str]:
+    """Return the keys of a registered kind for a kind of workload."""
+    found = strategy_of(kind, workload)
+    return found.model_fields.keys() if found is not None else ()
 
 
 class _OfItsKind:
@@ -136,29 +282,43 @@ class _OfItsKind:
     imported."""
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(_validated)
+        return core_schema.with_info_plain_validator_function(_validated)
 
     def __get_pydantic_json_schema__(
         self, _schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        union: Any = Union[tuple(strategies().values())]  # noqa: UP007  # known only at run time
-        return handler(TypeAdapter(Annotated[union, Field(discriminator="kind")]).core_schema)
+        return handler(TypeAdapter(reduce(or_, strategies())).core_schema)
 
 
-def _validated(data: Any) -> Strategy:
-    """Return the strategy that a document describes; raises pydantic's errors of a discriminated union."""
+def _validated(data: Any, info: core_schema.ValidationInfo) -> Strategy:
+    """Return the strategy that a document describes, for the ``workload`` beside it; raises pydantic's errors
+    of a discriminated union."""
     if isinstance(data, Strategy):
         return data
     if not isinstance(data, dict):
         raise PydanticKnownError("model_attributes_type")
     if "kind" not in data:
         raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-    found = strategy_of(data["kind"])
-    if found is None:
+    found = _classes(data["kind"], _work_beside(info))
+    if not found:
         expected = ", ".join(map(repr, kinds()))
         context = {"discriminator": "'kind'", "tag": str(data["kind"]), "expected_tags": expected}
         raise PydanticKnownError("union_tag_invalid", context)
-    return found.model_validate(data)
+    *others, last = found
+    for one in others:
+        with suppress(ValidationError):
+            return one.model_validate(data)
+    return last.model_validate(data)
+
+
+def _work_beside(info: core_schema.ValidationInfo) -> object:
+    """Return the kind of the ``workload`` beside a strategy, which may be invalid otherwise."""
+    valid = (info.data or {}).get("workload")
+    if valid is not None:
+        return valid.kind
+    document = info.context if isinstance(info.context, Mapping) else {}
+    workload = document.get("workload")
+    return workload.get("kind") if isinstance(workload, Mapping) else None
 
 
 AnyStrategy = Annotated[Strategy, _OfItsKind()]

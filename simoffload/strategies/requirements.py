@@ -69,7 +69,7 @@ DTYPES: Mapping[Method, tuple[Dtype, ...]] = dict.fromkeys(get_args(Method), get
 """Data types that vLLM takes with quantized weights, by method: any where it has no rule."""
 
 
-NO_VLLM = "strategy.kind to zero_inference"
+NO_VLLM = "strategy.kind to deepspeed"
 """Setting that does without vLLM."""
 
 

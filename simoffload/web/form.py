@@ -19,7 +19,7 @@ from simoffload.models import QUANTIZATIONS, ModelSpec
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import strategy_for
+from simoffload.strategies import BEST, strategy_for
 from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
 from simoffload.web.scenarios import (
@@ -88,7 +88,9 @@ def panels(
     fields = _named(type(strategy), "strategy", data["strategy"], tiers)
     places = [one for one in fields if one.name.removeprefix("edit strategy.") in tiers]
     tasks = _named(type(work), "workload", data["workload"], {})
-    programs = Input("program", "program", strategy.kind, choices=strategy_for(work.kind))
+    choice = scenario.choice
+    stated = BEST if choice is not None and not choice.among else strategy.kind
+    programs = Input("program", "program", stated, choices=strategy_for(work.kind))
     kinds = Input("work", "kind of work", work.kind, choices=("inference", "training", "checkpoint"))
     shown = Input("edit model", "model", str(model.get("name", scenario.model.name)), proposals="models")
     found = (

@@ -21,20 +21,20 @@ from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
+from simoffload.planning.question import asked, chosen, with_program
 from simoffload.scenario import (
     USUAL_WORK,
     LoadedScenario,
     MachineParts,
     ScenarioCache,
-    default_scenario,
     find_scenario,
     resolve,
 )
 from simoffload.serving.traces import shipped_traces
-from simoffload.strategies import Strategy, strategy_for, strategy_of
+from simoffload.strategies import BEST
 from simoffload.strategies.base import tier_paths
 from simoffload.web.state import State, Variant
-from simoffload.workload import Inference, Workload
+from simoffload.workload import Checkpointing, Inference, Workload
 
 DESKTOP = "rtx-4090-desktop"
 """Platform of a model that is named alone."""
@@ -79,7 +79,13 @@ def open_models(files: Sequence[str]) -> None:
 
 @lru_cache(maxsize=64)
 def load(variant: Variant) -> LoadedScenario:
-    """Return the scenario of a variant. Raises InputError with the same problems as ``check``."""
+    """Return the scenario of a variant, under the program that is chosen where it states none. Raises
+    InputError with the same problems as ``check``."""
+    return chosen(_unchosen(variant))
+
+
+@lru_cache(maxsize=64)
+def _unchosen(variant: Variant) -> LoadedScenario:
     base, edits, cache = variant.base, variant.edits, ScenarioCache()
     for file in _OPENED:
         cache.allow_model(file)
@@ -95,7 +101,7 @@ def load(variant: Variant) -> LoadedScenario:
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         text += " but the model with which it was started: simoffload serve FILE.gguf"
         raise InputError.at("", text, path=shortened(base))
-    return default_scenario(base, DESKTOP, overrides=edits)
+    return asked(base, DESKTOP, parts=MachineParts(), overrides=edits)
 
 
 def model_files(scenario: LoadedScenario) -> tuple[str, ...]:
@@ -114,10 +120,11 @@ def variant_of(scenario: LoadedScenario, name: str, edits: Sequence[str]) -> Var
     if find_scenario(name) is None and not is_model(name):
         return Variant(yaml_text(data))
     variant = Variant(name).edited(*edits)
-    shown = load(variant).document.data
-    return variant.edited(
-        *(Edit((key,), data[key]).assignment for key in data if data[key] != shown.get(key))
-    )
+    for sections in (data.keys() - {"strategy"}, {"strategy"}):  # of which the program follows where it can
+        shown = load(variant).document.data
+        differing = (key for key in data if key in sections and data[key] != shown.get(key))
+        variant = variant.edited(*(Edit((key,), data[key]).assignment for key in differing))
+    return variant
 
 
 def nearest(variant: Variant) -> LoadedScenario | None:
@@ -237,7 +244,17 @@ def _scale(variant: Variant, rest: str, value: Any) -> Variant:
 def _part(variant: Variant, rest: str, value: Any) -> Variant:
     given: dict[str, Any] = {rest: int(value) if rest == "gpus" else str(value)}
     parts = MachineParts(**given)
-    return variant.edited(*(one.assignment for one in parts.edits(_now(variant))))
+    edits = [one.assignment for one in parts.edits(_open(variant))]
+    if rest == "gpu" and is_model(variant.base):  # on the machine that a command takes for it
+        edits = [f"platform={parts.platforms()[0]}"]
+    return variant.edited(*edits)
+
+
+def _open(variant: Variant) -> LoadedScenario:
+    """Return the scenario of a variant before its program is chosen, or the nearest one that can be used."""
+    with suppress(InputError):
+        return _unchosen(variant)
+    return _now(variant)
 
 
 def _price(variant: Variant, key: str, value: Any) -> Variant:
@@ -247,36 +264,25 @@ def _price(variant: Variant, key: str, value: Any) -> Variant:
     return variant.priced(key, amount)
 
 
-def _program(
-    variant: Variant, _rest: str = "", value: Any = "", before: LoadedScenario | None = None
-) -> Variant:
-    """Return the variant with another program, which uses as many GPUs as one has, or had ``before``."""
-    before = before or _now(variant)
-    program = strategy_of(value)
-    fields = program.model_fields if program is not None else {}
-    storage = _storage(before.machine.tiers)
-    needed = {
-        key: storage for key in tier_paths(program or Strategy) if key in fields and fields[key].is_required()
-    }
-    chosen = variant.edited(Edit(("strategy",), {"kind": str(value), **needed}).assignment)
-    return chosen.edited(*(one.assignment for one in _completing(chosen, before)))
-
-
-def _completing(chosen: Variant, before: LoadedScenario) -> Iterator[Edit]:
-    strategy = load(chosen).scenario.strategy
-    if strategy.gpus != before.scenario.strategy.gpus:
-        yield from strategy.sizes().gpus(before.scenario.strategy.gpus)
-    yield from strategy.filled(before.model)
+def _program(variant: Variant, _rest: str = "", value: Any = "") -> Variant:
+    """Return the variant with another program, in its best form for the work and the machine."""
+    now = _open(variant)
+    if isinstance(now.scenario.workload, Checkpointing):
+        return variant.edited(Edit(("strategy",), {"kind": str(value)}).assignment)
+    section = with_program(now, str(value)).document.data["strategy"]
+    return variant.edited(Edit(("strategy",), section).assignment)
 
 
 def _work(variant: Variant, _rest: str, value: Any) -> Variant:
-    """Return the variant with another kind of work, under the program that is usual for it."""
+    """Return the variant with another kind of work, under the best program for it."""
     (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
     now = _now(variant).document.data["workload"]
     usual = USUAL_WORK.get(str(value), {})
     work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
-    chosen = variant.edited(Edit(("workload",), {**work, "kind": str(value)}).assignment)
-    return _program(chosen, before=_now(variant), value=strategy_for(str(value))[0])
+    gpus = _now(variant).scenario.strategy.gpus
+    section = {"kind": BEST, "ranks": gpus} if usual else {"kind": str(value)}
+    work = Edit(("workload",), {**work, "kind": str(value)})
+    return variant.edited(work.assignment, Edit(("strategy",), section).assignment)
 
 
 def _requests(variant: Variant, _rest: str, value: Any) -> Variant:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
 from simoffload.models import SINGLE, ModelShape, Sequences, load_model
+from simoffload.strategies import in_new_form
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.passes.timing import Timing, TrainingTiming
 from simoffload.strategies.programs.accelerate import Accelerate
-from simoffload.strategies.programs.tensor_parallel import TensorParallel
+from simoffload.strategies.programs.transformers import Transformers
 from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTraining, ZeroTrainingPlan
 from simoffload.strategies.training.state import DEEPSPEED_ADAM, overflow_check_traffic
@@ -617,7 +618,7 @@ def _by_model(runs: Any) -> dict[str, dict[str, Run]]:
     for run in runs:
         strategy = run["strategy"]
         kept = "kept" if strategy.get("device_map") == "cuda" else "offloaded"
-        word = "divided" if strategy["kind"] == "tensor_parallel" else kept
+        word = "divided" if "tensor_parallel_size" in strategy else kept
         found.setdefault(run["model"]["family"], {})[word] = run
     return found
 
@@ -653,7 +654,7 @@ def _all_reduce(run: Run, alone: Run, machine: Machine) -> float:
     """[s] per summed or gathered result, with what the other process slows this one down."""
     model, work = load_model(run["model"]), Inference.model_validate(run["workload"])
     # The division of the model does not depend on the number of GPUs of the profile that is replaced.
-    plan = TensorParallel.model_validate(run["strategy"]).plan(model, work, machine)
+    plan = Transformers.model_validate(in_new_form(run["strategy"])[0]).plan(model, work, machine)
     names = plan.divided.reduced | plan.divided.gathered
     (stage,) = plan.divided.stages
     inside = (module for layer in stage.layers for module in layer)

@@ -28,7 +28,7 @@ workload:
   batch_size: 1
   sequence_length: 512
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 2
   ds_config:
     zero_optimization:
@@ -89,8 +89,8 @@ CASES: tuple[Case, ...] = (
     _saved(
         "inference",
         "  kind: checkpoint\n  ranks: 8\n  tier: pfs",
-        "  kind: zero_inference\n  ranks: 8",
-        ("s.yaml:10:9: strategy.kind:", "zero_inference is not for a workload of checkpoint; use checkpoint"),
+        "  kind: deepspeed\n  ranks: 8",
+        ("s.yaml:10:9: strategy.kind:", "deepspeed is not for a workload of checkpoint; use checkpoint"),
     ),
     _saved(
         "interval-without-unit",
@@ -204,7 +204,7 @@ CASES: tuple[Case, ...] = (
     ),
     _trained(
         "under-fsdp",
-        TRAINED[TRAINED.index("  kind: zero") : TRAINED.index("checkpoint:\n  tier")],
+        TRAINED[TRAINED.index("  kind: deepspeed") : TRAINED.index("checkpoint:\n  tier")],
         "  kind: fsdp\n  ranks: 2\n",
         ("s.yaml:11:1: checkpoint:", "checkpoints of fsdp are not modelled"),
     ),

@@ -206,7 +206,7 @@ CASES: tuple[Case, ...] = (
     ),
     command(
         "set-key-called-like-the-kind",
-        'run s.yaml --set strategy={"kind":"tensor_parallel","tensor_parallel":2}',
+        'run s.yaml --set strategy={"kind":"vllm","tensor_parallel":2}',
         ("--set: strategy.tensor_parallel: unknown key", 'did you mean "tensor_parallel_size"?'),
     ),
     command(

@@ -118,17 +118,17 @@ CASES: tuple[Case, ...] = (
     scenario(
         "strategy-is-list",
         SCENARIO[SCENARIO.index("strategy:") :],
-        "strategy: [zero_inference]\n",
+        "strategy: [deepspeed]\n",
         ("s.yaml:9:11: strategy:", "must be a mapping, got a list of 1"),
     ),
     scenario(
         "strategy-kind",
-        "kind: zero_inference",
-        "kind: zero_inferense",
+        "kind: deepspeed",
+        "kind: deepsped",
         (
             "s.yaml:10:9: strategy.kind:",
-            'must be "zero_inference", "zero_training", "fsdp", "accelerate", "resident", ',
-            'did you mean "zero_inference"',
+            'must be "deepspeed", "fsdp", "accelerate", "transformers", "vllm", "gpt_fast", ',
+            'did you mean "deepspeed"',
         ),
     ),
     scenario(

@@ -16,7 +16,7 @@ workload:
   prompt_length: 8
   output_length: 4
 strategy:
-  kind: zero_inference
+  kind: deepspeed
   ranks: 2
   weights: raid
   deepspeed_version: 0.9.1

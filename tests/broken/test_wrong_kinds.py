@@ -40,13 +40,13 @@ Location = tuple[str | int, ...]
 INFERENCE = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 3}
 TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 8}
 WORK = {
-    "zero_inference": INFERENCE,
+    "deepspeed": INFERENCE,
     "accelerate": INFERENCE,
-    "resident": INFERENCE,
-    "tensor_parallel": INFERENCE,
-    "vllm_cpu_offload": INFERENCE,
+    "transformers": INFERENCE,
+    "vllm": INFERENCE,
+    "gpt_fast": INFERENCE,
     "flexgen": INFERENCE,
-    "zero_training": TRAINING,
+    "deepspeed, training": TRAINING,
     "fsdp": TRAINING,
     "checkpoint": {"kind": "checkpoint"},
 }
@@ -55,9 +55,9 @@ SMALL = {"name": "opt-125m", "num_hidden_layers": 2}
 
 
 def scenario(kind: str) -> dict[str, Any]:
-    strategy = {"kind": kind, **OWN.get(kind, {})}
+    strategy = {"kind": kind.partition(",")[0], **OWN.get(kind, {})}
     tree = {"name": "s", "model": SMALL, "platform": "dgx-a100", "workload": WORK[kind], "strategy": strategy}
-    if kind == "zero_training":
+    if kind == "deepspeed, training":
         tree["dataset"] = {"tier": "raid", "sample_size": "1 MB", "samples": 10}
         tree["checkpoint"] = {"tier": "raid"}
     return copy.deepcopy(tree)
@@ -189,7 +189,7 @@ def test_no_value_of_a_wrong_kind_breaks_a_model() -> None:
 
 def test_a_text_where_a_mapping_belongs_gets_the_mapping_as_a_hint() -> None:
     """``form`` of the section, a method, was taken for the hint, and the answer was an internal error."""
-    tree = scenario("zero_inference")
+    tree = scenario("deepspeed")
     tree["strategy"]["kv_cache"] = "dram"
     with pytest.raises(InputError) as caught:
         validate(Document("f.yaml", tree), Scenario)

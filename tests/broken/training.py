@@ -14,7 +14,7 @@ workload:
   sequence_length: 256
   gradient_accumulation_steps: 4
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 2
   weights: hbm
   optimizer: raid
@@ -95,15 +95,16 @@ CASES: tuple[Case, ...] = (
     # ---- what a strategy is for ----
     training(
         "inference-strategy",
-        TRAINING[TRAINING.index("  kind: zero_training") :],
-        "  kind: zero_inference\n",
-        ("t.yaml:10:9: strategy.kind:", "zero_inference is not for a workload of training", "fsdp"),
+        TRAINING[TRAINING.index("  kind: deepspeed") :],
+        "  kind: accelerate\n",
+        ("t.yaml:10:9: strategy.kind:", "accelerate is not for a workload of training", "fsdp"),
     ),
     training(
         "inference-workload",
         "kind: training\n  batch_size: 2\n  sequence_length: 256\n  gradient_accumulation_steps: 4",
         "kind: inference\n  batch_size: 2\n  prompt_length: 8\n  output_length: 4",
-        ("t.yaml:10:9: strategy.kind:", "zero_training is not for a workload of inference"),
+        ("t.yaml:13:3: strategy.optimizer:", "unknown key", "known here: kind, ranks, kv_cache, weights"),
+        ("t.yaml:15:3: strategy.cpu_threads:", "unknown key"),
     ),
     # ---- places ----
     training(

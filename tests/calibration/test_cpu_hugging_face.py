@@ -48,7 +48,7 @@ ZERO = {"stage": 3, "offload_param": {"device": "cpu"}}
 STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offloaded to memory": (MODEL, {"kind": "accelerate", "device_map": "cpu"}),
     "offloaded to files": (MODEL, {"kind": "accelerate", "device_map": "disk", "offload_folder": "nvme"}),
-    "divided": (MODEL, {"kind": "tensor_parallel", "tensor_parallel_size": 2}),
+    "divided": (MODEL, {"kind": "transformers", "tensor_parallel_size": 2}),
     "int4": (
         MODEL,
         {"ds_config": {"zero_optimization": ZERO, "weight_quantization": {"quantized_initialization": INT4}}},
@@ -84,5 +84,5 @@ def test_runs_are_recorded_and_predicted(recorded_runs: Recorded, tmp_path: Path
         assert decode is not None
         assert decode.predicted is not None
     groups = {name: one.run.group for name, one in compared.items()}
-    assert (groups["divided"], groups["offloaded to files"]) == ("tensor_parallel", "accelerate")
+    assert (groups["divided"], groups["offloaded to files"]) == ("vllm", "accelerate")
     assert (groups["int4"], groups["experts"]) == ("zero", "zero")

@@ -138,7 +138,7 @@ def plan(run: dict[str, Any], recorded_runs: Recorded) -> ZeroTrainingPlan:
     reported = CASES[run["name"]]
     strategy = {
         **reported["strategy"],
-        "kind": "zero_training",
+        "kind": "deepspeed",
         "deepspeed_version": recorded_runs.data["machine"]["deepspeed"],
     }
     found = resolve(

@@ -51,7 +51,7 @@ def test_accelerate_and_tensor_parallelism_are_runs(tmp_path: Path) -> None:
     shape = {
         "name": "two",
         "model": {"name": "llama-3.2-1b"},
-        "strategy": {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+        "strategy": {"kind": "transformers", "tensor_parallel_size": 2},
     }
     offloaded = [
         {"kind": "accelerate", "device_map": "cpu"},
@@ -109,7 +109,7 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     [
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
-        ({"strategy": {"kind": "resident"}}, "strategy.kind"),
+        ({"strategy": {"kind": "transformers"}}, "strategy.kind"),
         ({"strategy": {"kind": "accelerate", "device_map": 99}}, "runs[0].strategy.device_map: 99 layers"),
         (
             {
@@ -163,7 +163,7 @@ def test_runs_without_ranks_are_all_named(tmp_path: Path) -> None:
         for one in (
             {"weights": "cpu"},
             {"kind": "accelerate"},
-            {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+            {"kind": "transformers", "tensor_parallel_size": 2},
         )
     ]
     with pytest.raises(InputError) as caught:

@@ -15,7 +15,7 @@ from simoffload_calibrate.compare import compare_file
 from simoffload_calibrate.records import read_records
 from tests.calibration.fake_vllm import write_packages
 
-SERVED = {"kind": "tensor_parallel", "compiled": True}
+SERVED = {"kind": "vllm"}
 BATCHES: dict[str, Any] = {
     "name": "batches",
     "model": {"name": "llama-3.1-8b", "dtype": "bfloat16"},
@@ -221,7 +221,7 @@ def test_without_vllm_one_message_says_what_to_install(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": {"weights": "cpu"}}, "zero_inference is not what vLLM runs"),
+        ({"strategy": {"weights": "cpu"}}, "deepspeed is not what vLLM runs"),
         ({"strategy": {**SERVED, "data_parallel_size": 2}}, "data_parallel_size: one replica runs"),
         (
             {"model": {"name": "llama-3.1-8b", "quantization": "nf4"}},
@@ -263,7 +263,7 @@ def test_a_dry_run_says_what_each_engine_has(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_offloaded_and_quantized_weights_are_options_of_the_engine(tmp_path: Path) -> None:
-    offloaded = {**BATCHES, "name": "in place", "strategy": {"kind": "vllm_cpu_offload", "cpu_offload_gb": 6}}
+    offloaded = {**BATCHES, "name": "in place", "strategy": {"kind": "vllm", "cpu_offload_gb": 6}}
     packed = {**BATCHES, "name": "packed", "model": {"name": "llama-3.1-8b", "quantization": "int4-g128"}}
     few = {**STREAM, "name": "few", "stream": {**STREAM["stream"], "kv_blocks": 400}}
     assert calibrate(tmp_path, offloaded, packed, few, options=("--quick",)) == 0

@@ -29,7 +29,7 @@ def test_one_scenario_on_several_targets(program) -> None:
 
 def test_targets_may_be_given_one_by_one(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram", "--on", "gpu,nfs", "--json", *WIDE))
-    assert list(rows) == ["dram", "hbm", "nfs", "tensor_parallel"]
+    assert list(rows) == ["dram", "hbm", "nfs", "vllm"]
 
 
 def test_the_settings_of_the_fastest_are_there_to_copy(program) -> None:
@@ -47,7 +47,7 @@ def test_the_baseline_is_added_also_where_the_target_does_not_fit(program) -> No
     rows = compared(answer)
     assert {label: row["result"]["fits"] for label, row in rows.items()} == {
         "dram": False,
-        "tensor_parallel": True,
+        "vllm": True,
     }
 
 
@@ -174,16 +174,16 @@ def test_the_same_from_python(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
     comparison = compare(load_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
     frame = comparison.to_frame()
-    assert list(frame.index) == list(rows) == ["dram", "hbm", "tensor_parallel"]
+    assert list(frame.index) == list(rows) == ["dram", "hbm", "vllm"]
     assert list(frame["ratio"]) == [row["ratio"] for row in rows.values()]
-    assert comparison.ranking == ("tensor_parallel", "hbm", "dram")
+    assert comparison.ranking == ("vllm", "hbm", "dram")
 
 
 def test_progress_names_the_target() -> None:
     reported: list[str] = []
     scenario = load_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
     compare(scenario, ["dram", "raid"], progress=reported.append)
-    labels = ["dram", "raid", "tensor_parallel"]
+    labels = ["dram", "raid", "vllm"]
     begun = [f"{number} of 3: {label}" for number, label in enumerate(labels, 1)]
     assert [line for line in reported if re.fullmatch(r"\d of 3: \w+", line)][-3:] == begun
     assert "2 of 3: raid: simulating prefill" in reported
@@ -227,8 +227,8 @@ def test_targets_with_the_same_places_are_listed_once(program) -> None:
 
 
 def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:
-    (tmp_path / "whole.yaml").write_text("kind: resident\n")
-    (tmp_path / "memory.yaml").write_text("kind: zero_inference\nweights: dram\n")
+    (tmp_path / "whole.yaml").write_text("kind: transformers\n")
+    (tmp_path / "memory.yaml").write_text("kind: deepspeed\nweights: dram\n")
     answer = program(
         "compare", "small.yaml", "--strategy", "whole.yaml", "--strategy", "memory.yaml", "--json"
     )
@@ -238,13 +238,13 @@ def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:
         "small": "raid",
         "small, whole": "hbm",
         "small, memory": "dram",
-        "tensor_parallel": "hbm",
+        "vllm": "hbm",
     }, "once, although two of them offload"
     assert {row["ranks"] for row in rows.values()} == {2}, "those of the scenario"
 
 
 def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> None:
-    (tmp_path / "slip.yaml").write_text("kind: zero_inference\nweigths: dram\n")
+    (tmp_path / "slip.yaml").write_text("kind: deepspeed\nweigths: dram\n")
     answer = program("compare", "small.yaml", "--strategy", "slip.yaml")
     assert answer.status == 2
     assert answer.err.startswith("error: slip.yaml:2:1: weigths: unknown key; did you mean")
@@ -255,12 +255,12 @@ def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> No
 def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_path: Path) -> None:
     """As are keys that do not go with the scenario; ``--set`` of another strategy counts no more."""
     files = {
-        "many": "kind: zero_inference\nweights: dram\nranks: 99\n",
-        "other": "kind: zero_training\nds_config: {zero_optimization: {stage: 3}}\n",
+        "many": "kind: deepspeed\nweights: dram\nranks: 99\n",
+        "other": "kind: deepspeed\nds_config: {zero_optimization: {stage: 3}}\n",
     }
     rendered = {
         "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPUs",
-        "other": "other.yaml:1:7: kind: zero_training is not for a workload of inference",
+        "other": "other.yaml:1:7: kind: deepspeed is not for a workload of inference",
     }
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 import simoffload
+from simoffload.cli.arguments import _COMMANDS, _EXAMPLE, parse
 
 HEAVY = {"jinja2", "numpy", "pandas", "plotly", "pydantic", "simpy", "yaml"}
 COMMANDS = ["run", "compare", "sweep", "fit", "advise", "check", "profiles", "scenarios", "models", "schema"]
@@ -23,7 +25,7 @@ def test_help_imports_nothing_heavy() -> None:
     status, *modules = done.stderr.split()
     assert status == "0"
     assert HEAVY.isdisjoint(modules)
-    assert "example:" in done.stdout
+    assert "examples:" in done.stdout
     assert all(f"\n    {command}" in done.stdout for command in COMMANDS)
 
 
@@ -31,7 +33,20 @@ def test_help_imports_nothing_heavy() -> None:
 def test_every_command_has_help(program, command: str) -> None:
     answer = program(command, "--help")
     assert answer.status == 0
-    assert answer.out.startswith(f"usage: simoffload {command}")
+    assert answer.out.startswith(f"example: simoffload {command} ")
+    assert f"\nusage: simoffload {command}" in answer.out
+
+
+def test_every_example_of_a_command_is_valid() -> None:
+    """Each names options and keys that exist; what takes files is only parsed."""
+    for example in _EXAMPLE.values():
+        parse(shlex.split(example))
+
+
+def test_the_program_alone_says_what_answers_what(program) -> None:
+    answer = program()
+    assert answer.status == 0
+    assert all(name in answer.out for name in _COMMANDS if name not in ("completion", "schema"))
 
 
 def test_version(program) -> None:

@@ -65,7 +65,7 @@ def test_the_table_of_a_comparison_has_a_row_for_each_target(program, tmp_path: 
     assert [(row["label"], row["fits"], row["tpot_s"]) for row in rows] == [
         ("dram", "true", ""),
         ("raid", "true", ""),
-        ("tensor_parallel", "true", ""),
+        ("vllm", "true", ""),
     ]
     for row, one in zip(rows, compared, strict=True):
         assert float(row["ratio"]) == one["ratio"]

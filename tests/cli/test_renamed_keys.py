@@ -1,4 +1,4 @@
-"""Old keys of a scenario do what the new ones do, with one warning each that names the new key."""
+"""Old keys and kinds of a scenario do what the new ones do, with one warning each that names the new one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.documents import Document, rename_keys
+from simoffload.documents import Document, read_document, rename_keys
 from simoffload.errors import InputError, Problem
-from simoffload.scenario import load_scenario
+from simoffload.scenario import load_scenario, resolve
+from simoffload.strategies import in_new_form
 from tests.cli.conftest import SCENARIO, Program
 
 OLD = f"{SCENARIO}engine:\n  fold: off\n  tokens: verify\n  timeout: 1 h\n"
@@ -56,7 +57,7 @@ def test_every_result_has_each_warning_once(program: Program, command: str) -> N
 def test_a_comparison_has_each_warning_once(program: Program) -> None:
     answer = program("compare", "old.yaml", "--on", "dram,raid")
     text = " ".join(answer.out.split())
-    assert [text.count(f"dram; raid; tensor parallel: {one}") for one in WARNINGS] == [1, 1]
+    assert [text.count(f"dram; raid; vLLM: {one}") for one in WARNINGS] == [1, 1]
     assert text.count("was renamed") == 2
 
 
@@ -133,3 +134,88 @@ def test_a_key_may_move_to_another_section() -> None:
     assert changed.data == {"old": {"other": 2}, "new": {"section": {"key": {"inner": 1}}}}
     assert (len(changed.warnings), problems) == (1, [])
     assert rename_keys(changed, {"old.key": "new.section.key"}, problems) is changed
+
+
+# -- kinds of strategy ---------------------------------------------------------------------------
+
+SECTIONS = [
+    ("{kind: zero_inference, ranks: 2}", "{kind: deepspeed, ranks: 2}", "kind: deepspeed"),
+    ("{kind: resident, ranks: 2}", "{kind: transformers, ranks: 2}", "kind: transformers"),
+    ("{kind: vllm_cpu_offload, cpu_offload_gb: 1}", "{kind: vllm, cpu_offload_gb: 1}", "kind: vllm"),
+    (
+        "{kind: vllm_cpu_offload, compiled: false}",
+        "{kind: vllm, enforce_eager: true}",
+        "kind: vllm and enforce_eager: true, without compiled",
+    ),
+    (
+        "{kind: tensor_parallel, tensor_parallel_size: 2, compiled: true}",
+        "{kind: vllm, tensor_parallel_size: 2}",
+        "kind: vllm, without compiled",
+    ),
+    (
+        "{kind: tensor_parallel, data_parallel_size: 2}",
+        "{kind: transformers, tensor_parallel_size: 1, ranks: 2}",
+        "kind: transformers and tensor_parallel_size: 1 and ranks: 2, without data_parallel_size",
+    ),
+]
+
+
+def of_kind(section: str) -> Document:
+    """Return the document of a scenario with a section ``strategy``."""
+    text = SCENARIO[: SCENARIO.index("strategy:")].replace("bloom-560m", "llama-2-7b")
+    Path("s.yaml").write_text(f"{text}strategy: {section}\n")
+    return read_document(Path("s.yaml"))
+
+
+@pytest.mark.parametrize(("old", "new", "write"), SECTIONS)
+def test_old_kinds_are_the_new_ones_with_one_warning(old: str, new: str, write: str) -> None:
+    before, after = resolve(of_kind(old)), resolve(of_kind(new))
+    kind = old[len("{kind: ") :].partition(",")[0]
+    text = f"{kind} was renamed; write {write}, because 0.2.0 refuses the old name"
+    assert [one for one in before.warnings if "renamed" in one] == [f"s.yaml:5:18: strategy.kind: {text}"]
+    assert not [one for one in after.warnings if "renamed" in one]
+    assert before.scenario.strategy == after.scenario.strategy
+    assert before.edited(*()).warnings == before.warnings, "a variant warns no second time"
+
+
+def test_compiled_is_the_opposite_of_enforce_eager() -> None:
+    found = resolve(of_kind("{kind: vllm, compiled: false}"))
+    (text,) = (one for one in found.warnings if "renamed" in one)
+    assert "strategy.compiled: compiled was renamed; write kind: vllm and enforce_eager: true" in text
+    assert found.scenario.strategy.enforce_eager  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"s\.yaml:5:34: strategy\.enforce_eager: must be true or false"):
+        resolve(of_kind("{kind: vllm, compiled: maybe}"))
+
+
+@pytest.mark.parametrize("name", ["llama.cpp", "ollama", "lmstudio"])
+def test_programs_that_are_llama_cpp_inside_are_read_as_it(name: str) -> None:
+    found = resolve(of_kind(f"{{kind: {name}}}"))
+    assert found.scenario.strategy.kind == "llama_cpp"
+    assert not [one for one in found.warnings if "renamed" in one]
+
+
+def test_the_class_of_a_program_follows_from_the_workload() -> None:
+    """Its keys are those of the workload, also in messages, and where the workload is wrong otherwise."""
+    training = "workload: {kind: training, batch_size: 1, sequence_length: 8}\n"
+    start = SCENARIO[: SCENARIO.index("workload:")]
+    Path("t.yaml").write_text(f"{start}{training}strategy: {{kind: zero_training, optimizer: dram}}\n")
+    assert "optimizer" in type(load_scenario("t.yaml").scenario.strategy).model_fields
+    with pytest.raises(InputError, match=r"workload\.batch_size: must be at least 1") as caught:
+        load_scenario("t.yaml", overrides=["workload.batch_size=0"])
+    assert len(caught.value.problems) == 1
+    with pytest.raises(InputError, match=r"strategy\.optimizer: unknown key"):
+        resolve(of_kind("{kind: deepspeed, optimizer: dram}"))
+
+
+def test_an_old_kind_in_an_override_and_in_a_file_of_compare(program: Program) -> None:
+    found = load_scenario("small.yaml", overrides=["strategy.kind=zero_inference"])
+    (text,) = (one for one in found.warnings if "renamed" in one)
+    assert text.startswith("--set: strategy.kind: zero_inference was renamed; write kind: deepspeed, because")
+    Path("plain.yaml").write_text("kind: resident\n")
+    text = " ".join(program("compare", "small.yaml", "--strategy", "plain.yaml").out.split())
+    assert text.count("plain.yaml:1:7: kind: resident was renamed; write kind: transformers") == 1
+
+
+def test_a_section_in_its_present_form_is_itself() -> None:
+    section = {"kind": "vllm", "tensor_parallel_size": 2}
+    assert in_new_form(section)[0] is section

@@ -14,7 +14,7 @@ model: llama-2-7b
 platform: dgx-a100
 workload: {kind: training, batch_size: 1, sequence_length: 512, gradient_accumulation_steps: 3}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 2
   ds_config:
     zero_optimization: {stage: 3, offload_optimizer: {device: cpu, pin_memory: true}}

@@ -45,7 +45,7 @@ def scenario(layers: int) -> LoadedScenario:
         "model": {"name": "llama-2-7b", "num_hidden_layers": layers},
         "platform": "dgx-h100",
         "workload": {"batch_size": 1, "prompt_length": 8, "output_length": 2},
-        "strategy": {"kind": "resident", "ranks": 1},
+        "strategy": {"kind": "transformers", "ranks": 1},
     }
     return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
 

@@ -45,10 +45,10 @@ def _work(strategy: dict[str, Any], workload: dict[str, Any] = INFERENCE, **more
 ZERO_3 = {"stage": 3, "offload_param": {"device": "cpu"}}
 CHECKPOINT = {"kind": "checkpoint", "tier": "raid"}
 PROGRAMS = {
-    "ZeRO-Inference": _work({"kind": "zero_inference", "weights": "dram"}),
+    "ZeRO-Inference": _work({"kind": "deepspeed", "weights": "dram"}),
     "attention on the CPU": _work(
         {
-            "kind": "zero_inference",
+            "kind": "deepspeed",
             "weights": "dram",
             "kv_cache": {"tier": "dram", "implementation": "cpu_attention"},
             "ds_config": {"zero_optimization": {**ZERO_3, "offload_param": {"pin_memory": False}}},
@@ -63,16 +63,14 @@ PROGRAMS = {
     "FlexGen, disk": _work(
         {"kind": "flexgen", "disk": "raid", "cache_gpu_percent": 0, "page_cache": False}, model=OPT
     ),
-    "resident": _work({"kind": "resident"}),
-    "resident, cache in host memory": _work({"kind": "resident", "kv_cache": {"tier": "dram"}}),
-    "tensor parallelism": _work({"kind": "tensor_parallel", "tensor_parallel_size": 2}),
-    "vLLM": _work({"kind": "vllm_cpu_offload", "cpu_offload_gb": 0.5}),
-    "vLLM, prefix": _work(
-        {"kind": "vllm_cpu_offload", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}
-    ),
+    "resident": _work({"kind": "transformers"}),
+    "resident, cache in host memory": _work({"kind": "transformers", "kv_cache": {"tier": "dram"}}),
+    "tensor parallelism": _work({"kind": "transformers", "tensor_parallel_size": 2}),
+    "vLLM": _work({"kind": "vllm", "cpu_offload_gb": 0.5}),
+    "vLLM, prefix": _work({"kind": "vllm", "kv_cache": {"connector": {"tier": "dram", "prefix": 128}}}),
     **{
         f"vLLM, {name} on {platform}": _work(
-            {"kind": "tensor_parallel", "compiled": True},
+            {"kind": "vllm"},
             LONG | {"batch_size": 1 if "experts" in name else 4},
             model=model,
             platform=platform,
@@ -80,20 +78,17 @@ PROGRAMS = {
         for platform in ("dgx-a100", "rtx-4090-desktop")
         for name, model in SERVED.items()
     },
-    "vLLM, read in place": _work(
-        {"kind": "vllm_cpu_offload", "cpu_offload_gb": 0.5}, LONG, platform="rtx-4090-desktop"
-    ),
+    "vLLM, read in place": _work({"kind": "vllm", "cpu_offload_gb": 0.5}, LONG, platform="rtx-4090-desktop"),
     "streamed cache": _work(
         {
-            "kind": "tensor_parallel",
-            "compiled": True,
+            "kind": "vllm",
             "kv_cache": {"tier": "raid", "implementation": "streamed"},
         }
     ),
-    "ZeRO-Offload": _work({"kind": "zero_training", "weights": "hbm", "optimizer": "dram"}, TRAINING),
-    "ZeRO-Infinity": _work({"kind": "zero_training", "weights": "raid", "optimizer": "raid"}, TRAINING),
+    "ZeRO-Offload": _work({"kind": "deepspeed", "weights": "hbm", "optimizer": "dram"}, TRAINING),
+    "ZeRO-Infinity": _work({"kind": "deepspeed", "weights": "raid", "optimizer": "raid"}, TRAINING),
     "training with data and checkpoints": _work(
-        {"kind": "zero_training", "weights": "hbm", "optimizer": "raid"},
+        {"kind": "deepspeed", "weights": "hbm", "optimizer": "raid"},
         TRAINING,
         checkpoint={"tier": "raid", "interval_steps": 10},
         dataset={"tier": "raid", "sample_size": "16 KiB", "samples": 1000000, "workers": 1},

@@ -355,7 +355,7 @@ def test_every_number_of_a_draft_stands_beside_that_word(
         "model": {"config": "config.json", "draft": True},
         "platform": "dgx-a100",
         "workload": {"batch_size": 1, "prompt_length": 8, "output_length": 2},
-        "strategy": {"kind": "resident"},
+        "strategy": {"kind": "transformers"},
     }
     (tmp_path / "s.json").write_text(json.dumps(scenario))
     for command in (["models", "show", "config.json", "--draft"], ["run", "s.json"], ["fit", "s.json"]):

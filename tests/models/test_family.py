@@ -91,7 +91,7 @@ TRAINING = {
     "name": "toy-training",
     "workload": {"kind": "training", "batch_size": 1, "sequence_length": 64},
     "strategy": {
-        "kind": "zero_training",
+        "kind": "deepspeed",
         "ranks": 2,
         "ds_config": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
     },
@@ -183,7 +183,7 @@ def test_decode_steps_grow_until_the_window_is_full(tmp_path: Path) -> None:
                     "model": model,
                     "platform": "dgx-a100",
                     "workload": work,
-                    "strategy": {"kind": "resident"},
+                    "strategy": {"kind": "transformers"},
                     "engine": {"decode_extrapolation": tokens},
                 }
             )
@@ -218,7 +218,7 @@ def test_run_fit_and_compare(name: str, program: Program, tmp_path: Path) -> Non
     assert result["metrics"]["e2e_s"] > 0 if name == "toy.json" else result["metrics"]["step_s"] > 0
     assert program("fit", name, "--json")["fits"]
     rows = program("compare", name, "--on", "dram,raid", "--json")
-    weights = ["tensor_parallel"] if name == "toy.json" else []  # without offloading
+    weights = ["vllm"] if name == "toy.json" else []  # without offloading
     assert [one["label"] for one in rows["compared"]] == ["dram", "raid", *weights]
 
 

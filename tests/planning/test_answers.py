@@ -131,7 +131,7 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     assert result.metrics() == so.simulate(str(path)).metrics() == so.simulate(scenario).metrics()
     assert so.fit("ddn/bloom-7b1").fits
     comparison = so.compare(str(path), ["gpu", "dram"], baseline="gpu")
-    assert list(comparison.results) == ["hbm", "dram", "tensor_parallel"]
+    assert list(comparison.results) == ["hbm", "dram", "vllm"]
     assert comparison.baseline == "hbm"
     assert list(so.compare_scenarios({"a": path}).results) == ["a"]
     assert list(so.on_targets(path, ["dgx-h100:cpu"])) == ["dgx-h100:dram"]
@@ -144,7 +144,7 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     curve = so.storage_curve(short)
     assert curve is not None
     assert curve.tier == "raid"
-    with pytest.raises(so.InputError, match="is a model, not a scenario; default_scenario"):
+    with pytest.raises(so.InputError, match="is a model, not a scenario; question"):
         so.simulate("bloom-7b1")
     with pytest.raises(TypeError, match=r"a scenario cannot be dict; write what load_scenario\(\) returns"):
         so.simulate({"model": "bloom-7b1"})  # type: ignore[arg-type]
@@ -155,6 +155,6 @@ def test_results_and_comparisons_plot() -> None:
     assert result.plot().layout.yaxis.ticktext[0] == result.bottleneck
     assert list(so.fit("ddn/bloom-7b1").plot().layout.yaxis.ticktext) == [use.tier for use in result.capacity]
     compared = so.compare("ddn/bloom-7b1", ["dram", "raid"])
-    assert list(compared.plot().layout.yaxis.ticktext) == ["tensor parallel", "dram", "raid"]
+    assert list(compared.plot().layout.yaxis.ticktext) == ["vLLM", "dram", "raid"]
     with pytest.raises(ValueError, match="only a result of"):
         replace(result, planner=None).plot()

@@ -48,7 +48,7 @@ def beyond_its_port() -> LoadedScenario:
         "equipment.tiers.far={profile: nfs-100gbe, through: [e0, e1]}",
         "profiles.nfs-100gbe={mounts: 2, read: 24 GB/s}",
         "workload={batch_size: 1, prompt_length: 16, output_length: 2}",
-        f"strategy={{kind: zero_inference, ranks: 8, weights: far, ds_config: {text}}}",
+        f"strategy={{kind: deepspeed, ranks: 8, weights: far, ds_config: {text}}}",
     ]
     return load_scenario("deepnvme/llama-3-70b", overrides=given)
 

@@ -25,7 +25,7 @@ CASES = {
     "the filesystem": (INFERENCE, {"ranks": 2, "weights": "ai400x2"}, {}),
     "drives": (INFERENCE, {"ranks": 2, "weights": "raid"}, {}),
     "copies": (INFERENCE, {"ranks": 2, "weights": "dram"}, {}),
-    "kernels or the host": (INFERENCE, {"kind": "resident", "ranks": 2}, {}),
+    "kernels or the host": (INFERENCE, {"kind": "transformers", "ranks": 2}, {}),
     "training": (TRAINING, {"ranks": 2, "weights": "raid", "optimizer": "raid"}, SLOW_ADAPTERS),
     "checkpoints": (
         {"kind": "checkpoint"},

@@ -52,10 +52,10 @@ CASES: dict[str, LoadedScenario] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def cases(folder: Path) -> None:
-    offloaded = "kind: resident, kv_cache: {tier: dram}"
+    offloaded = "kind: transformers, kv_cache: {tier: dram}"
     CASES["resident"] = scenario(folder, offloaded)
     CASES["small host"] = scenario(folder, offloaded, HOST_64, "workload.prompt_length=3000")
-    CASES["vllm"] = scenario(folder, "kind: vllm_cpu_offload", "workload.prompt_length=1000")
+    CASES["vllm"] = scenario(folder, "kind: vllm", "workload.prompt_length=1000")
     CASES["accelerate"] = scenario(folder, "kind: accelerate, num_gpus: 2, device_map: auto")
     CASES["zero"] = load_scenario("zero-inference-2023/opt-30b-kv")
     CASES["flexgen"] = load_scenario(FLEXGEN)
@@ -81,7 +81,9 @@ def test_placements_are_those_of_the_program(case: str, now: str, placements: li
 
 
 def test_a_streamed_cache_may_stream_from_any_other_tier(folder: Path) -> None:
-    found = cache_limits(scenario(folder, "kind: resident, kv_cache: {tier: raid, implementation: streamed}"))
+    found = cache_limits(
+        scenario(folder, "kind: transformers, kv_cache: {tier: raid, implementation: streamed}")
+    )
     placements = [one.placement for one in found]
     assert placements[: len(TRANSFORMERS)] == TRANSFORMERS
     assert placements[len(TRANSFORMERS) :] == [
@@ -162,7 +164,7 @@ def test_blocks_of_flexgen_grow_by_gpu_batches() -> None:
 
 
 def test_blocks_of_a_connector_may_be_on_any_other_tier(folder: Path) -> None:
-    connector = "kind: vllm_cpu_offload, kv_cache: {connector: {tier: raid, prefix: 1024, direct: true}}"
+    connector = "kind: vllm, kv_cache: {connector: {tier: raid, prefix: 1024, direct: true}}"
     found = scenario(folder, connector, "workload.prompt_length=2000")
     placements = {one.placement: one for one in cache_limits(found)}
     tiers = ("dram", "raid", "nfs", "pfs", "nvmeof")
@@ -176,7 +178,7 @@ def test_blocks_of_a_connector_may_be_on_any_other_tier(folder: Path) -> None:
 
 
 def test_fit_moves_blocks_for_which_their_tier_is_too_small(folder: Path) -> None:
-    connector = "kind: vllm_cpu_offload, kv_cache: {connector: {tier: dram, prefix: 16000}}"
+    connector = "kind: vllm, kv_cache: {connector: {tier: dram, prefix: 16000}}"
     found = scenario(folder, connector, HOST_64)
     remedies = fit(found).remedies
     assert remedies is not None
@@ -221,7 +223,7 @@ def test_fit_tells_it_in_a_table_and_a_run_does_not(capsys: pytest.CaptureFixtur
 
 
 def test_fit_moves_a_cache_for_which_host_memory_is_too_small(folder: Path) -> None:
-    found = scenario(folder, "kind: resident, kv_cache: {tier: dram}", HOST_64)
+    found = scenario(folder, "kind: transformers, kv_cache: {tier: dram}", HOST_64)
     remedies = fit(found).remedies
     assert remedies is not None
     moved = {one.description: one for one in remedies.changes if one.description.startswith("key-value")}

@@ -49,7 +49,7 @@ def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
             "workload.batch_size=128",
         ),
         "vLLM on 8 GPUs with cpu_offload_gb 14": (
-            'strategy={"kind": "vllm_cpu_offload", "tensor_parallel_size": 8, "cpu_offload_gb": 14}',
+            'strategy={"kind": "vllm", "tensor_parallel_size": 8, "cpu_offload_gb": 14}',
             "workload.batch_size=128",
         ),
     }
@@ -236,11 +236,11 @@ def test_a_result_says_what_is_left_where_it_is_least() -> None:
     [
         (
             "llama-3.1-405b",
-            {"kind": "tensor_parallel", "tensor_parallel_size": 2},
+            {"kind": "transformers", "tensor_parallel_size": 2},
             "1 → 2 machines, 2 → 16 GPUs",
         ),
         ("llama-3.1-405b", {"kind": "accelerate", "device_map": "cuda", "num_gpus": 2}, None),
-        ("gpt-oss-120b", {"kind": "tensor_parallel"}, None),
+        ("gpt-oss-120b", {"kind": "transformers"}, None),
     ],
     ids=["all GPUs of the machines", "one process has one host", "one machine has enough GPUs"],
 )

@@ -25,7 +25,7 @@ platform: rtx-4090-desktop
 workload: {kind: training, batch_size: 1, sequence_length: 2048, gradient_checkpointing: true}
 profiles: {host/desktop-ddr5-128gb: {memory_capacity: 64 GB}}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 1
   weights: hbm
   optimizer: dram
@@ -75,7 +75,7 @@ def test_what_is_printed_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> No
 def test_of_a_model_by_its_name_it_can_be_pasted_too(capsys: pytest.CaptureFixture[str]) -> None:
     name = ["fit", "llama-3.2-3b", "--set", "platform=rtx-4090-desktop"]
     name += ["--set", "workload={kind: training, batch_size: 1, sequence_length: 512}"]
-    name += ["--set", "strategy={kind: zero_training, weights: hbm, optimizer: hbm}"]
+    name += ["--set", "strategy={kind: deepspeed, weights: hbm, optimizer: hbm}"]
     assert main(name) == 3
     options = printed(capsys.readouterr().out)
     for one in options:
@@ -156,9 +156,9 @@ def test_adapters_are_divided_under_fsdp() -> None:
 
 
 def test_a_whole_copy_in_each_gpu_is_divided_first() -> None:
-    overrides = ("platform=dgx-a100", 'strategy={"kind": "resident", "ranks": 8}', "profiles={}")
+    overrides = ("platform=dgx-a100", 'strategy={"kind": "transformers", "ranks": 8}', "profiles={}")
     result = fit(load_scenario("8b.yaml", overrides=overrides))
-    assert "set strategy.kind: zero_training" in " ".join(result.advice)
+    assert "set strategy.kind: deepspeed" in " ".join(result.advice)
     description, first = next(iter(rendered(*overrides).items()))
     assert description.startswith("ZeRO stage")
-    assert first[0] == "strategy.kind=zero_training"
+    assert first[0] == "strategy.kind=deepspeed"

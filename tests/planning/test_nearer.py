@@ -32,7 +32,7 @@ def test_host_memory_holds_what_is_compared_on_storage_and_fewer_bits_fit_the_gp
     assert dram.result.compared_s == so.compare("storage/llama-3.1-405b", ["dram"]).results["dram"].compared_s
     (host,) = (use for use in dram.result.capacity if use.tier == "dram")
     assert 812e9 < host.needed < host.capacity == 2 * 2**40
-    assert (fp8.label, fp8.change.same_work) == ("tensor_parallel-fp8", False)
+    assert (fp8.label, fp8.change.same_work) == ("vllm-fp8", False)
     assert all(use.fits for use in fp8.result.capacity)
     assert fp8.gain > dram.gain
 
@@ -40,20 +40,20 @@ def test_host_memory_holds_what_is_compared_on_storage_and_fewer_bits_fit_the_gp
 def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None:
     (note,) = compared.notes
     assert note.startswith("memory that the machine has would do, without storage: host memory would hold ")
-    assert "GiB of 2 TiB per host (dram), TPOT " in note
+    assert "GiB of 2 TiB per host (dram), " in note
     assert note.endswith("but check the quality of its answers first; compare --nearer shows their rows")
     document = comparison_document(tuple(compared.results.values()), notes=compared.notes)
     assert note[1:60] in terminal_text(document, width=1000)
     assert note in json.dumps(document.to_dict())
     plain = json.loads(json.dumps(compared.to_dict()))["nearer"]
-    assert [one["label"] for one in plain] == ["dram", "tensor_parallel-fp8"]
+    assert [one["label"] for one in plain] == ["dram", "vllm-fp8"]
     assert plain[0]["gain"] == compared.nearer[0].gain
     assert list(compared.results) == OFFERS, "rows only on request"
 
 
 def test_the_rows_are_there_on_request() -> None:
     found = so.compare("storage/llama-3.1-405b", OFFERS, nearer=True)
-    assert list(found.results) == [*OFFERS, "dram", "tensor_parallel-fp8"]
+    assert list(found.results) == [*OFFERS, "dram", "vllm-fp8"]
     assert found.ratio("dram") == pytest.approx(1 / found.nearer[0].gain)
     assert any("added for comparison" in text for text in found.results["dram"].warnings)
     assert "--nearer" not in found.notes[0]
@@ -84,7 +84,7 @@ def test_optimizer_states_of_training_count_too() -> None:
 def test_offers_given_as_scenarios_count_too() -> None:
     offers = so.on_targets(so.load_scenario("storage/llama-3.1-405b"), OFFERS)
     found = so.compare_scenarios({f"offer {label}": one for label, one in offers.items()})
-    assert [one.label for one in found.nearer] == ["offer dram", "offer tensor_parallel-fp8"]
+    assert [one.label for one in found.nearer] == ["offer dram", "offer vllm-fp8"]
     drives = [
         so.load_scenario(
             "storage/llama-3.1-405b", overrides=[f'profiles."raid0-4x-ps1010-7.68tb".count={count}']

@@ -28,7 +28,7 @@ name: too small a share
 model: llama-3.1-8b
 platform: rtx-4090-desktop
 workload: {batch_size: 1, prompt_length: 4096, output_length: 4}
-strategy: {kind: tensor_parallel, gpu_memory_utilization: 0.6, compiled: true}
+strategy: {kind: vllm, gpu_memory_utilization: 0.6}
 """
 
 

@@ -20,7 +20,7 @@ def evaluator(tmp_path: Path, request: pytest.FixtureRequest) -> Evaluator:
     file.write_text(
         "name: t\nmodel: llama-3.1-8b\nplatform: dgx-h200\n"
         "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
-        f"strategy: {{kind: resident, kv_cache: {request.param}}}\n"
+        f"strategy: {{kind: transformers, kv_cache: {request.param}}}\n"
     )
     return Evaluator(load_scenario(file))
 
@@ -31,19 +31,19 @@ def change(kind: str, **keys: object) -> Change:
 
 @pytest.mark.parametrize("evaluator", ["{tier: dram}", "{format: int4}"], indirect=True)
 def test_a_program_with_such_a_cache_keeps_it(evaluator: Evaluator) -> None:
-    other = replaced(evaluator, change("zero_inference", weights="dram"))
+    other = replaced(evaluator, change("deepspeed", weights="dram"))
     there = evaluator.edited(*other.edits).scenario.strategy
     now, then = evaluator.strategy.description, there.description
     assert (then.cache, then.cache_format) == (now.cache, now.cache_format)
     assert other.same_work
-    assert other.description == "with zero_inference"
+    assert other.description == "with deepspeed"
 
 
 @pytest.mark.parametrize("evaluator", ["{tier: dram}"], indirect=True)
 def test_another_place_is_stated(evaluator: Evaluator) -> None:
     """vLLM has no cache in host memory."""
-    other = replaced(evaluator, change("vllm_cpu_offload", cpu_offload_gb=0))
-    assert other.description == "with vllm_cpu_offload, key-value cache on hbm instead of dram"
+    other = replaced(evaluator, change("vllm", cpu_offload_gb=0))
+    assert other.description == "with vllm, key-value cache on hbm instead of dram"
     assert other.same_work
 
 
@@ -52,27 +52,26 @@ def test_a_format_that_only_states_the_data_type_is_none(evaluator: Evaluator) -
     """FlexGen has no section for its cache, which is in HBM in 16 bits by default."""
     one = change("flexgen")
     assert replaced(evaluator, one) == one
-    assert replaced(evaluator, change("vllm_cpu_offload")).description == "with vllm_cpu_offload"
+    assert replaced(evaluator, change("vllm")).description == "with vllm"
 
 
 @pytest.mark.parametrize("evaluator", ["{format: int4}"], indirect=True)
 def test_another_format_changes_the_answers(evaluator: Evaluator) -> None:
-    other = replaced(evaluator, change("vllm_cpu_offload", cpu_offload_gb=0, tensor_parallel_size=2))
+    other = replaced(evaluator, change("vllm", cpu_offload_gb=0, tensor_parallel_size=2))
     assert other.description == (
-        "with vllm_cpu_offload, 2 GPUs instead of 1, key-value cache on hbm instead of hbm, int4 "
-        "(answers change)"
+        "with vllm, 2 GPUs instead of 1, key-value cache on hbm instead of hbm, int4 (answers change)"
     )
     assert not other.same_work
 
 
 @pytest.mark.parametrize("evaluator", ["{}"], indirect=True)
 def test_fewer_sequences_are_stated(evaluator: Evaluator) -> None:
-    one = change("zero_inference", ranks=8)
+    one = change("deepspeed", ranks=8)
     same = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 2)))
-    assert replaced(evaluator, same).description == "with zero_inference, 8 GPUs instead of 1"
+    assert replaced(evaluator, same).description == "with deepspeed, 8 GPUs instead of 1"
     fewer = one._replace(edits=(*one.edits, Edit.at("workload.batch_size", 1)))
     assert replaced(evaluator, fewer).description == (
-        "with zero_inference, 8 GPUs instead of 1, 8 sequences at once instead of 16"
+        "with deepspeed, 8 GPUs instead of 1, 8 sequences at once instead of 16"
     )
 
 
@@ -80,7 +79,7 @@ def test_fewer_sequences_are_stated(evaluator: Evaluator) -> None:
 def test_other_changes_and_refused_ones_are_as_they_were(evaluator: Evaluator) -> None:
     for one in (
         Change("workload", "batch 8", (Edit.at("workload.batch_size", 8),)),
-        change("zero_inference", ranks=2, unknown=1),
+        change("deepspeed", ranks=2, unknown=1),
     ):
         assert replaced(evaluator, one) == one
 
@@ -91,7 +90,7 @@ def test_a_baseline_of_compare_states_its_cache(tmp_path: Path) -> None:
     file.write_text(
         "name: t\nmodel: llama-3.1-8b\nplatform: dgx-h200\n"
         "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
-        "strategy: {kind: zero_inference, weights: dram, kv_cache: {format: int4}}\n"
+        "strategy: {kind: deepspeed, weights: dram, kv_cache: {format: int4}}\n"
     )
     scenario = load_scenario(file)
     ((_, twin),) = without_offloading({"dram": scenario}, {"dram": simulate(scenario)})

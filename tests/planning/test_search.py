@@ -24,7 +24,7 @@ model: {name: llama-3.3-70b, dtype: bfloat16}
 platform: rtx-4090-desktop
 workload: {batch_size: 1, prompt_length: 512, output_length: 32}
 strategy:
-  kind: zero_inference
+  kind: deepspeed
   weights: nvme
   ds_config: {zero_optimization: {offload_param: {buffer_size: 1.1e9}}}
 profiles: {host/desktop-ddr5-128gb: {memory_capacity: 64 GiB}}
@@ -132,7 +132,7 @@ def test_other_programs_are_tried_where_the_scenario_has_no_tier_of_its_own() ->
     assert {one.storage[0].description for one in ways} == {""}
     edits = joined_edits((ways[0].platform, *ways[0].storage))
     found = [one.program.replacing(Evaluator(desktop()).changed_by(*edits)) for one in ways if one.program]
-    assert "tensor_parallel" in [change.key for change in found if change]
+    assert "vllm" in [change.key for change in found if change]
 
 
 def test_a_service_level_that_nothing_keeps_names_what_is_nearest() -> None:

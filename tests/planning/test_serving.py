@@ -33,13 +33,9 @@ def test_gpus_hold_what_fits_into_them() -> None:
     found = {one.key: one for one in together(scenario("dgx-a100", num_gpus=2))}
     words = {key: one.description for key, one in found.items()}
     assert words == {
-        "tensor_parallel": "weights divided among 4 GPUs (tensor_parallel)",
-        "tensor_parallel-fp8": (
-            "weights divided among 2 GPUs (tensor_parallel), stored as fp8 (answers change)"
-        ),
-        "tensor_parallel-int4-g128": (
-            "weights divided among 2 GPUs (tensor_parallel), stored as int4-g128 (answers change)"
-        ),
+        "vllm": "weights divided among 4 GPUs (vLLM)",
+        "vllm-fp8": ("weights divided among 2 GPUs (vLLM), stored as fp8 (answers change)"),
+        "vllm-int4-g128": ("weights divided among 2 GPUs (vLLM), stored as int4-g128 (answers change)"),
     }
     assert [key for key, one in found.items() if not one.same_work] == list(found)[1:]
     for one in found.values():
@@ -49,28 +45,28 @@ def test_gpus_hold_what_fits_into_them() -> None:
 def test_formats_are_those_of_the_program() -> None:
     """vLLM loads FP8 on GPUs without arithmetic in FP8, too, where it is decoded."""
     for platform in ("dgx-a100", "dgx-h100"):
-        keys = [one.key for one in formats(scenario(platform, kind="tensor_parallel"))]
+        keys = [one.key for one in formats(scenario(platform, kind="vllm"))]
         assert keys == ["format-fp8", "format-int4-g128"]
 
 
 def test_a_quantized_model_keeps_its_format() -> None:
     served = scenario("dgx-a100", {"name": "llama-2-70b", "quantization": "fp8"}, num_gpus=2)
     assert not list(formats(served))
-    assert [one.key for one in together(served)] == ["tensor_parallel"]
+    assert [one.key for one in together(served)] == ["vllm"]
 
 
 def test_one_gpu_holds_what_fits_into_it() -> None:
     """13.5 GB fit into 24 GB as they are; 26 GB only with 8 or 4 bits."""
     small, large = (scenario("rtx-4090-desktop", f"llama-2-{size}") for size in ("7b", "13b"))
-    assert next(together(small)).description == "weights in the HBM of one GPU (tensor_parallel)"
+    assert next(together(small)).description == "weights in the HBM of one GPU (vLLM)"
     assert [one.key for one in together(large)] == [
-        "tensor_parallel-fp8",
-        "tensor_parallel-int4-g128",
+        "vllm-fp8",
+        "vllm-int4-g128",
     ]
 
 
 def test_what_is_already_done_is_no_change() -> None:
-    served = scenario("rtx-4090-desktop", "llama-2-7b", kind="tensor_parallel", compiled=True)
+    served = scenario("rtx-4090-desktop", "llama-2-7b", kind="vllm")
     assert all("stored as" in one.description for one in together(served))
 
 
@@ -79,7 +75,7 @@ def test_nf4_does_not_make_experts_in_one_tensor_fit() -> None:
 
     def four_bits(layout: str) -> bool:
         model = {"name": "mixtral-8x7b", "expert_layout": layout}
-        served = scenario("dgx-a100-80g", model, kind="resident")
+        served = scenario("dgx-a100-80g", model, kind="transformers")
         (change,) = formats(served)
         assert change.key == "format-nf4-dq"
         return fit(served.edited(*change.edits)).fits

@@ -55,8 +55,8 @@ def changed(change: Change, key: str, by: int) -> tuple[Edit, ...]:
     ("name", "key", "more"),
     [
         ("split-accelerate-1-int4-g128", "device_map", 1),
-        ("split-vllm_cpu_offload-1-int4-g128", "cpu_offload_gb", -1),
-        ("split-vllm_cpu_offload-1-fp8", "cpu_offload_gb", -1),
+        ("split-vllm-1-int4-g128", "cpu_offload_gb", -1),
+        ("split-vllm-1-fp8", "cpu_offload_gb", -1),
     ],
 )
 def test_as_much_is_on_the_gpu_as_fits(name: str, key: str, more: int) -> None:
@@ -76,8 +76,8 @@ def test_storage_takes_what_host_memory_does_not() -> None:
     base, found = accelerate_on_one_gpu()
     layers = "10 of 80 layers on 1 GPU, the others"
     assert found["split-accelerate-1"].description == f"{layers} in pageable memory (accelerate)"
-    assert found["split-zero_inference-1"].description == "weights on nvme (zero_inference)"
-    assert "split-vllm_cpu_offload-1" not in found
+    assert found["split-deepspeed-1"].description == "weights on nvme (DeepSpeed)"
+    assert "split-vllm-1" not in found
     less = base.edited(Edit(("profiles",), {f"host/{base.machine.host.id}": {"memory_capacity": "112 GiB"}}))
     (stored,) = (one for one in splits(Evaluator(less)) if one.key == "split-accelerate-1")
     assert stored.description == f"{layers} on nvme (accelerate)"
@@ -92,8 +92,8 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
     formats = ("q8_0", "q6_k", "q4_k_m")
     assert {one.change.key for one in fewer[:3]} == {f"split-llama_cpp-1-{name}" for name in formats}
     assert {one.change.key for one in fewer[3:6]} == {
-        "split-vllm_cpu_offload-1-prefetch-int4-g128",
-        "split-vllm_cpu_offload-1-int4-g128",
+        "split-vllm-1-prefetch-int4-g128",
+        "split-vllm-1-int4-g128",
         "split-accelerate-1-int4-g128",
     }
     assert (fewer[5].result.unit_s or 9) < 1
@@ -101,12 +101,12 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
 
 @cache
 def offloaded_by_vllm() -> Advice:
-    return advise(scenario("h100-2nvme", kind="vllm_cpu_offload", cpu_offload_gb=120))
+    return advise(scenario("h100-2nvme", kind="vllm", cpu_offload_gb=120))
 
 
 def test_less_is_offloaded_where_hbm_is_free() -> None:
     advice = offloaded_by_vllm()
-    same = next(one for one in advice.helping if one.change.key == "split-vllm_cpu_offload-1")
+    same = next(one for one in advice.helping if one.change.key == "split-vllm-1")
     assert same.scenario.document.data["strategy"]["cpu_offload_gb"] < 50
     assert same.gain is not None
     assert same.gain > 2.3
@@ -115,31 +115,31 @@ def test_less_is_offloaded_where_hbm_is_free() -> None:
 def test_the_same_change_in_other_words_is_listed_once() -> None:
     """In 4 bit nothing is offloaded: tensor parallelism on one GPU is vLLM without offloading."""
     keys = [one.change.key for one in offloaded_by_vllm().helping]
-    assert "tensor_parallel-int4-g128" in keys
-    assert "split-vllm_cpu_offload-1-int4-g128" not in keys
+    assert "vllm-int4-g128" in keys
+    assert "split-vllm-1-int4-g128" not in keys
 
 
 def test_sequences_of_all_replicas_stay() -> None:
     """One process of Accelerate with 4 sequences is two ranks of ZeRO with 2 each; not eight."""
     one = scenario("dgx-h100", "llama-3.1-8b", batch=4, kind="accelerate", num_gpus=2)
     made = {change.key: change for change in splits(Evaluator(one))}
-    (batch,) = (edit.value for edit in made["split-zero_inference-2"].edits if edit.path[-1] == "batch_size")
+    (batch,) = (edit.value for edit in made["split-deepspeed-2"].edits if edit.path[-1] == "batch_size")
     assert batch == 2
-    assert "split-zero_inference-8" not in made
+    assert "split-deepspeed-8" not in made
     assert not any(edit.path[-1] == "batch_size" for edit in made["split-accelerate-2"].edits)
-    two = scenario("dgx-h100", "llama-3.1-8b", batch=3, kind="zero_inference", ranks=2, weights="dram")
+    two = scenario("dgx-h100", "llama-3.1-8b", batch=3, kind="deepspeed", ranks=2, weights="dram")
     made = {change.key: change for change in splits(Evaluator(two))}
     assert Edit.at("workload.batch_size", 6) in made["split-accelerate-2"].edits
-    assert "split-zero_inference-2" not in made, "its other tiers are placements"
+    assert "split-deepspeed-2" not in made, "its other tiers are placements"
 
 
 def test_fit_and_compare_name_strategies_that_fit() -> None:
-    base = scenario("rtx-4090-desktop", kind="zero_inference", weights="dram")
+    base = scenario("rtx-4090-desktop", kind="deepspeed", weights="dram")
     made = [one for one in smallest_changes(base) if one.kind == "strategy"]
     assert [one.key for one in made] == [
         "split-accelerate-1",
         "split-llama_cpp-1",
-        "split-vllm_cpu_offload-1-fp8",
+        "split-vllm-1-fp8",
     ]
     for one in made:
         assert fit(base.edited(*one.edits)).fits
@@ -154,7 +154,7 @@ def smallest_offload(base: LoadedScenario, most: int, *edits: Edit, filled: floa
     memory far above."""
 
     def too_small(size: int) -> set[str]:
-        section = {"kind": "vllm_cpu_offload", "tensor_parallel_size": 2, "cpu_offload_gb": size}
+        section = {"kind": "vllm", "tensor_parallel_size": 2, "cpu_offload_gb": size}
         section |= {"gpu_memory_utilization": filled}
         uses = Evaluator(base).needs(*edits, Edit(("strategy",), section))
         return {use.kind for use in uses or () if not use.fits}
@@ -174,7 +174,7 @@ def test_a_split_is_found_between_too_little_hbm_and_too_little_host_memory(
     base = load_scenario(name)
     edits = (Edit.at("model.quantization", stored),) if stored else ()
     size = smallest_offload(base, most, *edits, filled=filled)
-    key = "-".join(filter(None, ("split-vllm_cpu_offload-2", stored)))
+    key = "-".join(filter(None, ("split-vllm-2", stored)))
     advice = advise(base)
     (found,) = (one for one in advice.helping if one.change.key == key)
     strategy = found.scenario.document.data["strategy"]
@@ -209,7 +209,7 @@ def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[l
         return Edit(
             ("strategy",),
             {
-                "kind": "vllm_cpu_offload",
+                "kind": "vllm",
                 "tensor_parallel_size": 2,
                 "cpu_offload_gb": size,
                 "gpu_memory_utilization": 0.97,
@@ -221,6 +221,6 @@ def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[l
     made = {one.kind: one for one in smallest_changes(base.edited(offloading(now)))}
     assert made["setting"].description == f"cpu_offload_gb {now} → {fitting(sizes)}"
     assert made["strategy"].description.endswith("the others in pinned memory (accelerate)")
-    other = base.edited(Edit(("strategy",), {"kind": "zero_inference", "weights": "dram", "ranks": 2}))
+    other = base.edited(Edit(("strategy",), {"kind": "deepspeed", "weights": "dram", "ranks": 2}))
     kinds = {one.description for one in smallest_changes(other) if one.kind == "strategy"}
     assert f"vLLM on 2 GPUs with cpu_offload_gb {min(sizes)}, which fills 0.97 of their memory" in kinds

@@ -25,7 +25,7 @@ TEXT = """\
 name: a stream
 model: llama-3.1-8b
 platform: h100-1gpu-vm
-strategy: {kind: tensor_parallel, compiled: true}
+strategy: {kind: vllm}
 stream:
   num_prompts: 60
   replications: 2
@@ -167,8 +167,8 @@ def test_a_shipped_trace_in_static_batches() -> None:
 
 
 OFFLOADED = [
-    ("opt-30b", "{kind: zero_inference}", "static"),
-    ("llama-3.1-70b", "{kind: vllm_cpu_offload, cpu_offload_gb: 90}", "vllm"),
+    ("opt-30b", "{kind: deepspeed}", "static"),
+    ("llama-3.1-70b", "{kind: vllm, cpu_offload_gb: 90}", "vllm"),
 ]
 
 
@@ -213,8 +213,8 @@ def test_few_requests_and_long_ones_are_told() -> None:
 
 def test_a_program_without_a_scheduler_says_so() -> None:
     stated = ["stream.max_num_batched_tokens=512", "stream.max_num_seqs=4", "stream.kv_blocks=4000"]
-    found = stream("strategy={kind: zero_inference}", *stated, "stream.num_prompts=4")
-    assert any("zero_inference has no scheduler of its own" in note for note in found.notes)
+    found = stream("strategy={kind: deepspeed}", *stated, "stream.num_prompts=4")
+    assert any("deepspeed has no scheduler of its own" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_all_blocks_with_memory_are_used(usual: StreamResult) -> None:
         (["stream={trace: {file: x.csv}}"], r"stream\.trace\.file: no file \"x.csv\", and no shipped trace"),
         (["stream.kv_blocks=20"], "needs 40 KV blocks, and there are 20"),
         (["stream.max_num_batched_tokens=8"], "max_num_seqs 32 is above max_num_batched_tokens 8"),
-        (["strategy={kind: zero_inference}"], "zero_inference is no engine with limits of its own: state"),
-        (["strategy.compiled=false"], r"or strategy\.compiled: true"),
+        (["strategy={kind: deepspeed}"], "deepspeed is no engine with limits of its own: state"),
+        (["strategy={kind: transformers}"], "and kv_blocks, or set strategy.kind to vllm"),
         (["stream.max_num_seqs=100000"], r"a step of 100000 tokens and 100000 sequences .* lower max_num_b"),
         (
             ["workload={kind: training, batch_size: 1, sequence_length: 8}"],

@@ -49,7 +49,7 @@ def test_a_drive_of_which_the_array_in_use_is_made_decides(document: Document) -
 
 @pytest.mark.parametrize(
     "strategy",
-    ["strategy={kind: zero_inference, ranks: 1}", "strategy={kind: resident, ranks: 1}"],
+    ["strategy={kind: deepspeed, ranks: 1}", "strategy={kind: transformers, ranks: 1}"],
 )
 def test_of_a_strategy_that_does_not_name_its_tier_all_count(document: Document, strategy: str) -> None:
     assert firsts(document, strategy.replace("=", "=[", 1) + "]", f"{READ}=20 GB/s,40 GB/s") == [0, 1]
@@ -80,7 +80,7 @@ def test_nor_one_that_makes_no_machine(document: Document, rate: str) -> None:
         "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, ddn-ai400x2]",
         "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, [ddn-ai400x2]]",
         "profiles=[{ddn-ai400x2: {read: 20 GB/s}}, 7]",
-        "strategy=[{kind: zero_inference, weights: dram, ranks: 8}, {kind: [x], weights: dram}]",
+        "strategy=[{kind: deepspeed, weights: dram, ranks: 8}, {kind: [x], weights: dram}]",
     ],
 )
 def test_what_is_no_section_at_all_is_a_point_of_its_own(document: Document, axis: str) -> None:

@@ -233,7 +233,7 @@ def test_what_is_refused_only_in_combination_is_a_row(define: Define) -> None:
     """A tier of one of two platforms, numbers of a device of that platform, keys of one of two strategies."""
     axes = ["strategy.weights=raid,ai400x2", "platform=dgx-2,dgx-a100", "profiles.hdr200.achieved=1 GB/s"]
     assert len(find_points(define(axes=axes))) == 4
-    assert len(find_points(define(axes=["strategy.kind=resident,zero_inference"]))) == 2
+    assert len(find_points(define(axes=["strategy.kind=transformers,deepspeed"]))) == 2
 
 
 def test_a_long_axis_is_checked_at_its_ends(define: Define, monkeypatch: pytest.MonkeyPatch) -> None:

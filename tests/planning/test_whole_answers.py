@@ -28,9 +28,9 @@ from tests.examples import EXPLORES
 PLATFORMS = [one.id for one in list_profiles("platform")]
 INFERENCE = {"kind": "inference", "batch_size": 1, "prompt_length": 40, "output_length": 3}
 TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 8}
-STATES = {"kind": "zero_training", "weights": "dram", "optimizer": "dram"}
+STATES = {"kind": "deepspeed", "weights": "dram", "optimizer": "dram"}
 SAVED = {"kind": "checkpoint"}
-CACHED = {"kind": "resident"}
+CACHED = {"kind": "transformers"}
 
 
 class Place(NamedTuple):
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 PLACES = {
-    "weights": Place(INFERENCE, {"kind": "zero_inference"}, "strategy.weights"),
+    "weights": Place(INFERENCE, {"kind": "deepspeed"}, "strategy.weights"),
     "files": Place(INFERENCE, {"kind": "accelerate", "device_map": "disk"}, "strategy.offload_folder"),
     "cache": Place(
         INFERENCE, CACHED | {"kv_cache": {"implementation": "streamed"}}, "strategy.kv_cache.tier"
@@ -52,7 +52,7 @@ PLACES = {
     "offloaded cache": Place(INFERENCE, CACHED, "strategy.kv_cache.tier"),
     "blocks": Place(
         INFERENCE,
-        {"kind": "tensor_parallel", "compiled": True, "kv_cache": {"connector": {"prefix": 32}}},
+        {"kind": "vllm", "kv_cache": {"connector": {"prefix": 32}}},
         "strategy.kv_cache.connector.tier",
     ),
     "trained weights": Place(TRAINING, STATES, "strategy.weights"),
@@ -199,7 +199,7 @@ def test_a_window_of_one_token_keeps_nothing_outside_the_gpu(model: str, cache: 
 FOUND: dict[str, dict[str, Any]] = {
     "no layer of the model caches keys and values": {
         "model": {"name": "qwen3-next-80b-a3b", "num_hidden_layers": 1},
-        "strategy": {"kind": "vllm_cpu_offload", "offload_group_size": 2, "offload_num_in_group": 2},
+        "strategy": {"kind": "vllm", "offload_group_size": 2, "offload_num_in_group": 2},
     },
     "a host whose loops move a few bytes a second": {
         "workload": TRAINING,
@@ -208,7 +208,7 @@ FOUND: dict[str, dict[str, Any]] = {
     },
     "an operation that takes longer than a call with several": {
         "model": {"name": "phi-3-mini-128k", "num_hidden_layers": 3, "attention": "eager"},
-        "strategy": {"kind": "zero_inference"},
+        "strategy": {"kind": "deepspeed"},
         "profiles": {"host/dgx-a100-1tib": {"deepspeed": {"operation": "1 h"}}},
     },
 }
@@ -225,7 +225,7 @@ def test_what_random_scenarios_found_has_an_answer(what: str) -> None:
         assert terminal_text(result_document(result))
 
 
-@pytest.mark.parametrize("strategy", ["tensor_parallel", "fsdp"])
+@pytest.mark.parametrize("strategy", ["vllm", "fsdp"])
 def test_a_host_whose_operations_take_no_time_is_refused(strategy: str) -> None:
     """Costs of other programs are multiples of this one, and were divided by nothing."""
     work = TRAINING if strategy == "fsdp" else INFERENCE

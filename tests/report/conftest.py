@@ -104,7 +104,7 @@ def provenance(**model: Any) -> ResultProvenance:
             "model": {"name": "bloom-7b1", **model},
             "platform": "dgx-a100",
             "workload": {"kind": "inference", "batch_size": 4, "prompt_length": 32, "output_length": 8},
-            "strategy": {"kind": "zero_inference", "ranks": 2, "weights": "raid"},
+            "strategy": {"kind": "deepspeed", "ranks": 2, "weights": "raid"},
         },
         profiles=(("platform", "dgx-a100", "0" * 64), ("drive", "pm1733", "f" * 64)),
         inputs=(

@@ -46,7 +46,7 @@ def lines(section: ReportSection, width: int = 100) -> list[str]:
     return terminal_text(ReportDocument((), None, (), (), (section,)), width=width).splitlines()
 
 
-def test_one_result_in_five_sentences(drive: Costed) -> None:
+def test_one_result_in_six_sentences(drive: Costed) -> None:
     first, details = costs(drive.result, drive.economics)
     found = drive.economics.metrics()
     assert first.sentences[0] == (
@@ -56,10 +56,12 @@ def test_one_result_in_five_sentences(drive: Costed) -> None:
     assert first.sentences[1].endswith("; with a PUE of 2, electricity costs 0.0878 USD per hour")
     assert f"a million output tokens cost {found['cost_per_million_tokens']:.0f} USD" in first.sentences[2]
     why = "the rent of accelerator/l40s (2 USD an hour) includes no storage"
-    assert first.sentences[3] == f"no cost on rented hardware: {why}"
-    assert first.sentences[4].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0135 USD")
+    prompts = found["cost_per_million_prompt_tokens"] or 0.0
+    assert first.sentences[3] == f"a million prompt tokens cost {prompts:.3g} USD (time of the prefill)"
+    assert first.sentences[4] == f"no cost on rented hardware: {why}"
+    assert first.sentences[5].startswith("one generation (all 48 sequences, 2 tokens each) costs 0.0135 USD")
     kwh = (found["energy_per_run_j"] or 0.0) * 2 / 3.6e6
-    assert first.sentences[4].endswith(f" and takes {kwh:.3g} kWh (PUE included)")
+    assert first.sentences[5].endswith(f" and takes {kwh:.3g} kWh (PUE included)")
     assert not [text for text in first.sentences if "estimate" in text], "a list of quotes"
     assert details.page_only, "the bill is not for a terminal"
 

@@ -30,20 +30,23 @@ def summary(*results: SimulationResult) -> str:
 def test_a_win_says_by_how_much(make_result: Make, make_refusal: Make) -> None:
     fast, slow = make_result(target="dram"), make_result(target="nfs", time_s=20)
     assert summary(make_refusal(target="hbm"), slow, fast) == (
-        "dram is fastest: 2.01 s per output token (±9.8 %), nfs takes 10× as long; hbm does not fit."
+        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.52 to 4.23; 2.08 s per token of each), "
+        "nfs takes 10× as long; hbm does not fit."
     )
 
 
 def test_a_tie_is_called_one(make_result: Make) -> None:
     near = [make_result(target=target, time_s=time) for target, time in (("a", 2.0), ("b", 2.01))]
     text = summary(*near)
-    assert text.startswith("a takes 2.01 s per output token (")
+    assert text.startswith("a gives 3.86 tokens/s of all 8 sequences (")
     assert text.endswith("); b is as fast within the uncertainty.")
 
 
 def test_the_only_one_that_fits(make_result: Make, make_refusal: Make) -> None:
     text = summary(make_refusal(target="hbm"), make_result(target="dram"))
-    assert text == "only dram fits: 2.01 s per output token (±9.8 %)."
+    assert text == (
+        "only dram fits: 3.86 tokens/s of all 8 sequences (3.52 to 4.23; 2.08 s per token of each)."
+    )
 
 
 def test_nothing_fits(make_refusal: Make) -> None:
@@ -83,6 +86,7 @@ def test_one_result_has_at_most_four_numbers(name: str) -> None:
     names = [result.model.partition(" (")[0], result.platform, *result.targets]
     for known in (*names, *(share.cause_text for share in result.step.shares)):  # type: ignore[union-attr]
         text = text.replace(known, "")
+    text = re.sub(r" of all \d+ sequences", "", re.sub(r" \([\d.,]+ to [\d.,]+\)", " (±1 %)", text))
     assert 2 <= len(re.findall(r"\d[\d.,]*", text)) <= 4
 
 
@@ -101,7 +105,7 @@ def test_every_format_begins_with_it(make_result: Make) -> None:
     assert document.verdicts == (answer,)
     data: dict[str, Any] = document.to_dict()
     assert (data["name"], data["summary"]) == ("small", [answer])
-    assert markdown(document).startswith("# small\n\n**dram is fastest: 2.01 s per output token")
+    assert markdown(document).startswith("# small\n\n**dram is fastest: 3.86 tokens/s of all 8 sequences")
     assert result_document(results[0]).heading == "small"
 
 

@@ -130,7 +130,7 @@ def test_inference_and_training_share_no_table_or_chart(
     ]
     first, second, *_ = charts_of(page)
     assert "time per step [s]" in first
-    assert "time per output token (TPOT) [s]" in second
+    assert "throughput [tokens/s]" in second
     tables = re.findall("<table>.*?</table>", page, re.DOTALL)[:4]
     assert ["TTFT" in table for table in tables] == [False, False, True, True]
     assert ["backward" in table for table in tables] == [True, True, False, False]

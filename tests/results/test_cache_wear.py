@@ -87,7 +87,7 @@ def test_lifetime_under_a_connector_by_hand(tmp_path: Path) -> None:
     file.write_text(
         "{name: store, model: llama-3.1-8b, platform: dgx-a100,"
         " workload: {batch_size: 4, prompt_length: 8200, output_length: 1},"
-        " strategy: {kind: vllm_cpu_offload, data_parallel_size: 2,"
+        " strategy: {kind: vllm, data_parallel_size: 2,"
         " kv_cache: {connector: {tier: raid, prefix: 4096}}}}"
     )
     result: Any = simulate(load_scenario(file))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload import default_scenario, fit, list_models
+from simoffload import fit, list_models, question
 from simoffload.errors import InputError
-from simoffload.scenario import load_scenario
+from simoffload.scenario import default_scenario, load_scenario
 from simoffload.strategies.programs.zero_inference import ZeroInference
 from simoffload.workload import Inference
 
 
 def buffer_size(*arguments: str, overrides: tuple[str, ...] = ()) -> int | str:
-    strategy = default_scenario(*arguments, overrides=overrides).scenario.strategy
+    strategy = question(*arguments, program="deepspeed", on="dram", overrides=overrides).scenario.strategy
     assert isinstance(strategy, ZeroInference)
     section = strategy.ds_config.zero_optimization.offload_param
     return section.buffer_size if section else 0
 
 
 def test_it_uses_all_gpus_and_host_memory() -> None:
-    scenario = default_scenario("llama-3.1-70b", "dgx-h100")
+    scenario = question("llama-3.1-70b", "dgx-h100", program="deepspeed", on="dram")
     assert scenario.name == "llama-3.1-70b"
     assert scenario.scenario.workload == Inference(batch_size=1, prompt_length=512, output_length=32)
     strategy = scenario.scenario.strategy
@@ -38,14 +38,18 @@ def test_deepspeeds_buffers_stay_where_they_are_large_enough() -> None:
 
 
 def test_what_is_said_is_kept() -> None:
-    reported = "strategy.ds_config.zero_optimization.offload_param={buffer_size: 5e8, buffer_count: 9}"
-    assert buffer_size("bloom-176b", "dgx-a100", overrides=(reported,)) == 500_000_000
+    reported = "strategy.ds_config={zero_optimization: {offload_param: {buffer_size: 5e8, buffer_count: 9}}}"
+    scenario = question("bloom-176b", "dgx-a100", overrides=("strategy.kind=deepspeed", reported))
+    strategy = scenario.scenario.strategy
+    assert isinstance(strategy, ZeroInference)
+    section = strategy.ds_config.zero_optimization.offload_param
+    assert section is not None
+    assert section.buffer_size == 500_000_000
 
 
 def test_overrides_decide_before_anything_follows_from_them() -> None:
-    scenario = default_scenario(
-        "llama-3.1-8b", overrides=("platform=dgx-a100", "nodes=2", "workload.batch_size=4")
-    )
+    stated = ("platform=dgx-a100", "nodes=2", "workload.batch_size=4")
+    scenario = question("llama-3.1-8b", program="deepspeed", overrides=stated)
     assert scenario.scenario.strategy.ranks == 16
     assert scenario.scenario.workload.model_dump()["batch_size"] == 4
 
@@ -58,7 +62,8 @@ def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
     for model in list_models():
         # Its many small tensors are prefetched together: five buffers are too few for one process.
         more = (f"{_BUFFERS}=6",) if model == "qwen3-next-80b-a3b" else ()
-        scenario = default_scenario(model, platform, overrides=more).on("raid")
+        kind = "strategy={kind: deepspeed}"
+        scenario = default_scenario(model, platform, overrides=(kind, *more)).on("raid")
         if platform == "dgx-a100" and scenario.model.quantization == "fp8-block128":
             # transformers has kernels for it on Ada and Hopper only
             with pytest.raises(InputError, match=r"needs compute capability 8\.9"):
@@ -69,12 +74,13 @@ def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
 
 def test_deepspeed_says_which_buffers_are_too_few() -> None:
     with pytest.raises(InputError, match=r"raise offload_param\.buffer_count \(now 5\)"):
-        fit(default_scenario("qwen3-next-80b-a3b", "h100-2nvme").on("raid"))
+        kind = "strategy={kind: deepspeed}"
+        fit(default_scenario("qwen3-next-80b-a3b", "h100-2nvme", overrides=(kind,)).on("raid"))
 
 
 def test_without_a_platform_the_platforms_are_listed() -> None:
     with pytest.raises(InputError) as caught:
-        default_scenario("llama-3.1-8b")
+        question("llama-3.1-8b")
     (problem,) = caught.value.problems
     assert problem.path == "llama-3.1-8b"
     assert problem.message.startswith("a model needs a platform: --set platform=PLATFORM, or --on ")
@@ -82,5 +88,5 @@ def test_without_a_platform_the_platforms_are_listed() -> None:
 
 
 def test_a_model_is_no_scenario() -> None:
-    with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model, not a scenario; default_scenario"):
+    with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model, not a scenario; question"):
         load_scenario("llama-3.1-8b")

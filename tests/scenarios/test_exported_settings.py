@@ -43,6 +43,7 @@ def is_zero(name: str) -> bool:
 
 
 SHORT = ("workload.output_length=2",)
+ZERO = "strategy.kind=deepspeed"
 SHIPPED = [name for name in list_scenarios() if is_zero(name)]
 STUDIES = {name.rpartition("/")[0]: name for name in SHIPPED}.values()
 """One of each study: put elsewhere, the scenarios of a study differ in their models alone."""
@@ -137,7 +138,7 @@ def test_pasted_settings_say_where_everything_lies(name: str) -> None:
     ],
 )
 def test_settings_of_a_model_by_its_name_are_complete(target: str, offload: Mapping[str, Any]) -> None:
-    config = default_scenario("bloom-176b", "dgx-a100").on(target).exports()[FILE]
+    config = default_scenario("bloom-176b", "dgx-a100", overrides=[ZERO]).on(target).exports()[FILE]
     written = config["zero_optimization"].pop("offload_param")
     assert {**written, "buffer_size": None} == {**offload, "buffer_size": None}
     if offload["device"] == "nvme":
@@ -159,9 +160,9 @@ def test_settings_of_a_model_by_its_name_are_complete(target: str, offload: Mapp
 
 @pytest.mark.parametrize("target", ["hbm", "dram", "raid", "nfs", "ai400x2"])
 def test_a_model_by_its_name_takes_its_settings_back(target: str) -> None:
-    rendered = default_scenario("opt-125m", "dgx-a100", overrides=SHORT).on(target)
+    rendered = default_scenario("opt-125m", "dgx-a100", overrides=[ZERO, *SHORT]).on(target)
     text = json.dumps(rendered.exports()[FILE])
-    back = default_scenario("opt-125m", "dgx-a100", overrides=[*SHORT, f"strategy.ds_config={text}"])
+    back = default_scenario("opt-125m", "dgx-a100", overrides=[ZERO, *SHORT, f"strategy.ds_config={text}"])
     assert answer(back) == answer(rendered)
 
 
@@ -299,7 +300,7 @@ def test_every_recommended_scenario_gives_what_was_promised(advice: Any, tmp_pat
 
 
 def test_results_and_reports_carry_the_complete_file(tmp_path: Path) -> None:
-    result = simulate(default_scenario("opt-1.3b", "dgx-a100", overrides=SHORT))
+    result = simulate(default_scenario("opt-1.3b", "dgx-a100", overrides=[ZERO, *SHORT]))
     config = result.to_dict()["provenance"]["exports"][FILE]
     assert config["zero_optimization"]["offload_param"]["device"] == "cpu"
     write_markdown(result_document(result), tmp_path / "report.md")

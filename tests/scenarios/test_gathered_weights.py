@@ -28,7 +28,7 @@ def scenario(weights: str = "hbm", **changes: Any) -> LoadedScenario:
         "model": "opt-1.3b",
         "platform": "dgx-a100",
         "workload": {"batch_size": 2, "prompt_length": 100, "output_length": 4},
-        "strategy": {"kind": "zero_inference", "ranks": 4, "weights": weights},
+        "strategy": {"kind": "deepspeed", "ranks": 4, "weights": weights},
     }
     return resolve(parse_json(json.dumps(data | changes), name="test.json"))
 
@@ -63,8 +63,8 @@ def test_all_tokens_may_go_to_the_same_experts() -> None:
     "other",
     [
         scenario("dram"),
-        scenario(strategy={"kind": "zero_inference", "ranks": 1, "weights": "hbm"}),
-        scenario(strategy={"kind": "resident", "ranks": 4}),
+        scenario(strategy={"kind": "deepspeed", "ranks": 1, "weights": "hbm"}),
+        scenario(strategy={"kind": "transformers", "ranks": 4}),
         scenario(model="bloom-176b"),
         scenario(workload={"batch_size": 2, "prompt_length": 100, "output_length": 1}),
     ],

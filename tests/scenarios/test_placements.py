@@ -32,16 +32,16 @@ OFFLOADED = {
 }
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"]}
 STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "zero_inference": (INFERENCE, {"kind": "zero_inference", "ranks": 2, "weights": "cpu"}),
-    "zero_inference, by default": (INFERENCE, {"ranks": 2, "ds_config": OFFLOADED}),
-    "resident": (INFERENCE, {"kind": "resident", "ranks": 2}),
-    "zero_training": (TRAINING, {"kind": "zero_training", "ranks": 2, "optimizer": "cpu"}),
-    "zero_training, ds_config": (TRAINING, {"ranks": 2, "ds_config": OFFLOADED}),
-    "zero_training, LoRA": (TRAINING, {"ranks": 2, "lora": LORA}),
+    "deepspeed": (INFERENCE, {"kind": "deepspeed", "ranks": 2, "weights": "cpu"}),
+    "deepspeed, by default": (INFERENCE, {"ranks": 2, "ds_config": OFFLOADED}),
+    "transformers": (INFERENCE, {"kind": "transformers", "ranks": 2}),
+    "deepspeed, training": (TRAINING, {"kind": "deepspeed", "ranks": 2, "optimizer": "cpu"}),
+    "deepspeed, training, ds_config": (TRAINING, {"ranks": 2, "ds_config": OFFLOADED}),
+    "deepspeed, LoRA": (TRAINING, {"ranks": 2, "lora": LORA}),
     "fsdp": (TRAINING, {"kind": "fsdp", "ranks": 2, "limit_all_gathers": False}),
     "fsdp, offloaded": (TRAINING, {"kind": "fsdp", "ranks": 2, "cpu_offload": True}),
     "fsdp, LoRA": (TRAINING, {"kind": "fsdp", "ranks": 2, "lora": LORA}),
-    "resident, training": (TRAINING, {"kind": "resident", "ranks": 2}),
+    "transformers, training": (TRAINING, {"kind": "transformers", "ranks": 2}),
     "checkpoint": (SAVED, {"kind": "checkpoint", "ranks": 2, "tier": "raid"}),
 }
 TARGETS = ("resident", "gpu", "cpu", "raid", "ai400x2", "hbm+hbm", "dram+dram", "hbm+dram", "raid+raid")
@@ -71,7 +71,7 @@ def test_elsewhere_the_kind_stays_and_the_document_says_the_same(name: str, targ
         assert problem.message.startswith(f'{kind} cannot be on "{shown}": ')
         return
     kept = moved.scenario.strategy.kind == before.scenario.strategy.kind
-    assert kept or (target, moved.scenario.strategy.kind) == ("resident", "resident")
+    assert kept or (target, moved.scenario.strategy.kind) == ("resident", "transformers")
     again = read(moved.document.data)
     assert again.scenario == moved.scenario
     assert (again.places, bool(moved.warnings)) == (moved.places, not kept)
@@ -113,10 +113,10 @@ def test_every_placement_is_edits_of_the_document_and_all_others_are_refused(nam
     ("name", "possible"),
     [
         ("fsdp", {"resident", "hbm", "dram", "hbm+hbm", "dram+dram"}),
-        ("zero_training", set(map(canonical_target, TARGETS))),
-        ("zero_training, LoRA", set(map(canonical_target, TARGETS))),
-        ("resident", {"resident", "hbm", "hbm+hbm"}),
-        ("zero_inference", {"resident", "hbm", "dram", "raid", "ai400x2"}),
+        ("deepspeed, training", set(map(canonical_target, TARGETS))),
+        ("deepspeed, LoRA", set(map(canonical_target, TARGETS))),
+        ("transformers", {"resident", "hbm", "hbm+hbm"}),
+        ("deepspeed", {"resident", "hbm", "dram", "raid", "ai400x2"}),
         ("checkpoint", {"raid", "ai400x2"}),
     ],
 )
@@ -149,17 +149,17 @@ def test_refused_rows_are_called_as_they_were_asked_for() -> None:
 
 
 def test_whole_copies_train_the_same_adapters() -> None:
-    for name in ("zero_training, LoRA", "fsdp, LoRA"):
+    for name in ("deepspeed, LoRA", "fsdp, LoRA"):
         moved = scenario(name).on("resident").scenario.strategy
-        assert (moved.kind, moved.description.trains) == ("resident", "adapters")
+        assert (moved.kind, moved.description.trains) == ("transformers", "adapters")
         assert moved.model_dump()["lora"]["target_modules"] == ("q_proj", "v_proj")
 
 
 def test_resident_is_said_where_the_strategy_was_another() -> None:
-    for name in ("zero_inference", "zero_training", "fsdp"):
+    for name in ("deepspeed", "deepspeed, training", "fsdp"):
         (text,) = scenario(name).on("resident").warnings
-        assert text.startswith(f"strategy.kind is resident here, not {name}")
-    assert scenario("resident").on("resident").warnings == ()
+        assert text.startswith(f"strategy.kind is transformers here, not {name.partition(',')[0]}")
+    assert scenario("transformers").on("resident").warnings == ()
 
 
 @pytest.mark.parametrize("target", ["tape", "hbm+tape", "raid+", "", "hbm+dram+raid"])
@@ -190,18 +190,19 @@ CACHE = {"kv_cache.tier": "any", "kv_cache.connector.tier": "any"}
 
 def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
     """Those of the section come before those of the sections in it, which may be left out."""
-    found = {kind: dict(tier_paths(strategy)) for kind, strategy in strategies().items()}
+    found = {one.__name__: dict(tier_paths(one)) for one in strategies()}
     assert found == {
-        "zero_inference": {"weights": "any", **CACHE},
-        "zero_training": {"weights": "any", "optimizer": "any"},
-        "fsdp": {},
-        "accelerate": {"offload_folder": "storage", **CACHE},
-        "resident": CACHE,
-        "tensor_parallel": CACHE,
-        "vllm_cpu_offload": {"offload_tier": "any", **CACHE},
-        "llama_cpp": {"file": "storage", **CACHE},
-        "flexgen": {"disk": "storage"},
-        "checkpoint": {"tier": "storage", "swap": "storage"},
+        "ZeroInference": {"weights": "any", **CACHE},
+        "ZeroTraining": {"weights": "any", "optimizer": "any"},
+        "Fsdp": {},
+        "Accelerate": {"offload_folder": "storage", **CACHE},
+        "Transformers": CACHE,
+        "TransformersTraining": {},
+        "Vllm": {"offload_tier": "any", **CACHE},
+        "GptFast": CACHE,
+        "LlamaCpp": {"file": "storage", **CACHE},
+        "FlexGen": {"disk": "storage"},
+        "CheckpointStorage": {"tier": "storage", "swap": "storage"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
     assert first == ["weights", "offload_folder", "offload_tier", "file"]

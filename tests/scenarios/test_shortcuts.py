@@ -61,7 +61,7 @@ def test_steps_of_one_course_need_one_run() -> None:
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_steps_of_a_model_on_the_gpu_are_certain_too(batch: int) -> None:
-    overrides = ["strategy={kind: resident, ranks: 8}", f"workload.batch_size={batch}"]
+    overrides = ["strategy={kind: transformers, ranks: 8}", f"workload.batch_size={batch}"]
     result = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "workload.output_length=101"]))
     assert len(result.decode) < 8
     assert (result.decode_estimated, result.decode_bound) == (0, 0.0)

@@ -32,7 +32,7 @@ TEXT = """\
 name: a stream
 model: llama-3.1-8b
 platform: h100-1gpu-vm
-strategy: {kind: tensor_parallel, compiled: true}
+strategy: {kind: vllm}
 stream:
   num_prompts: 40
   replications: 2

@@ -24,8 +24,8 @@ workload: {{kind: inference, batch_size: {batch}, prompt_length: 300, output_len
 strategy: {strategy}
 engine: {{decode_extrapolation: "off"}}
 """
-_COMPILED = "{kind: tensor_parallel, compiled: true}"
-_STRATEGIES = (_COMPILED, "{kind: resident}", "{kind: vllm_cpu_offload, cpu_offload_gb: 8}")
+_COMPILED = "{kind: vllm}"
+_STRATEGIES = (_COMPILED, "{kind: transformers}", "{kind: vllm, cpu_offload_gb: 8}")
 
 
 def scenario(strategy: str = _COMPILED, *, batch: int = 1, model: str = "llama-3.1-8b") -> LoadedScenario:
@@ -154,13 +154,13 @@ def test_limits_are_those_of_the_card(platform: str, tokens: int, sequences: int
     limits = plan.serving_limits
     assert limits is not None
     assert (limits.tokens, limits.sequences, len(limits.graphs)) == (tokens, sequences, graphs)
-    assert scenario("{kind: resident}").plan().serving_limits is None
+    assert scenario("{kind: transformers}").plan().serving_limits is None
 
 
 @pytest.mark.parametrize(("model", "blocks"), [("llama-3.1-8b", 28123), ("qwen3-14b", 17167)])
 def test_blocks_are_as_many_as_recorded(model: str, blocks: int) -> None:
     # vLLM 0.25.1 on one H100 with gpu_memory_utilization 0.9 (docs/measurements/h100-2026-11-28).
-    served = "{kind: tensor_parallel, compiled: true, gpu_memory_utilization: 0.9}"
+    served = "{kind: vllm, gpu_memory_utilization: 0.9}"
     for batch in (1, 1024):
         limits = scenario(served, model=model, batch=batch).plan().serving_limits
         assert limits is not None

@@ -250,7 +250,7 @@ def test_swap_files_are_read_from_their_tier() -> None:
     assert {use.link for use in result.passes[0].links} >= {"raid read", "pfs write"}
 
 
-@pytest.mark.parametrize("kind", ["zero_inference", "resident", "zero_training"])
+@pytest.mark.parametrize("kind", ["deepspeed", "transformers"])
 def test_other_strategies_are_not_for_checkpoints(kind: str) -> None:
     tree = scenario().document.data | {"strategy": {"kind": kind, "ranks": 1}}
     with pytest.raises(InputError, match="not for a workload of checkpoint; use checkpoint"):

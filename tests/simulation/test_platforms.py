@@ -25,7 +25,7 @@ def resident(folder: Path, platform: str, model: str, **changes: Any) -> LoadedS
         "model": {"name": model, "dtype": "float16"},
         "platform": platform,
         "workload": work,
-        "strategy": {"kind": "resident"},
+        "strategy": {"kind": "transformers"},
     }
     path.write_text(yaml.safe_dump(tree | changes))
     return load_scenario(path)
@@ -63,7 +63,7 @@ def test_weights_that_would_fit_alone_do_not_fit_in_unified_memory(tmp_path: Pat
 
 
 def test_offloading_to_unified_memory_frees_nothing(tmp_path: Path) -> None:
-    offloaded = {"kind": "zero_inference", "weights": "dram"}
+    offloaded = {"kind": "deepspeed", "weights": "dram"}
     (whole,) = fit(resident(tmp_path, "dgx-spark", "llama-3.1-8b")).capacity
     (parts,) = fit(resident(tmp_path, "dgx-spark", "llama-3.1-8b", strategy=offloaded)).capacity
     assert parts.needed > whole.needed

@@ -82,5 +82,5 @@ def test_steps_before_and_after_a_window_is_full(model: str, window: int) -> Non
     """Then layers that were equal differ, so that the schedules of such steps have other blocks."""
     work = {"batch_size": 1, "prompt_length": window - 20, "output_length": 40}
     content = {"name": "window", "model": model, "platform": "dgx-h200", "workload": work}
-    content |= {"strategy": {"kind": "resident"}, "engine": {"decode_extrapolation": "verify"}}
+    content |= {"strategy": {"kind": "transformers"}, "engine": {"decode_extrapolation": "verify"}}
     simulate(resolve(parse_yaml(yaml_text(content), name="window.yaml")))

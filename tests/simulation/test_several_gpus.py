@@ -15,7 +15,7 @@ name: copies
 model: {{name: {model}, dtype: float16, num_hidden_layers: {layers}}}
 platform: h200-8gpu-vm
 workload: {{kind: inference, batch_size: 8, prompt_length: 64, output_length: 3}}
-strategy: {{kind: zero_inference, weights: dram, ranks: {ranks}}}
+strategy: {{kind: deepspeed, weights: dram, ranks: {ranks}}}
 """
 
 

@@ -33,7 +33,7 @@ PLATFORMS = {"dgx-a100": ("raid", 8), "h100-2nvme": ("nvme", 1), "l40s-workstati
 
 
 def scenario(zero: Any = None, *, platform: str = "dgx-a100", ranks: int = 1, **more: Any) -> LoadedScenario:
-    strategy = {"kind": "zero_training", "ranks": ranks}
+    strategy = {"kind": "deepspeed", "ranks": ranks}
     if zero is not None:
         strategy["ds_config"] = {"zero_optimization": zero, **more.pop("config", {})}
     strategy |= more.pop("strategy", {})
@@ -116,7 +116,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
             "use_reentrant": draw(st.booleans()),
         },
         "strategy": {
-            "kind": "zero_training",
+            "kind": "deepspeed",
             "ranks": draw(st.integers(1, gpus)),
             "weights": weights,
             "optimizer": optimizer,
@@ -290,7 +290,7 @@ def test_accumulation_spares_updates() -> None:
 
 
 def test_resident_is_stage_0() -> None:
-    resident = step(strategy={"kind": "resident"}, ranks=2)
+    resident = step(strategy={"kind": "transformers"}, ranks=2)
     stage_0 = step({"stage": 0}, ranks=2)
     assert resident.step_s == stage_0.step_s
 

@@ -18,15 +18,15 @@ from simoffload.strategies.base import memory_stages
 
 BATCH, PROMPT = 4, 1000
 KINDS: dict[str, dict[str, Any]] = {
-    "resident": {"kind": "resident"},
+    "resident": {"kind": "transformers"},
     "accelerate": {"kind": "accelerate", "device_map": "cuda"},
-    "zero_inference": {"kind": "zero_inference", "weights": "hbm"},
+    "deepspeed": {"kind": "deepspeed", "weights": "hbm"},
 }
 OFFLOADED = {"tier": "dram"}
 STATIC = {"tier": "dram", "implementation": "static"}
 ON_CPU = {"tier": "dram", "implementation": "cpu_attention"}
-COMPILED: dict[str, Any] = {"kind": "tensor_parallel", "compiled": True}
-VLLM: dict[str, Any] = {"kind": "vllm_cpu_offload"}
+COMPILED: dict[str, Any] = {"kind": "vllm"}
+VLLM: dict[str, Any] = {"kind": "vllm"}
 
 
 def streamed(tier: str = "raid", form: str | None = None) -> dict[str, Any]:

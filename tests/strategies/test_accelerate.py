@@ -626,7 +626,7 @@ def test_compare_sets_it_beside_another_strategy(
     monkeypatch.chdir(tmp_path)
     Path("zero.yaml").write_text(
         SCENARIO.replace("PLATFORM", "dgx-h200").replace(
-            "kind: accelerate, device_map: cpu", "kind: zero_inference, ranks: 2, weights: dram"
+            "kind: accelerate, device_map: cpu", "kind: deepspeed, ranks: 2, weights: dram"
         )
     )
     Path("hooks.yaml").write_text("kind: accelerate\ndevice_map: cpu\n")

@@ -82,7 +82,7 @@ def test_a_cache_in_hbm(family: str) -> None:
     shape = SHAPES[family]
     held = max(positions(shape, full=LONGEST, sliding=shape.window), shape.layers * PROMPT)
     size = BATCH * (held * shape.token * 2 + shape.state)
-    assert terms(shape, kind="resident")["hbm", "key-value cache"] == size
+    assert terms(shape, kind="transformers")["hbm", "key-value cache"] == size
 
 
 @pytest.mark.parametrize("family", SHAPES)
@@ -100,11 +100,11 @@ def test_a_paged_cache(family: str, form: str | None, element: int) -> None:
     if shape.state:
         assert (
             form is not None
-            or terms(shape, kind="vllm_cpu_offload")["hbm", "key-value cache"]
+            or terms(shape, kind="vllm")["hbm", "key-value cache"]
             == held * shape.token * 2 + BATCH * shape.state
         )
         return
-    found = terms(shape, kind="vllm_cpu_offload", kv_cache={"format": form})
+    found = terms(shape, kind="vllm", kv_cache={"format": form})
     assert found["hbm", "key-value cache"] == held * (shape.served or shape.token) * element
 
 
@@ -115,7 +115,7 @@ def test_a_quantized_cache(family: str, form: str, element: float) -> None:
     shape = SHAPES[family]
     if shape.sliding:
         return  # transformers refuses it
-    found = terms(shape, kind="resident", kv_cache={"format": form})
+    found = terms(shape, kind="transformers", kv_cache={"format": form})
     token = BATCH * shape.layers * shape.token
     stored = LONGEST if form == "fp8" else PROMPT
     assert found["hbm", "key-value cache"] == token * stored * element
@@ -130,7 +130,7 @@ def test_an_offloaded_cache(family: str, way: str) -> None:
     shape = SHAPES[family]
     if way == "static" and shape.sliding == shape.layers:
         return  # nothing would be offloaded
-    found = terms(shape, kind="resident", kv_cache={"tier": "dram", "implementation": way})
+    found = terms(shape, kind="transformers", kv_cache={"tier": "dram", "implementation": way})
     token = BATCH * shape.token * 2
     sliding = 0 if way == "static" else shape.window - 1
     assert found["dram", "key-value cache"] == token * positions(shape, full=LONGEST, sliding=sliding)
@@ -148,7 +148,7 @@ def test_a_streamed_cache(family: str, form: str | None, element: float) -> None
     """All that is kept is in host memory, of a layer with a window one token less."""
     shape = SHAPES[family]
     cache = {"tier": "dram", "implementation": "streamed", "format": form}
-    found = terms(shape, kind="resident", kv_cache=cache)
+    found = terms(shape, kind="transformers", kv_cache=cache)
     held = positions(shape, full=LONGEST, sliding=shape.window - 1)
     assert found["dram", "key-value cache"] == BATCH * held * shape.token * element
 
@@ -156,4 +156,4 @@ def test_a_streamed_cache(family: str, form: str | None, element: float) -> None
 @pytest.mark.parametrize("cache", [{"tier": "dram"}, {"format": "fp8"}])
 def test_states_stay_where_they_are(cache: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="linear attention, whose states"):
-        terms(SHAPES["qwen3_next"], kind="resident", kv_cache=cache)
+        terms(SHAPES["qwen3_next"], kind="transformers", kv_cache=cache)

@@ -14,7 +14,7 @@ from tests.strategies.scenarios import OFFLOADED, ON_CPU, STATIC, VLLM, refused,
 
 FLOAT32 = {"name": "llama-3.1-8b", "dtype": "float32"}
 OF_VLLM = {"strategy": VLLM}
-ZERO = {"strategy": {"kind": "zero_inference", "weights": "dram"}, "model": "opt-6.7b"}
+ZERO = {"strategy": {"kind": "deepspeed", "weights": "dram"}, "model": "opt-6.7b"}
 
 
 def zero(model: str) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def test_flexgen_places_its_cache_with_other_keys(tmp_path: Path, capsys: pytest
 def test_training_has_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = text(cache=OFFLOADED).partition("workload:")[0]
     work = "workload: {kind: training, batch_size: 1, sequence_length: 128}\n"
-    strategy = "strategy: {kind: resident, kv_cache: {tier: dram}}\n"
+    strategy = "strategy: {kind: transformers, kv_cache: {tier: dram}}\n"
     assert "training keeps no cache" in refused(written + work + strategy, tmp_path, capsys)
 
 
-@pytest.mark.parametrize("kind", ["accelerate", "zero_inference"])
+@pytest.mark.parametrize("kind", ["accelerate", "deepspeed"])
 def test_real_runs_get_the_cache(kind: str) -> None:
     """As the process with PyTorch reads it; what transformers does not have is refused."""
     work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
@@ -128,6 +128,6 @@ def test_real_runs_get_the_cache(kind: str) -> None:
     assert case_data(0, request(run), trace=False)["kv_cache"] == written | others
     what = "transformers has no such implementation; use dynamic or static"
     refusals = [({"tier": "nvme"}, "keeps no cache there; use hbm or dram"), (streamed("dram"), what)]
-    for cache, message in refusals + [(ON_CPU, what)] * (kind == "zero_inference"):
+    for cache, message in refusals + [(ON_CPU, what)] * (kind == "deepspeed"):
         with pytest.raises(so.InputError, match=message):
             request({**run, "strategy": {"kind": kind, "kv_cache": cache}})

@@ -52,7 +52,7 @@ def small(name: str, *, leaf: bool) -> ZeroInferencePlan:
             "output_length": 2,
         },
         "strategy": {
-            "kind": "zero_inference",
+            "kind": "deepspeed",
             "weights": "dram",
             "deepspeed_version": RECORD["deepspeed"],
             "ds_config": {"zero_optimization": zero},

@@ -17,8 +17,7 @@ from simoffload.hardware import Accelerator, list_profiles, load_platform, load_
 from simoffload.hardware.machine import Machine
 from simoffload.models import ModelShape, load_model
 from simoffload.models.formats import FORMATS, Method
-from simoffload.strategies.programs.tensor_parallel import TensorParallel
-from simoffload.strategies.programs.vllm import VllmCpuOffload
+from simoffload.strategies.programs.vllm import Vllm
 from simoffload.strategies.programs.vllm_engine import fuller, most_utilization
 from simoffload.strategies.requirements import DTYPES, METHODS, TRANSFORMERS, VLLM
 from simoffload.workload import Inference
@@ -39,9 +38,9 @@ MODELS = [
     ("gpt-oss-20b", None, None),
 ]
 STRATEGIES = [
-    *(TensorParallel(compiled=True, kv_cache={"format": form}) for form in (None, "fp8")),
-    TensorParallel(compiled=False, data_parallel_size=2),
-    VllmCpuOffload(cpu_offload_gb=1),
+    *(Vllm(kv_cache={"format": form}) for form in (None, "fp8")),
+    Vllm(enforce_eager=True, data_parallel_size=2),
+    Vllm(cpu_offload_gb=1),
 ]
 WORK = Inference(kind="inference", batch_size=1, prompt_length=64, output_length=8)
 
@@ -130,11 +129,9 @@ def test_memory_that_is_free_at_the_start(gpu: str, most: float, tried: tuple[fl
     """A display takes some; what is not free is neither tried nor accepted."""
     assert most_utilization(machine(gpu)) == most
     assert fuller(machine(gpu)) == tried
-    assert VllmCpuOffload(gpu_memory_utilization=most).plan(
-        model("qwen3-0.6b", None, None), WORK, machine(gpu)
-    )
+    assert Vllm(gpu_memory_utilization=most).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
     with pytest.raises(InputError, match=f"set it to {most:g} or less"):
-        VllmCpuOffload(gpu_memory_utilization=1).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
+        Vllm(gpu_memory_utilization=1).plan(model("qwen3-0.6b", None, None), WORK, machine(gpu))
 
 
 @pytest.mark.parametrize("size", [300_000_000, 500_000_000])
@@ -146,14 +143,12 @@ def test_a_gpu_that_is_too_small_for_vllm_is_refused(size: int, stated: dict[str
     assert most_utilization(small) == 0
     assert fuller(small) == ()
     with pytest.raises(InputError, match=r"vLLM does not start on a GPU with .*\(its CUDA context"):
-        VllmCpuOffload(**stated).plan(model("qwen3-0.6b", None, None), WORK, small)
+        Vllm(**stated).plan(model("qwen3-0.6b", None, None), WORK, small)
 
 
 def test_a_tight_fraction_is_warned_of() -> None:
     """On a card without a display 0.98 starts if nothing else uses the GPU."""
-    plan = VllmCpuOffload(gpu_memory_utilization=0.98).plan(
-        model("qwen3-0.6b", None, None), WORK, machine("h100-sxm")
-    )
+    plan = Vllm(gpu_memory_utilization=0.98).plan(model("qwen3-0.6b", None, None), WORK, machine("h100-sxm"))
     assert any("vLLM starts only if 0.98 of a GPU's memory is free" in one for one in plan.warnings)
 
 
@@ -169,7 +164,7 @@ def scenario(*overrides: str) -> so.LoadedScenario:
             (
                 "model={name: qwen3-0.6b, quantization: fp8}",
                 "platform=dgx-2",
-                "strategy={kind: vllm_cpu_offload}",
+                "strategy={kind: vllm}",
             ),
             "strategy.kind: vLLM needs compute capability 7.5, and v100-32g-sxm has 7.0",
         ),
@@ -177,24 +172,24 @@ def scenario(*overrides: str) -> so.LoadedScenario:
             (
                 "model=bloom-560m",
                 "platform=dgx-2",
-                "strategy={kind: tensor_parallel, tensor_parallel_size: 2}",
+                "strategy={kind: vllm, tensor_parallel_size: 2}",
             ),
-            "v100-32g-sxm has 7.0; set strategy.kind to zero_inference, or take a newer GPU",
+            "v100-32g-sxm has 7.0; set strategy.kind to deepspeed, transformers or accelerate, or take",
         ),
         (
             ("model={name: qwen3-0.6b, quantization: fp8}", "platform=dgx-2", "strategy={kind: accelerate}"),
             "fp8 in transformers needs compute capability 8.9, and v100-32g-sxm has 7.0 (transformers writes",
         ),
         (
-            ("model={name: gpt-oss-20b, dtype: float16}", "strategy={kind: vllm_cpu_offload}"),
+            ("model={name: gpt-oss-20b, dtype: float16}", "strategy={kind: vllm}"),
             "vLLM refuses float16 with mxfp4; set model.dtype to bfloat16",
         ),
         (
-            ("model={name: gemma-3-1b, dtype: float16}", "strategy={kind: vllm_cpu_offload}"),
+            ("model={name: gemma-3-1b, dtype: float16}", "strategy={kind: vllm}"),
             "vLLM refuses float16 for gemma3_text, whose activations overflow; set model.dtype to bfloat16",
         ),
         (
-            ("strategy={kind: vllm_cpu_offload, gpu_memory_utilization: nan}",),
+            ("strategy={kind: vllm, gpu_memory_utilization: nan}",),
             'strategy.gpu_memory_utilization: must be a finite number, got "nan"',
         ),
     ],

@@ -30,7 +30,7 @@ def scenario(
     batch: int = 2,
     prompt: int = PROMPT,
     platform: str = "dgx-h100",
-    kind: str = "vllm_cpu_offload",
+    kind: str = "vllm",
     strategy: dict[str, Any] | None = None,
     **connector: Any,
 ) -> LoadedScenario:
@@ -191,7 +191,7 @@ def test_loads_and_stores_together_reach_what_the_link_carries_both_ways(
 
 def test_only_blocks_share_a_link_by_their_size() -> None:
     """Everything else takes as long whatever the rates by size are, to the picosecond."""
-    section = {"kind": "resident", "kv_cache": {"tier": "dram"}}
+    section = {"kind": "transformers", "kv_cache": {"tier": "dram"}}
     found = {**scenario(batch=16).document.data, "strategy": section}
     slow = {"points": [["32 MiB", "20 GB/s"]]}
     plain, changed = (
@@ -266,7 +266,7 @@ def test_load_or_compute() -> None:
 
 
 def test_load_or_compute_is_asked_of_every_program() -> None:
-    for kind, more in (("accelerate", {"device_map": "cpu"}), ("zero_inference", {"weights": "dram"})):
+    for kind, more in (("accelerate", {"device_map": "cpu"}), ("deepspeed", {"weights": "dram"})):
         cache = {"connector": {"tier": "nfs", "prefix": PREFIX}}
         work = {"batch_size": 2, "prompt_length": PROMPT, "output_length": 4}
         found = scenarios.scenario(

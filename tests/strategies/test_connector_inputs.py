@@ -15,7 +15,7 @@ model: llama-3.1-8b
 platform: dgx-h100
 workload: {batch_size: 2, prompt_length: 1024, output_length: 8}
 strategy:
-  kind: vllm_cpu_offload
+  kind: vllm
   kv_cache:
     connector: {tier: dram, prefix: 512}
 """
@@ -78,8 +78,8 @@ def test_mistakes_in_the_section(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("vllm_cpu_offload", "accelerate\n  num_gpus: 2", "a connector moves the blocks of one GPU"),
-        ("vllm_cpu_offload", "flexgen", "strategy.kv_cache: unknown key"),
+        ("vllm", "accelerate\n  num_gpus: 2", "a connector moves the blocks of one GPU"),
+        ("vllm", "flexgen", "strategy.kv_cache: unknown key"),
         ("kv_cache:", "kv_cache:\n    tier: dram", "strategy.kv_cache.tier: "),
         ("kv_cache:", "kv_cache:\n    format: int4", "vLLM has no cache of this format; use fp8"),
         ("kv_cache:", "kv_cache:\n    implementation: static", "vLLM has one implementation; leave it out"),

@@ -212,12 +212,12 @@ def passes(found: LoadedScenario, step: int) -> list[Schedule]:
 # -- offloaded caches of transformers ------------------------------------------------------------
 
 HOLDERS: list[dict[str, Any]] = [
-    {"kind": "resident"},
+    {"kind": "transformers"},
     {"kind": "accelerate", "device_map": "cuda"},
-    {"kind": "zero_inference", "weights": "hbm"},
-    {"kind": "zero_inference", "weights": "dram"},
-    {"kind": "zero_inference", "weights": "raid", "ranks": 2},
-    {"kind": "tensor_parallel", "tensor_parallel_size": 4},
+    {"kind": "deepspeed", "weights": "hbm"},
+    {"kind": "deepspeed", "weights": "dram"},
+    {"kind": "deepspeed", "weights": "raid", "ranks": 2},
+    {"kind": "transformers", "tensor_parallel_size": 4},
 ]
 
 
@@ -310,7 +310,7 @@ def test_a_connector(
     decode steps; by way of pinned buffers each byte crosses host memory twice."""
     shape = shape._replace(layers=stages * shape.layers)
     degrees = {"tensor_parallel_size": gpus, "pipeline_parallel_size": stages}
-    strategy = {"kind": "vllm_cpu_offload", **degrees, **weights}
+    strategy = {"kind": "vllm", **degrees, **weights}
     size, tier = connector["block_tokens"], connector["tier"]
     connector["prefix"] = prefix = min(connector["prefix"], work.prompt - 1)
     found = scenario(shape, work, {**strategy, "kv_cache": {"connector": connector}})
@@ -355,7 +355,7 @@ def test_a_streamed_cache(shape: Shape, work: Work, tier: str, gpus: int, stages
     shape = shape._replace(layers=stages * shape.layers)
     degrees = {"tensor_parallel_size": gpus, "pipeline_parallel_size": stages}
     cache = {"tier": tier, "implementation": "streamed"}
-    strategy = {"kind": "tensor_parallel", "compiled": True, **degrees}
+    strategy = {"kind": "vllm", **degrees}
     found, plain = (scenario(shape, work, {**strategy, **one}) for one in ({"kv_cache": cache}, {}))
 
     def paged(tokens: int) -> int:
@@ -396,7 +396,7 @@ def test_attention_on_the_cpu(
 ) -> None:
     """Keys and values of the prompt leave once; then those of each token, its query in single precision and
     the mask, and the result returns."""
-    strategy = {"kind": "zero_inference", "weights": weights, "ranks": ranks}
+    strategy = {"kind": "deepspeed", "weights": weights, "ranks": ranks}
     cache = {"tier": "dram", "implementation": "cpu_attention", "asynchronous": asynchronous}
     found, plain = scenario(shape, work, {**strategy, "kv_cache": cache}), scenario(shape, work, strategy)
     twice = 2 if asynchronous and shape.family != "bloom" else 1

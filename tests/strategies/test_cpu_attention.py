@@ -28,7 +28,7 @@ SHAPES = {
 
 def described(*, model: str = "opt-30b", **keys: Any) -> dict[str, Any]:
     work = {"batch_size": BATCH, "prompt_length": PROMPT, "platform": "lambda-vector-a6000"}
-    strategy = {"kind": "zero_inference", **keys.pop("strategy", {"weights": "dram"})}
+    strategy = {"kind": "deepspeed", **keys.pop("strategy", {"weights": "dram"})}
     shape = {"name": model, "attention": "eager", "dtype": "float16"}
     return {**work, "model": shape, "strategy": strategy, "cache": ON_CPU, **keys}
 

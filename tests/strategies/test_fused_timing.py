@@ -25,13 +25,13 @@ name: served
 model: {{name: {model}{more}}}
 platform: {platform}
 workload: {{kind: inference, batch_size: {batch}, prompt_length: {prompt}, output_length: {output}}}
-strategy: {{kind: {kind}, compiled: {compiled}, max_cudagraph_capture_size: {most}}}
+strategy: {{kind: {kind}, enforce_eager: {eager}, max_cudagraph_capture_size: {most}}}
 """
 
 
 def scenario(model: str, quantization: str = "", **keys: Any) -> LoadedScenario:
     more = f", quantization: {quantization}" if quantization else ""
-    served = {"kind": "tensor_parallel", "compiled": "true", "most": "null"}
+    served = {"kind": "vllm", "eager": "false", "most": "null"}
     given = {"platform": "dgx-h100", "batch": 1, "prompt": 512, "output": 3, **served, **keys}
     return resolve(parse_yaml(_SCENARIO.format(model=model, more=more, **given), name="served.yaml"))
 
@@ -93,7 +93,7 @@ def test_steps_are_whole_graphs_short_prefills_pieces_and_long_ones_none() -> No
 def test_without_graphs_the_host_launches_every_kernel() -> None:
     """``--enforce-eager``: a decode step takes at least the launches of 11 kernels and the call of attention
     in each of 32 layers."""
-    eager = scenario("llama-3.1-8b", kind="vllm_cpu_offload", compiled="false")
+    eager = scenario("llama-3.1-8b", eager="true")
     costs = eager.machine.host.compiled_costs
     launches = 32 * (11 * costs.kernel.value + costs.attention.value)
     assert launches < (so.simulate(eager).tpot_s or 0.0) < 1.5 * launches
@@ -105,7 +105,7 @@ def test_all_reduces_of_an_engine_are_kernels() -> None:
     transformers, whose wrappers take 0.5 ms of the host each."""
     for prompt, most in ((512, 1.0), (2048, 0.7)):
         one, two = (
-            simulated("llama-3.1-8b", kind=f"tensor_parallel, tensor_parallel_size: {gpus}", prompt=prompt)
+            simulated("llama-3.1-8b", kind=f"vllm, tensor_parallel_size: {gpus}", prompt=prompt)
             for gpus in (1, 2)
         )
         assert 0.5 < (two.ttft_s or 0.0) / (one.ttft_s or 1.0) < most
@@ -204,7 +204,7 @@ def test_what_was_not_compared_has_an_interval_of_twice_the_width(metric: str) -
 
 def five_unknowns() -> InferenceResult:
     """Another GPU, a format, experts, several GPUs and many sequences."""
-    keys: dict[str, Any] = {"kind": "tensor_parallel, tensor_parallel_size: 2", "batch": 128}
+    keys: dict[str, Any] = {"kind": "vllm, tensor_parallel_size: 2", "batch": 128}
     return simulated("qwen3-30b-a3b", "int4-g128", platform="dgx-a100-80g", **keys)
 
 
@@ -245,7 +245,7 @@ def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
     for (model, quantization, offloaded), batch in most.items():
         loaded = scenario(model, quantization, platform=_FILES[gpu], batch=batch)
         if offloaded:
-            strategy = {"kind": "vllm_cpu_offload", "cpu_offload_gb": int(offloaded)}
+            strategy = {"kind": "vllm", "cpu_offload_gb": int(offloaded)}
             loaded = loaded.edited(Edit(("strategy",), strategy))
         found = confidence(so.fit(loaded))
         dense = model in ("llama-3.1-8b", "qwen3-14b") and not (quantization or offloaded)

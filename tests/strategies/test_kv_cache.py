@@ -143,7 +143,7 @@ def test_the_period_of_a_long_context() -> None:
 
 @pytest.mark.parametrize(("cache", "shown"), [(OFFLOADED, 0.5), (streamed("dram"), 0.75)])
 def test_copies_of_the_cache_share_the_link_with_weights(cache: dict[str, Any], shown: float) -> None:
-    keys: dict[str, Any] = {"strategy": {"kind": "zero_inference", "weights": "dram"}, "batch_size": 32}
+    keys: dict[str, Any] = {"strategy": {"kind": "deepspeed", "weights": "dram"}, "batch_size": 32}
     plain, both = (decode(**keys, cache=one).time_s for one in (None, cache))
     size = 32 * PROMPT * 32 * 2 * 8 * 128 * 2
     stored = scenario().model.weight_bytes - scenario().model.vocab_size * 4096 * 2  # rows of the embedding
@@ -296,7 +296,7 @@ def test_contexts_beyond_learned_positions_are_refused(
     """OPT looks up each position in a table of 2048."""
     content = {"name": "t", "model": "opt-125m", "platform": "dgx-h200", "workload": work}
     file = tmp_path / "s.yaml"
-    file.write_text(yaml_text({**content, "strategy": {"kind": "resident"}}))
+    file.write_text(yaml_text({**content, "strategy": {"kind": "transformers"}}))
     assert main([command, str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"workload.{key}: a context of 2049 tokens does not fit into the 2048 learned positions" in line
@@ -334,7 +334,7 @@ def test_vllm_gets_its_option() -> None:
 def test_fit_moves_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "long.yaml"
     file.write_text(
-        "{name: long prompts, model: llama-3.1-8b, platform: dgx-h200, strategy: {kind: resident},"
+        "{name: long prompts, model: llama-3.1-8b, platform: dgx-h200, strategy: {kind: transformers},"
         " workload: {batch_size: 16, prompt_length: 60000, output_length: 64}}"
     )
     changes = so.fit(file).remedies.changes

@@ -42,13 +42,13 @@ def layer_bytes(model: ModelShape) -> int:
 
 @every
 def test_all_on_one_gpu_is_the_same(model: dict[str, Any]) -> None:
-    expected = times(model, kind="resident")
-    assert times(model, kind="tensor_parallel") == expected
+    expected = times(model, kind="transformers")
+    assert times(model, kind="transformers", tensor_parallel_size=1) == expected
 
 
 @under_transformers
 def test_all_on_one_gpu_is_the_same_under_accelerate(name: str) -> None:
-    expected = times(MODELS[name], kind="resident")
+    expected = times(MODELS[name], kind="transformers")
     assert times(MODELS[name], kind="accelerate", device_map="cuda") == expected
 
 
@@ -67,7 +67,7 @@ def test_accelerate_copies_every_stored_byte_once(name: str) -> None:
 
 @every
 def test_vllm_offloads_the_layers_as_they_are_stored(model: dict[str, Any]) -> None:
-    plan = scenario(model, kind="vllm_cpu_offload", cpu_offload_gb=100).plan()
+    plan = scenario(model, kind="vllm", cpu_offload_gb=100).plan()
     (stage,) = memory_stages(plan)
     sizes = {(one.tier, one.name): one.size for one in stage.terms}
     whole = load_model(model)

@@ -36,7 +36,7 @@ def test_a_mixture_reads_weights_once_and_attends_each_to_its_own() -> None:
     ), "logits of the last position of each sequence"
 
 
-@pytest.mark.parametrize("kind", ["zero_inference", "resident"])
+@pytest.mark.parametrize("kind", ["deepspeed", "resident"])
 def test_prefill_and_decode_are_steps_of_equal_sequences(kind: str) -> None:
     found = plan("workload.batch_size=2", "workload.prompt_length=32", f"strategy={{kind: {kind}, ranks: 2}}")
     prefill, decode = (

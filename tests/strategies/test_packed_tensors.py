@@ -134,7 +134,7 @@ def test_the_script_offloads_buffers(quantization: str, home: Any, *, offloaded:
 def test_zero_divides_each_tensor() -> None:
     """Scales of a row in FP8 are 16 KiB and more, so small that they stay gathered."""
     model = {"name": "llama-2-7b", "quantization": "fp8-channel"}
-    found = scenario("rtx-4090-desktop", model, kind="zero_inference", weights="dram").plan()
+    found = scenario("rtx-4090-desktop", model, kind="deepspeed", weights="dram").plan()
     assert isinstance(found, ZeroInferencePlan)
     sizes = Counter(2 * one.numel for one in found.tensors if one.name.startswith("mlp.down_proj"))
     assert sizes == {VALUES: 32, 4096 * 4: 32}
@@ -145,7 +145,7 @@ def test_zero_divides_each_tensor() -> None:
 def test_deepspeed_keeps_values_and_scales_in_one_tensor() -> None:
     quantized = {"num_bits": 4, "group_size": 64, "group_dim": 1, "symmetric": False}
     config = {"weight_quantization": {"quantized_initialization": quantized}}
-    loaded = scenario("rtx-4090-desktop", "opt-6.7b", kind="zero_inference", weights="dram", ds_config=config)
+    loaded = scenario("rtx-4090-desktop", "opt-6.7b", kind="deepspeed", weights="dram", ds_config=config)
     found = loaded.plan()
     assert isinstance(found, ZeroInferencePlan)
     assert Counter(one.name for one in found.tensors)["self_attn.q_proj.weight"] == 32
@@ -184,7 +184,7 @@ def test_offload_of_experts_that_transformers_keeps_on_the_gpu_is_a_what_if() ->
     "strategy",
     [
         {"kind": "accelerate", "device_map": "cpu", "pin_memory": True},
-        {"kind": "zero_inference", "weights": "dram"},
+        {"kind": "deepspeed", "weights": "dram"},
     ],
 )
 def test_pinned_gpt_oss_is_hardly_larger_than_its_weights(strategy: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ MARLIN = (
 
 
 def offloaded(platform: str, model: Any, **strategy: Any) -> VllmOffloadPlan:
-    found = scenario(platform, model, kind="vllm_cpu_offload", **strategy).plan()
+    found = scenario(platform, model, kind="vllm", **strategy).plan()
     assert isinstance(found, VllmOffloadPlan)
     return found
 
@@ -233,14 +233,14 @@ def test_a_part_of_an_expert_is_padded_for_itself() -> None:
 def test_without_offload_nothing_is_padded() -> None:
     plan = offloaded("dgx-h100", "gpt-oss-120b")
     assert sum(one.weight_bytes for one in plan.divided.stages) == plan.model.weight_bytes
-    (text,) = scenario("dgx-h100", "gpt-oss-120b", kind="vllm_cpu_offload").exports().values()
+    (text,) = scenario("dgx-h100", "gpt-oss-120b", kind="vllm").exports().values()
     assert "marlin" not in text
     assert "PYTORCH" not in text
 
 
 def test_the_command_turns_off_rounding_that_doubles_memory() -> None:
     """Padded blocks of 1.08 GiB would take 2 GiB."""
-    loaded = scenario("rtx-4090-desktop", "gpt-oss-120b", kind="vllm_cpu_offload", cpu_offload_gb=45)
+    loaded = scenario("rtx-4090-desktop", "gpt-oss-120b", kind="vllm", cpu_offload_gb=45)
     assert pinned_rounding(MARLIN) / sum(MARLIN) > 0.8
     found = terms(loaded, "dram")
     assert found[ROUNDING] < 0.001 * found["weights"]
@@ -248,7 +248,7 @@ def test_the_command_turns_off_rounding_that_doubles_memory() -> None:
     assert text.startswith("export PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1\n")
     assert "--cpu-offload-gb 45 \\\n  --moe-backend marlin" in text
     assert any("PYTORCH_ALLOC_CONF" in one for one in loaded.plan().warnings)
-    plain = scenario("rtx-4090-desktop", "llama-3.1-70b", kind="vllm_cpu_offload", cpu_offload_gb=45)
+    plain = scenario("rtx-4090-desktop", "llama-3.1-70b", kind="vllm", cpu_offload_gb=45)
     assert 0.1 < terms(plain, "dram")[ROUNDING] / terms(plain, "dram")["weights"] < 0.5
     assert not any("rounding" in one or "PYTORCH" in one for one in plain.plan().warnings)
 
@@ -259,7 +259,7 @@ def test_gpt_oss_fits_a_desktop_with_64_gb(gpus: int) -> None:
     loaded = scenario(
         "rtx-4090-2gpu",
         "gpt-oss-120b",
-        kind="vllm_cpu_offload",
+        kind="vllm",
         tensor_parallel_size=gpus,
         cpu_offload_gb=48 if gpus == 1 else 14,
     )

@@ -35,7 +35,7 @@ def test_zero_inference_copies_what_is_stored(quantization: str) -> None:
 
 
 def test_memory_is_that_of_stored_weights() -> None:
-    whole = "strategy={kind: resident}"
+    whole = "strategy={kind: transformers}"
     loaded = scenario(_IN_HBM, "int4-g128", whole)
     (stage,) = memory_stages(loaded.plan())
     sizes = {one.name: one.size for one in stage.terms}
@@ -56,7 +56,7 @@ def test_four_bits_are_faster_but_not_by_their_bytes() -> None:
 @pytest.mark.parametrize(("platform", "decoded"), [("dgx-a100", True), ("dgx-h100", False)])
 def test_fp8_is_decoded_where_tensor_cores_do_not_take_it(platform: str, *, decoded: bool) -> None:
     """On an A100 a step of FP8 takes the time of 8-bit integers, whose scales are 4 B a row."""
-    served = ["strategy={kind: tensor_parallel, compiled: true}", f"platform={platform}"]
+    served = ["strategy={kind: vllm}", f"platform={platform}"]
     fp8, int8 = (so.simulate(scenario(_IN_HBM, one, *served)).tpot_s or 0.0 for one in ("fp8", "int8"))
     if decoded:
         assert fp8 == pytest.approx(int8, rel=0.002)
@@ -68,7 +68,7 @@ def test_compiled_code_multiplies_in_fp8() -> None:
     """A prefill that arithmetic limits takes about half the time, with code that quantizes activations."""
 
     def prefill(quantization: str, platform: str, *, compiled: bool) -> float:
-        kind = f"strategy={{kind: tensor_parallel, compiled: {str(compiled).lower()}}}"
+        kind = f"strategy={{kind: {'vllm' if compiled else 'transformers'}}}"
         work = ["workload.batch_size=4", "workload.prompt_length=1024", f"platform={platform}"]
         return so.simulate(scenario(_IN_HBM, quantization, kind, *work)).ttft_s or 0.0
 
@@ -87,28 +87,27 @@ def test_training_with_quantized_weights_is_refused() -> None:
         so.simulate(loaded)
 
 
-def _served(model: str, *strategy: str) -> str:
+def _served(model: str, kind: str = "vllm") -> str:
     """Return the exported command that serves a model on two GPUs."""
-    kind = f"strategy={{{', '.join(('kind: tensor_parallel', 'tensor_parallel_size: 2', *strategy))}}}"
+    kind = f"strategy={{kind: {kind}, tensor_parallel_size: 2}}"
     loaded = so.load_scenario(_IN_HBM, overrides=[f"model={model}", kind, "platform=dgx-h100"])
     (command,) = loaded.exports().values()
     return str(command)
 
 
 def test_exported_commands_load_the_weights_in_their_format() -> None:
-    compiled = "compiled: true"
-    released = _served("gpt-oss-120b", compiled)
+    released = _served("gpt-oss-120b")
     assert "--dtype bfloat16" in released  # vLLM refuses float16 for MXFP4
     assert "--quantization" not in released
-    at_loading = _served("{name: llama-3.1-8b, quantization: fp8}", compiled)
+    at_loading = _served("{name: llama-3.1-8b, quantization: fp8}")
     assert at_loading.endswith(" \\\n  --quantization fp8\n")
     assert "stored as" not in at_loading
     needed = "with weights stored as int4-g128"
-    for more in ((compiled,), ()):
-        command = _served("{name: llama-3.1-8b, quantization: int4-g128}", *more)
+    for kind in ("vllm", "transformers"):
+        command = _served("{name: llama-3.1-8b, quantization: int4-g128}", kind)
         assert needed in command
         assert "--quantization" not in command
-        assert "stored as" not in _served("llama-3.1-8b", *more)
+        assert "stored as" not in _served("llama-3.1-8b", kind)
 
 
 def test_blocks_of_weights_are_not_cut() -> None:

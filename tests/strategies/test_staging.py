@@ -67,7 +67,7 @@ def test_a_hook_that_stages_one_layer_more_is_found(ahead: int, monkeypatch: pyt
 
 def test_a_slot_that_is_not_declared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM with two slots for layers, of which the plan counts one."""
-    section = {"kind": "vllm_cpu_offload", "offload_group_size": 4, "offload_prefetch_step": 2}
+    section = {"kind": "vllm", "offload_group_size": 4, "offload_prefetch_step": 2}
     work = {"batch_size": 2, "prompt_length": 96, "output_length": 4}
     content = {
         "name": "s",

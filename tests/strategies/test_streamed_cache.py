@@ -112,7 +112,7 @@ def test_sequences_of_different_lengths_share_a_pass() -> None:
 
 
 def test_every_gpu_moves_a_whole_latent_cache() -> None:
-    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4, "compiled": True}
+    divided = {"kind": "vllm", "tensor_parallel_size": 4}
     found = scenario(model="deepseek-v2-lite", strategy=divided, cache=cache("dram"))
     step = moved(found, Sequences(BATCH, 1, PROMPT + 1))
     assert step["load", "host to GPU"] == 27 * BATCH * PROMPT * (512 + 64) * 2
@@ -299,11 +299,13 @@ def test_storage_has_the_cache_and_host_memory_its_buffers(form: str | None) -> 
 
 def test_a_tier_has_the_caches_of_all_gpus_and_a_host_its_own() -> None:
     """Eight replicas need eight caches; divided among eight GPUs, a model needs one."""
-    one, many = (terms(strategy={"kind": "resident", "ranks": ranks}, cache=cache("pfs")) for ranks in (1, 8))
+    one, many = (
+        terms(strategy={"kind": "transformers", "ranks": ranks}, cache=cache("pfs")) for ranks in (1, 8)
+    )
     for key in (("pfs", "key-value cache"), ("dram", "buffers of the cache")):
         assert many[key] == 8 * one[key]
     assert many["hbm", "key-value cache of two layers"] == one["hbm", "key-value cache of two layers"]
-    divided = {"kind": "tensor_parallel", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    divided = {"kind": "transformers", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
     (total,) = (
         size for (tier, _), size in terms(strategy=divided, cache=cache("pfs")).items() if tier == "pfs"
     )
@@ -348,7 +350,7 @@ def test_drives_wear_by_what_is_written() -> None:
     assert not getattr(so.simulate(scenario(cache=cache("dram"))), "traffic", ())
 
 
-STRATEGIES = [*KINDS.values(), {"kind": "tensor_parallel"}, COMPILED, VLLM, PREFETCHED]
+STRATEGIES = [*KINDS.values(), {"kind": "transformers"}, COMPILED, VLLM, PREFETCHED]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -363,4 +365,4 @@ def test_every_report_says_that_no_program_has_it(strategy: dict[str, Any]) -> N
     assert found.exports() == result.provenance.exports == {}
     assert result.confidence is not None
     used = f"used strategy.kind {strategy['kind']} with kv_cache.implementation: streamed"
-    assert result.confidence.unlike == used or strategy["kind"] == "vllm_cpu_offload"
+    assert result.confidence.unlike == used or strategy["kind"] == "vllm"

@@ -29,6 +29,7 @@ from simoffload.strategies.base import memory_stages
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
 from simoffload.strategies.passes.pass_writer import PassWriter
+from simoffload.strategies.programs.transformers import SharedPlan
 
 DENSE = [
     "llama-2-7b",
@@ -72,7 +73,7 @@ def scenario(
         "platform": platform,
         "nodes": nodes,
         "workload": {"batch_size": batch, "prompt_length": tokens[0], "output_length": tokens[1]},
-        "strategy": {"kind": "tensor_parallel", **strategy},
+        "strategy": {"kind": "transformers", **strategy},
     }
     return resolve(parse_yaml(yaml_text(text), name="s.yaml"))
 
@@ -251,20 +252,19 @@ def test_fused_kernels_are_fewer_and_have_the_same_weights() -> None:
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "opt-6.7b", "mixtral-8x7b", "gemma-2-9b"])
 @pytest.mark.parametrize("copies", [1, 4])
-def test_one_part_is_the_resident_model(model: str, copies: int) -> None:
-    """To the picosecond, in every cause and stream, and to the byte."""
-    divided = so.simulate(scenario(model, data_parallel_size=copies)).to_dict()
-    resident = so.simulate(scenario(model, kind="resident", ranks=copies)).to_dict()
-    for key in ("passes", "metrics", "ranks", "replicas"):
-        assert divided.get(key) == resident.get(key), key
-    sizes = [
-        [(tier["tier"], tier["needed_bytes"]) for tier in one["capacity"]] for one in (divided, resident)
-    ]
-    assert sizes[0] == sizes[1]
+def test_one_part_is_the_whole_model(model: str, copies: int) -> None:
+    """To the picosecond, and to the byte."""
+    whole: Any = scenario(model, ranks=copies).plan()
+    given: Any = (whole.model, whole.workload, whole.machine)
+    part = SharedPlan(*given, degrees=whole.degrees, compiled=False, cache=whole.cache)
+    for batch in ([Sequences(4, 32, 32)], [Sequences(4, 1, 35)]):
+        one, other = (execute(plan.step(batch).schedule({})).makespan for plan in (whole, part))
+        assert one == other
+    assert [(one.name, one.size) for one in whole.held] == [(one.name, one.size) for one in part.held]
 
 
 @pytest.mark.parametrize("model", ["llama-2-7b", "gemma-3-12b", "gpt-oss-20b", "deepseek-v2-lite"])
-@pytest.mark.parametrize("keys", [{}, {"tensor_parallel_size": 2}, {"compiled": True}, {"kind": "resident"}])
+@pytest.mark.parametrize("keys", [{}, {"tensor_parallel_size": 2}, {"kind": "vllm"}, {"kind": "gpt_fast"}])
 def test_repeated_layers_are_those_that_all_layers_are(
     model: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +316,7 @@ def test_stages_have_the_windows_of_their_layers(name: str, stages: int) -> None
 
 def test_a_latent_cache_is_read_itself() -> None:
     """In a decode step each GPU reads 576 elements of each position, not keys and values of its heads."""
-    plan: Any = scenario("deepseek-v3", batch=32, tensor_parallel_size=8, compiled=True).plan()
+    plan: Any = scenario("deepseek-v3", batch=32, tensor_parallel_size=8, kind="vllm").plan()
     (stage,), (timings,) = plan.divided.stages, plan.stage_timings
     (attention,) = (one for one in stage.layers[-1] if one.kind == "attention")
     (expansion,) = (one for one in stage.layers[-1] if one.name == "self_attn.kv_b_proj")
@@ -336,7 +336,7 @@ def test_a_latent_cache_is_read_itself() -> None:
 
 
 def test_launches_cost_nothing_in_cuda_graphs() -> None:
-    eager, compiled = (simulated(compiled=flag) for flag in (False, True))
+    eager, compiled = (simulated(kind=kind) for kind in ("transformers", "vllm"))
     assert eager.bottleneck == "host thread"
     assert compiled.bottleneck == "GPU compute"
     assert compiled.tpot_s < eager.tpot_s / 1.9
@@ -344,7 +344,7 @@ def test_launches_cost_nothing_in_cuda_graphs() -> None:
 
 def test_the_stages_of_a_decode_step_follow_each_other() -> None:
     """Two stages together take as long as one GPU, and send the hidden states once."""
-    one, two = (simulated(pipeline_parallel_size=size, compiled=True) for size in (1, 2))
+    one, two = (simulated(pipeline_parallel_size=size, kind="vllm") for size in (1, 2))
     assert two.tpot_s == pytest.approx(one.tpot_s, rel=0.01)
     assert two.tpot_s > one.tpot_s
     causes = {one["cause"]: one["exposed_ps"] for one in two.to_dict()["passes"][-1]["time_by_cause"]}
@@ -353,13 +353,13 @@ def test_the_stages_of_a_decode_step_follow_each_other() -> None:
 
 def test_a_prefill_goes_through_the_stages_in_micro_batches() -> None:
     """Four of equal duration t take (4 + 4 - 1) t / 4 of the time of one GPU, and a little for sending."""
-    at_once = {"compiled": True, "max_num_batched_tokens": 16_384}
+    at_once: dict[str, Any] = {"kind": "vllm", "max_num_batched_tokens": 16_384}
     plan: Any = scenario(batch=8, pipeline_parallel_size=4, **at_once).plan()
     batches = plan.micro_batches(plan.forward("prefill", 2048, 2048))
     assert batches == [(Sequences(2, 2048, 2048),)] * 4
     assert plan.micro_batches(plan.forward("decode 1", 1, 33)) == [(Sequences(8, 1, 33),)]
     long = plan.step([Sequences(8, 2048, 2048)])
-    alone: Any = scenario(batch=8, compiled=True).plan()
+    alone: Any = scenario(batch=8, kind="vllm").plan()
     ratio = (
         execute(long.schedule({})).makespan
         / execute(alone.step([Sequences(8, 2048, 2048)]).schedule({})).makespan
@@ -369,7 +369,7 @@ def test_a_prefill_goes_through_the_stages_in_micro_batches() -> None:
 
 def test_replicas_have_their_own_batches_and_rings() -> None:
     """Two replicas of two GPUs do twice the work in the same time."""
-    one, two = (simulated(tensor_parallel_size=2, data_parallel_size=size) for size in (1, 2))
+    one, two = (simulated(tensor_parallel_size=2, ranks=2 * size) for size in (1, 2))
     assert (two.ranks, two.gpus, two.replicas) == (4, 4, 2)
     assert two.tpot_s == one.tpot_s
     assert two.decode_tokens_per_s == 2 * one.decode_tokens_per_s
@@ -400,9 +400,13 @@ def test_parts_need_less_memory() -> None:
     [
         ({"tensor_parallel_size": 3}, "tensor_parallel_size.*3 GPUs cannot divide 32 attention heads"),
         ({"pipeline_parallel_size": 5}, "pipeline_parallel_size.*5 stages cannot divide 32 layers.*1, 2, 4"),
-        ({"tensor_parallel_size": 16}, "tensor_parallel_size.*16 ranks, but the platform has 8 GPUs"),
+        ({"tensor_parallel_size": 16}, "ranks.*16 ranks, but the platform has 8 GPUs"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
-        ({"tensor_parallel_size": 2, "ranks": 3}, "which is 2, not 3; leave ranks out"),
+        (
+            {"tensor_parallel_size": 2, "ranks": 3},
+            "3 ranks make no whole copies of 2 GPUs each; leave ranks out",
+        ),
+        ({"kind": "vllm", "tensor_parallel_size": 2, "ranks": 3}, "which is 2, not 3; leave ranks out"),
     ],
 )
 def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: str) -> None:
@@ -411,7 +415,9 @@ def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: st
 
 
 def test_another_tier_is_refused() -> None:
-    with pytest.raises(so.InputError, match=r"offload with strategy\.kind zero_inference"):
+    with pytest.raises(
+        so.InputError, match="its weights stay in the GPUs; what can be elsewhere: cache=TIER"
+    ):
         scenario().on("dram")
 
 
@@ -424,7 +430,7 @@ def test_replicated_key_value_heads_are_reported() -> None:
 
 
 def test_it_states_what_to_type() -> None:
-    command = scenario(tensor_parallel_size=2, pipeline_parallel_size=2, compiled=True).exports()
+    command = scenario(tensor_parallel_size=2, pipeline_parallel_size=2, kind="vllm").exports()
     text = command["vllm-serve.sh"]
     assert "vllm serve llama-2-7b" in text
     assert "--tensor-parallel-size 2 \\\n  --pipeline-parallel-size 2" in text
@@ -436,22 +442,23 @@ def test_it_states_what_to_type() -> None:
 
 
 @pytest.mark.parametrize("model", ["opt-6.7b", "bloom-7b1", "falcon-40b", "gpt-oss-20b"])
-def test_what_transformers_does_not_divide_is_served_by_vllm(model: str) -> None:
+def test_what_transformers_does_not_divide_is_a_what_if(model: str) -> None:
     """Its configuration has no base_model_tp_plan; one GPU needs none."""
-    divided = scenario(model, tensor_parallel_size=2).exports()
-    assert "--enforce-eager" in divided["vllm-serve.sh"]
-    assert list(scenario(model).exports()) == ["tensor_parallel.py"]
+    divided = scenario(model, tensor_parallel_size=2)
+    assert "transformers does not divide layers" in divided.plan().facts.hypothetical
+    assert divided.exports() == {}
+    assert scenario(model).plan().facts.hypothetical == ""
 
 
-def test_vllm_serves_files_that_transformers_would_write_in_full() -> None:
-    for name, file in (("q4_k_m", "vllm-serve.sh"), ("int4-g128", "tensor_parallel.py")):
+def test_transformers_would_write_files_of_gguf_in_full() -> None:
+    for name, files in (("q4_k_m", []), ("int4-g128", ["tensor_parallel.py"])):
         model: Any = {"name": "llama-2-7b", "quantization": name}
-        assert list(scenario(model).exports()) == [file]
+        assert list(scenario(model, tensor_parallel_size=2).exports()) == files
 
 
 def test_vllm_fills_as_much_as_is_needed() -> None:
     """More than 92 % of the memory, its default, must be asked for."""
-    fills = {"tensor_parallel_size": 2, "compiled": True}
+    fills: dict[str, Any] = {"tensor_parallel_size": 2, "kind": "vllm"}
     full = scenario("llama-2-70b", batch=1160, **fills)
     assert not so.fit(full).fits
     more = scenario("llama-2-70b", batch=1160, **fills, gpu_memory_utilization=0.97)
@@ -461,7 +468,7 @@ def test_vllm_fills_as_much_as_is_needed() -> None:
 
 def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(yaml_text(scenario("llama-2-70b").document.data))
+    path.write_text(yaml_text(scenario("llama-2-70b", kind="vllm").document.data))
     assert main(["fit", str(path)]) == 3
     assert "strategy.tensor_parallel_size=2" in capsys.readouterr().out
 
@@ -471,7 +478,7 @@ def test_fit_divides_among_more_gpus(tmp_path: Any, capsys: pytest.CaptureFixtur
 
 def offloaded(platform: str = "dgx-a100-80g", model: str = "llama-2-7b", **keys: Any) -> LoadedScenario:
     config = {"zero_optimization": {"offload_param": {"buffer_size": 600_000_000}}}
-    zero = {"kind": "zero_inference", "weights": "dram", "ds_config": config}
+    zero = {"kind": "deepspeed", "weights": "dram", "ds_config": config}
     return scenario(model, platform=platform, **{"batch": 2, "tokens": (16, 3), **zero, **keys})
 
 
@@ -480,27 +487,27 @@ def test_compare_adds_the_same_sequences_served_from_hbm() -> None:
     scenario = offloaded(ranks=8)
     found = so.compare(scenario, ["dram", "raid"])
     alone = so.compare_scenarios(so.on_targets(scenario, ["dram", "raid"]))
-    assert list(found.results) == ["dram", "raid", "tensor_parallel"]
+    assert list(found.results) == ["dram", "raid", "vllm"]
     for label, result in alone.results.items():
         assert found.results[label].simulated() == result.simulated()
         assert found.ratio(label) == alone.ratio(label)
-    added: Any = found.results["tensor_parallel"]
+    added: Any = found.results["vllm"]
     assert (added.gpus, added.replicas, added.batch_size) == (8, 1, 16)
     assert "8 GPUs hold the weights together" in added.warnings[0]
-    assert found.ranking[0] == "tensor_parallel"
+    assert found.ranking[0] == "vllm"
 
 
 def test_as_many_gpus_as_needed_hold_the_weights() -> None:
     """70 billion parameters need two of 80 GB; one label for each platform."""
     found = so.compare(offloaded(model="llama-2-70b"), ["dram", "dgx-h100:dram", "dgx-h100:raid"])
-    added = {label: result.gpus for label, result in found.results.items() if "parallel" in label}
-    assert added == {"tensor_parallel": 2, "dgx-h100:tensor_parallel": 2}
+    added = {label: result.gpus for label, result in found.results.items() if "vllm" in label}
+    assert added == {"vllm": 2, "dgx-h100:vllm": 2}
 
 
 def test_one_gpu_is_a_baseline() -> None:
     found = so.compare(offloaded(platform="h100-2nvme"), ["dram"])
-    assert list(found.results) == ["dram", "tensor_parallel"]
-    assert "one GPU holds the weights" in found.results["tensor_parallel"].warnings[0]
+    assert list(found.results) == ["dram", "vllm"]
+    assert "one GPU holds the weights" in found.results["vllm"].warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -522,7 +529,7 @@ def test_one_gpu_is_a_baseline() -> None:
 )
 def test_a_division_that_works_is_found(scenario: LoadedScenario, degrees: tuple[int, int]) -> None:
     """Two stages need a number of layers that is even, six parts one of heads that six divides."""
-    edits = OtherProgram("tensor_parallel", scenario.scenario.strategy.gpus, "").baseline(Evaluator(scenario))
+    edits = OtherProgram("vllm", scenario.scenario.strategy.gpus, "").baseline(Evaluator(scenario))
     section = edits[0].value
     assert (section["tensor_parallel_size"], section["pipeline_parallel_size"]) == degrees
     assert so.simulate(scenario.edited(*edits)).fits
@@ -532,7 +539,7 @@ def test_a_baseline_leaves_the_memory_that_vllm_leaves() -> None:
     """1,900 sequences would fill 95 % of two GPUs; vLLM uses 92 %."""
     work = offloaded(model="llama-2-70b", batch=1900)
     found = so.compare(work, ["dram"])
-    assert found.results["tensor_parallel"].gpus == 4
+    assert found.results["vllm"].gpus == 4
 
 
 @pytest.mark.parametrize(
@@ -550,18 +557,18 @@ def test_scenarios_that_are_compared_as_they_are_get_no_baseline() -> None:
 
 def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Not for each strategy of the same work, nor where it was asked for."""
-    (tmp_path / "vllm.yaml").write_text("{kind: vllm_cpu_offload, cpu_offload_gb: 4}\n")
+    (tmp_path / "vllm.yaml").write_text("{kind: vllm, cpu_offload_gb: 4}\n")
     (tmp_path / "s.yaml").write_text(yaml_text(offloaded().document.data))
     argv = ["compare", str(tmp_path / "s.yaml"), "--strategy", str(tmp_path / "vllm.yaml")]
     assert main([*argv, "--on", "dram", "--json"]) == 0
     labels = [one["label"] for one in json.loads(capsys.readouterr().out)["compared"]]
-    assert labels == ["divided dram", "divided, vllm dram", "divided tensor_parallel"]
+    assert labels == ["divided dram", "divided, vllm dram", "divided vllm"]
 
 
 SERVED: dict[str, dict[str, Any]] = {
-    "compiled": {"compiled": True},
-    "offload": {"kind": "vllm_cpu_offload"},
-    "stages": {"pipeline_parallel_size": 2},
+    "compiled": {"kind": "vllm"},
+    "eager": {"kind": "vllm", "enforce_eager": True},
+    "stages": {"kind": "vllm", "pipeline_parallel_size": 2},
 }
 
 
@@ -572,7 +579,7 @@ def test_vllm_caches_the_heads_that_falcon_projects(way: str, tensor: int, heads
     found = scenario("falcon-40b", tensor_parallel_size=tensor, **SERVED[way]).plan()
     (stage,) = memory_stages(found)
     (cache,) = (one.size for one in stage.terms if one.name == "key-value cache")
-    tokens, layers = (48, 60) if way != "stages" else (35, 30)
+    tokens, layers = 48, 60 if way != "stages" else 30
     assert cache == 4 * tokens * layers * 2 * heads * 64 * 2
 
 
@@ -583,7 +590,7 @@ def test_each_gpu_has_a_head_of_those_that_falcon_projects() -> None:
 
 def test_a_step_of_falcon_in_vllm_reads_the_heads_that_are_projected() -> None:
     """As long as that of a model of grouped queries of the same size."""
-    keys: dict[str, Any] = {"tensor_parallel_size": 8, "compiled": True}
+    keys: dict[str, Any] = {"tensor_parallel_size": 8, "kind": "vllm"}
     grouped, all_heads = (
         scenario(model, batch=64, **keys).plan()  # type: ignore[var-annotated]
         for model in ("falcon-40b", {"name": "falcon-40b", "num_kv_heads": 128})
@@ -603,4 +610,4 @@ def test_gpus_that_divide_the_heads_that_falcon_projects() -> None:
     with pytest.raises(
         so.InputError, match="128 attention heads and 8 key-value heads equally; use 1, 2, 4, 8, 16"
     ):
-        scenario("falcon-40b", tensor_parallel_size=3, compiled=True).plan()
+        scenario("falcon-40b", tensor_parallel_size=3, kind="vllm").plan()

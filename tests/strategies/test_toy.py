@@ -14,7 +14,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.strategies import Strategy, register, registry, strategies
+from simoffload.strategies import Strategy, register, registry, strategy_of
 from simoffload.strategies.authoring import (
     HBM,
     ForwardPass,
@@ -74,7 +74,7 @@ def test_a_cell_of_a_notebook_may_be_run_again() -> None:
     """It makes another class of the same name, whose keys then count; one from elsewhere is refused."""
     first, second = cell(), cell(depth=int)
     assert first is not second
-    assert strategies()["mine"] is second
+    assert strategy_of("mine") is second
     Path("s.yaml").write_text(SCENARIO.replace("kind: streamed", "kind: mine"))
     with pytest.raises(InputError, match="depth"):
         so.load_scenario("s.yaml")
@@ -93,13 +93,13 @@ def cell(**keys: type) -> type[Strategy]:
 
 def test_a_kind_has_one_strategy() -> None:
     class Other(Streamed):
-        kind: Literal["zero_inference"] = "zero_inference"  # type: ignore[assignment]
+        kind: Literal["deepspeed"] = "deepspeed"  # type: ignore[assignment]
 
     class Unnamed(Streamed):
         kind: str = "unnamed"  # type: ignore[assignment]
 
     assert register(Streamed) is Streamed
-    with pytest.raises(ValueError, match="zero_inference is known already"):
+    with pytest.raises(ValueError, match="deepspeed is known already"):
         register(Other)
     with pytest.raises(ValueError, match="write kind as kind: Literal"):
         register(Unnamed)

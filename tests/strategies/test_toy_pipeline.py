@@ -195,9 +195,9 @@ def test_a_pipeline_of_another_length_is_refused() -> None:
 
 
 def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> None:
-    Path("whole.yaml").write_text("kind: resident\n")
+    Path("whole.yaml").write_text("kind: transformers\n")
     Path("piped.yaml").write_text("kind: piped\n")
-    four = SCENARIO.replace("kind: piped, cpu_layers: 4", "kind: zero_inference, ranks: 4, weights: dram")
+    four = SCENARIO.replace("kind: piped, cpu_layers: 4", "kind: deepspeed, ranks: 4, weights: dram")
     Path("four.yaml").write_text(four)
     piped, zero = so.load_scenario("s.yaml"), so.load_scenario("four.yaml")
     moved = [with_strategy(one, file) for one in (piped, zero) for file in ("whole.yaml", "piped.yaml")]

@@ -44,10 +44,9 @@ def copies(**strategy: Any) -> list[tuple[str, int]]:
     ]
 
 
-def test_with_all_weights_on_the_gpu_it_is_tensor_parallelism() -> None:
+def test_offloading_nothing_changes_nothing() -> None:
     """To the picosecond and to the byte."""
-    compiled = {"kind": "tensor_parallel", "compiled": True}
-    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({}, compiled))
+    one, other = (so.simulate(scenario(**keys)).to_dict() for keys in ({}, {"cpu_offload_gb": 0}))
     assert one["passes"] == other["passes"]
     assert [tier["needed_bytes"] for tier in one["capacity"]] == [
         tier["needed_bytes"] for tier in other["capacity"]
@@ -61,16 +60,16 @@ def test_the_verdict_names_host_memory_only_where_it_is_used() -> None:
 
 def test_without_graphs_kernels_are_the_same_but_launched_one_by_one() -> None:
     """vLLM merges and fuses with ``--enforce-eager`` too."""
-    graphs, eager = (scenario(cpu_offload_gb=1, compiled=flag).plan() for flag in (True, False))
+    graphs, eager = (scenario(cpu_offload_gb=1, enforce_eager=flag).plan() for flag in (False, True))
     compiling = {"CUDA graphs", "activations"}  # compiling has the embedding as an input
     with_graphs, without = (
         [one for one in memory_stages(plan)[0].terms if one.name not in compiling] for plan in (graphs, eager)
     )
     assert with_graphs == without
     assert [one.name for one in graphs.modules] == [one.name for one in eager.modules]  # type: ignore[attr-defined]
-    slower, faster = (simulated(compiled=flag) for flag in (False, True))
+    slower, faster = (simulated(enforce_eager=flag) for flag in (True, False))
     assert slower.tpot_s > faster.tpot_s
-    hidden: Any = so.simulate(scenario(kind="tensor_parallel"))
+    hidden: Any = so.simulate(scenario(kind="transformers"))
     assert slower.tpot_s < hidden.tpot_s, "fewer kernels than transformers launches"
 
 
@@ -293,7 +292,7 @@ def test_one_reading_more_is_in_the_interval_where_kernels_may_have_smaller_tile
         ({"cpu_offload_gb": 8}, "", "vllm (others)"),
         ({}, "", "vllm"),
         ({"offload_group_size": 4}, "served prefetched layers", "vllm (others)"),
-        ({"cpu_offload_gb": 8, "compiled": False}, "launched fused kernels one by one", "vllm (others)"),
+        ({"cpu_offload_gb": 8, "enforce_eager": True}, "launched fused kernels one by one", "vllm (others)"),
     ],
 )
 def test_weights_in_place_were_compared_and_prefetched_ones_were_not(

@@ -28,9 +28,7 @@ def test_transformers_keeps_the_whole_prompt_until_the_first_decode_step(
     assert cache_bytes(model, workload) == each * max(prompt, window)
 
 
-@pytest.mark.parametrize(
-    "kind", [{"kind": "tensor_parallel", "compiled": True}, {"kind": "vllm_cpu_offload"}]
-)
+@pytest.mark.parametrize("kind", [{"kind": "vllm"}, {"kind": "vllm", "cpu_offload_gb": 1}])
 @pytest.mark.parametrize(("form", "element"), [(None, 2), ("fp8", 1)])
 def test_a_paged_cache_has_whole_blocks(kind: dict[str, Any], form: str | None, element: int) -> None:
     """400 sequences of 17 tokens have two blocks of 16 each."""

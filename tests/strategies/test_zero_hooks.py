@@ -33,7 +33,7 @@ def small(*, model: dict[str, Any] = MODEL, **keys: Any) -> ZeroInferencePlan:
     zero = {key: keys.pop(key) for key in list(keys) if key.startswith(("stage3", "overlap", "zero_"))}
     offload = {"offload_param": {"buffer_count": 12, "buffer_size": 10**8}}
     zero = {"stage": 3, "stage3_max_live_parameters": 40 * MILLION, **offload} | zero
-    strategy = {"kind": "zero_inference", "weights": "dram", "ds_config": {"zero_optimization": zero}} | keys
+    strategy = {"kind": "deepspeed", "weights": "dram", "ds_config": {"zero_optimization": zero}} | keys
     tree = {"name": "s", "platform": "dgx-a100", "model": model, "workload": WORK, "strategy": strategy}
     plan = resolve(Document("", tree)).plan()
     assert isinstance(plan, ZeroInferencePlan)

@@ -247,7 +247,7 @@ def metrics(found: PageAnswer) -> dict[str, str]:
 
 CURVES = {
     "slide edit workload.batch_size 1|2|4": "throughput",
-    "scale pfs/ddn-ai400x2 read": "time per output token",
+    "scale pfs/ddn-ai400x2 read": "throughput",
     "slide price pfs/ddn-ai400x2 1|2": "per million tokens",
 }
 
@@ -260,7 +260,7 @@ def test_a_curve_goes_through_the_present_point(name: str) -> None:
     assert "<table>" in drawn
 
 
-VLLM = ("platform=h100-1gpu-vm", "strategy={kind: tensor_parallel, compiled: true}")
+VLLM = ("platform=h100-1gpu-vm", "strategy={kind: vllm}")
 ENGINE = State((Variant("llama-3.1-8b", VLLM),))
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from simoffload.planning.advise.evaluate import WORTH, Advice, Objective, Tried, advise
+from simoffload.planning.advise.evaluate import (
+    WORTH,
+    Advice,
+    Objective,
+    Tried,
+    advise,
+    metric_named,
+    objective_of,
+)
 from simoffload.planning.advise.purchases import (
     Search,
     SimulatedPurchase,
@@ -17,5 +25,7 @@ __all__ = [
     "SimulatedPurchase",
     "Tried",
     "advise",
+    "metric_named",
+    "objective_of",
     "search_catalogue",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +28,8 @@ from simoffload.workload import Checkpointing, Inference
 
 
 _NAMED = ("throughput", "latency", "cost")
-"""The most work per time, the shortest time of a step (of a token, an update, a checkpoint), or, among
-purchases, the least money per unit of work."""
+"""The most work per time, the shortest time (of a request, an update, a checkpoint), or, among purchases, the
+least money per unit of work."""
 _MOST = 1e6
 """The largest gain that is given: that of a time that vanishes."""
 
@@ -48,7 +48,7 @@ class Objective:
 
     @property
     def is_latency(self) -> bool:
-        """Whether it is the time of a step of one sequence."""
+        """Whether it is the time of one request, update or checkpoint."""
         return self.name == "latency"
 
     @property
@@ -60,7 +60,19 @@ class Objective:
         """Return the name of the metric that it is of a result."""
         if self.metric is not None:
             return self.metric.name
-        return result.step_by if self.is_latency else result.unit_by
+        return result.latency_by if self.is_latency else result.unit_by
+
+    def asked(self, result: SimulationResult) -> str:
+        """Return the name of the metric by which a result is compared with others."""
+        if self.name == "cost":
+            return "cost_per_million_tokens" if result.tokens else "cost_per_run"
+        of_work = "tokens_per_s" if "tokens_per_s" in result.declared else result.unit_by
+        return of_work if self.name == "throughput" else self.by(result)
+
+    def judging(self, result: SimulationResult) -> SimulationResult:
+        """Return a result that is judged by the metric that was named, if it has it itself."""
+        named = self.metric is not None and self.metric.name in result.declared
+        return replace(result, asked=self.metric.name) if named and self.metric else result
 
     def value(self, result: SimulationResult, cost: Economics | None) -> float | None:
         """Return its value of a result that costs so much; None without one, or if it does not fit."""
@@ -119,11 +131,20 @@ def objective_of(scenario: LoadedScenario, asked: str | None) -> Objective:
     if asked in _NAMED:
         return Objective(asked)
     kind = next(one for one in KINDS if one.kind == scenario.scenario.workload.kind)
-    metrics = limited_metrics((*kind.declared.values(), *COST_METRICS.values()))
-    for name, metric in metrics.items():
-        if asked in (name, metric.name):
-            return Objective(metric.name, metric)
-    given, known = shortened(str(asked)), (*_NAMED, *metrics)
+    metric = metric_named(asked, (*kind.declared.values(), *COST_METRICS.values()), besides=_NAMED)
+    return Objective(metric.name, metric)
+
+
+def metric_named(asked: str, metrics: Iterable[Metric], *, besides: Sequence[str] = ()) -> Metric:
+    """Return the metric with a better direction that ``--objective`` names, as people write it or in full.
+
+    Raises InputError for an unknown one, which also names what is allowed ``besides``.
+    """
+    found = limited_metrics(metrics)
+    metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)
+    if metric is not None:
+        return metric
+    given, known = shortened(str(asked)), (*besides, *found)
     raise InputError.at(given, f"is not one of {', '.join(known)}{suggest(given, known)}", path="--objective")
 
 
@@ -230,8 +251,8 @@ class Advice:
     impossible: tuple[Change, ...]
     """Changes that the program, the machine or its memory refuses, each with its reason (``barred``)."""
     objective: Objective
-    """What ``gain`` is of: the time of a step for "latency", the metric that was named, for others the
-    throughput."""
+    """What ``gain`` is of: the time of a request or step for "latency", the metric that was named, for others
+    the throughput."""
     untried: tuple[Change, ...] = ()
     """Changes whose simulation a limit of time, memory or operations stopped, which is their ``barred``."""
     number_tried: int = 0
@@ -320,33 +341,40 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+Options = Callable[[Evaluator, SimulationResult, CostList], Sequence[Change]]
+"""Function that lists the changes to try."""
+
+
 def advise(
     scenario: Asked,
     *,
     objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
+    options: Options = options_of,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
     Changes that keep the answers come first. The gain is of the throughput, or for the ``objective``
-    "latency" of the time of a step (of a token, the first one if there is no other, of an update or a
-    checkpoint), which is the default where one sequence at a time is generated (``batch_size`` 1), or of any
-    metric of results or costs with a better direction. "cost" decides between purchases alone. Raises
-    InputError for an unknown objective, and what ``simulate`` raises for the unchanged scenario; a change
-    that cannot be made is listed as impossible, one that a limit stops as untried.
+    "latency" of the time of a whole request, an update or a checkpoint, which is the default where one
+    sequence at a time is generated (``batch_size`` 1), or of any metric of results or costs with a better
+    direction. "cost" decides between purchases alone. ``options`` lists the changes, by default all that are
+    known; only these have pairs. Raises InputError for an unknown objective, and what ``simulate`` raises for
+    the unchanged scenario; a change that cannot be made is listed as impossible, one that a limit stops as
+    untried.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
     with watched_by(progress):
         trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
         try:
-            options = limited(options_of)(evaluator, trial.result, known)
+            listed = limited(options)(evaluator, trial.result, known)
         except WorkLimitError as error:
-            options, trial.stopped = (), str(error)
-        for option in steps(options, lambda option: option.key):
+            listed, trial.stopped = (), str(error)
+        for option in steps(listed, lambda option: option.key):
             trial.evaluate(option)
-        trial.evaluate_pairs()
+        if options is options_of:
+            trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:
         trial.evaluate(together)
@@ -375,7 +403,7 @@ class _Trial:
     def __init__(self, evaluator: Evaluator, costs: CostList, objective: Objective) -> None:
         self._evaluator, self._costs = evaluator, costs
         self.scenario, self.objective = evaluator.scenario, objective
-        _, self.result = evaluator.answer()
+        self.result = objective.judging(evaluator.answer()[1])
         self.now = economics(self.scenario, self.result, costs)
         check_improvable(objective, self.result, self.now)
         self._present = present(self.scenario, self.result, costs)
@@ -402,7 +430,7 @@ class _Trial:
         if why:
             self.impossible.append(change._replace(barred=why))
         else:
-            self.tried.append(self._compared(change, found, answer))
+            self.tried.append(self._compared(change, found, self.objective.judging(answer)))
 
     def evaluate_pairs(self) -> None:
         """Simulate more host memory with what is possible only then, if it is faster than anything alone."""
@@ -466,7 +494,7 @@ class _Trial:
         by, both = self.objective.by, (self.result, result)
         if self.objective.metric is not None and all(by(one) in one.composed for one in both):
             return margin(*both, by=by(result))
-        return margin(*both, by="step_by" if self.objective.is_latency else "unit_by")
+        return margin(*both, by="latency_by" if self.objective.is_latency else "unit_by")
 
     def order(self, one: Tried) -> tuple[int, bool, float]:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked

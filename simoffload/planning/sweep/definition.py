@@ -37,7 +37,6 @@ from simoffload.documents import (
     parse_path,
     quoted,
     read_option,
-    rename_keys,
     renamed_key,
     suggest,
     validate,
@@ -47,8 +46,9 @@ from simoffload.errors import InputError, Problem, WorkLimitError, shortened
 from simoffload.planning.sweep.journal import AFTER
 from simoffload.progress import steps
 from simoffload.results import declared_metrics, interval_columns
-from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, opened, resolve
+from simoffload.scenario import RENAMED, SWEEP, ScenarioCache, completed, old_form, opened, renamed, resolve
 from simoffload.scenario.cache import canonical
+from simoffload.strategies import in_new_form
 from simoffload.units import (
     parse_bytes,
     parse_flops,
@@ -727,14 +727,19 @@ class Sweep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about renamed keys: of the axes, and of the scenario that they vary."""
+        """Warnings about renamed keys and kinds: of the axes, and of the scenario that they vary."""
         found = [
             axis.written._replace(message=renamed_key(RENAMED[path]))
             for axis in self.grid.axes
             if (path := key_path(axis.location)) in RENAMED
         ]
+        kinds = (axis for axis in self.grid.axes if axis.location == ("strategy", "kind"))
+        for axis in kinds:
+            forms = {one: in_new_form({"kind": one})[1] for one in axis.values if isinstance(one, str)}
+            texts = [old_form(text) for text in forms.values() if text]
+            found += [axis.written._replace(message="; ".join(texts))] if texts else []
         varied = {key_path(axis.location) for axis in self.grid.axes}
-        scenario = rename_keys(self.grid.document(0), RENAMED, []).warnings
+        scenario = renamed(self.grid.document(0), []).warnings
         return tuple(map(str, (*found, *(one for one in scenario if one.key not in varied))))
 
     def combinations(self) -> Iterator[int]:

@@ -785,6 +785,9 @@ class SweepResult:
     """Values by column: index, axes, metrics [s], [1/s] with P10 and P90, ``fits``, ``error`` and so on."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """The scenario that is varied, as in its file."""
+    objective: str = ""
+    """Name of the metric that decides which point is best; "": throughput, or else the time of a step or a
+    checkpoint."""
 
     @classmethod
     def read(cls, path: Path) -> Self:

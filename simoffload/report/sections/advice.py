@@ -11,7 +11,7 @@ from simoffload.planning.advise import WORTH, Advice, Objective, Search, Simulat
 from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.explanation import Explanation, Sensitivity
-from simoffload.planning.service_levels import ServiceLevel
+from simoffload.planning.service_levels import ServiceLevel, judged
 from simoffload.report import charts
 from simoffload.report.document import (
     Chart,
@@ -24,10 +24,10 @@ from simoffload.report.document import (
     byte_rate,
 )
 from simoffload.report.formatting import NameFirst, largest, limited_by, minus, span, uncapitalized
-from simoffload.report.presentation import BRACKETS, presentation, ranged
+from simoffload.report.presentation import BRACKETS, presentation, ranged, speed_text
 from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.costs import money
-from simoffload.results import SimulationResult
+from simoffload.results import InferenceResult, Metric, SimulationResult
 from simoffload.units import format_number, format_seconds, per_second, percent, plural
 
 # -- sections that explain a result ----------------------------------------------------------------
@@ -77,7 +77,7 @@ def bandwidth(curve: StorageCurve | None) -> ReportSection:
 
 def _sensitivity(found: Sensitivity) -> ReportSection:
     time = found.result.compared_s or 0.0
-    compared = uncapitalized(found.result.step_metric.title)
+    compared = uncapitalized(found.result.declared[found.result.compared_by].title)
     effect = len(found.rows)
     shown = f" ({TOP} shown)" if effect > TOP else ""
     text = (
@@ -142,14 +142,31 @@ def _slower(one: Tried, other: Tried) -> float:
 
 
 def with_times(one: Tried) -> str:
-    """Describe a change with the times of a token where it has two, or else of a step, and what is known of
-    its answers."""
-    values = one.result.metrics()
-    named = [(name, values.get(f"{name.lower()}_s")) for name in ("TPOT", "TTFT")]
-    times = ", ".join(f"{name} {format_seconds(value)}" for name, value in named if value)
-    if not times and one.result.step_time_s is not None:
-        times = f"{presentation(one.result).step} {ranged(one.result, one.result.step_by)}"
+    """Describe a change with how fast it is, with the time to the first token of several, and with what is
+    known of its answers."""
+    times, first = _compared(one.result, short=True), one.result.metrics().get("ttft_s")
+    if first is not None and one.result.compared_metric.name != "ttft_s":
+        times += f", TTFT {format_seconds(first)}"
     return in_brackets(one.change.description, times, one.change.quality)
+
+
+def _compared(result: SimulationResult, *, short: bool = False) -> str:
+    """Return the compared metric of a result: "40 tokens/s [25 to 65]", "step 1.2 s [1 to 1.5]"; of inference
+    without the interval if it is ``short``."""
+    metric, value = result.compared_metric, result.value_of(result.compared_metric.name)
+    if value is None:
+        return ""
+    alone = short and isinstance(result, InferenceResult)
+    text = metric.text(value) if alone else ranged(result, metric.name)
+    return text if metric.unit.name == "1/s" else f"{_column(result)} {text}"
+
+
+def _column(result: SimulationResult) -> str:
+    """Return the name of the compared metric for the heading of a column."""
+    metric = result.compared_metric
+    if metric.name in ("tokens_per_s", "ttft_s") or result.asked:
+        return metric.column or metric.label
+    return presentation(result).step
 
 
 def in_brackets(text: str, *facts: str) -> str:
@@ -159,20 +176,22 @@ def in_brackets(text: str, *facts: str) -> str:
 
 
 def took(result: SimulationResult) -> str:
-    """Return the time as a sentence: "A step takes 1.2 s [1 to 1.5]", "TPOT is 1.2 s [1 to 1.5]"."""
-    what, time = presentation(result).step, ranged(result, result.step_by)
-    return f"{what} is {time}" if what.isupper() else f"A {what} takes {time}"
+    """Return how fast it is: "A step takes 1.2 s [1 to 1.5]", of inference "40 tokens/s (25 to 65)"."""
+    if isinstance(result, InferenceResult) or result.asked:
+        return speed_text(result)
+    return f"A {presentation(result).step} takes {ranged(result, result.step_by)}"
 
 
 def took_first(result: SimulationResult) -> str:
     """Return the time to the first token where :func:`took` is about the others, to follow it; else ""."""
-    return f", TTFT {ranged(result, 'ttft_s')}" if presentation(result).step == "TPOT" else ""
+    several = isinstance(result, InferenceResult) and result.compared_metric.name != "ttft_s"
+    return f", TTFT {ranged(result, 'ttft_s')}" if several else ""
 
 
 def objective_text(one: Tried | SimulatedPurchase, objective: Objective) -> str:
     """Return the value of the objective, to precede others: "TPOT 2 ms, "; "" for throughput and cost."""
     if objective.is_latency:
-        return f"{presentation(one.result).step} {format_seconds(one.result.step_time_s or 0.0)}, "
+        return f"{_compared(one.result, short=True).partition(' [')[0]}, "
     value = objective.value(one.result, one.economics)
     if objective.metric is None or value is None:
         return ""
@@ -191,9 +210,10 @@ def with_gain(one: Tried, advice: Advice) -> str:
 
 def with_throughput(one: Tried, advice: Advice) -> str:
     """Describe a change with what it gains in throughput, and the time that it takes for that."""
-    now, then = (format_seconds(each.step_time_s or 0.0) for each in (one.result, advice.result))
-    step = presentation(one.result).step
-    cost = f"{step} {now} instead of {then}" if now != then else f"{step} {now} as before"
+    by = advice.result.latency_by
+    now, then = (format_seconds(each.metrics()[by] or 0.0) for each in (one.result, advice.result))
+    name = _latency(advice.result)
+    cost = f"{name} {now} instead of {then}" if now != then else f"{name} {now} as before"
     gain = f"{format_number(one.throughput or 0.0)}× the throughput, {cost}"
     return in_brackets(one.change.description, gain, one.change.quality)
 
@@ -255,15 +275,16 @@ _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 # -- advice --------------------------------------------------------------------------------------
 
 
-def advice_verdict(advice: Advice) -> Verdict:
-    """Return the verdict of advice: the bottleneck, and the changes with the largest gains, those that keep
-    the answers first."""
+def advice_verdict(advice: Advice, service: Sequence[ServiceLevel] = ()) -> Verdict:
+    """Return the verdict of advice: the bottleneck of the work, or of the metric whose limit in ``service``
+    is missed, and the changes with the largest gains, those that keep the answers first."""
     result = advice.result
     end = [VerdictPart(f". Not complete: {advice.extent}", 2)] if advice.stopped else []
     if not result.fits:
         lacking = VerdictPart(f"Without changes, {'; '.join(result.advice)}. ", 3)
         return Verdict.of(lacking, *_what_fits(advice), *end)
-    limit = limited_by(result.step) if result.step is not None else ""
+    missed = judged(result, service) if result.step is not None and not result.asked else result
+    limit = limited_by(missed.step) if missed.step is not None else ""
     same, other = by_answers(advice.helping)
     of = f" of {_ranked(advice.objective)}" if not advice.objective.is_latency else ""
     clear = [one for one in same if one.change.kind == "setting" and (one.gain or _CLEAR) >= _CLEAR]
@@ -285,12 +306,20 @@ def advice_verdict(advice: Advice) -> Verdict:
     return Verdict.of(
         took(result),
         VerdictPart(took_first(result), 5),
-        VerdictPart(f"; bottleneck: {result.bottleneck}", 1),
+        VerdictPart("" if missed is result else _missed(missed), 1),
+        VerdictPart(f"; bottleneck: {missed.bottleneck}", 1),
         VerdictPart(limit, 4),
         *(VerdictPart(f"; {text}", 3 if at else 0) for at, text in enumerate(gains)),
         VerdictPart(f"; {BRACKETS}", 6),
         *end,
     )
+
+
+def _missed(result: SimulationResult) -> str:
+    """Return the metric whose limit is missed, if it is not the one that comes first."""
+    metric = result.compared_metric
+    named = result.asked in ("", "tokens_per_s", "ttft_s")  # the verdict has them
+    return "" if named else f"; {metric.column or metric.label} {ranged(result, metric.name)}"
 
 
 def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
@@ -386,7 +415,7 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
     currency = advice.economics.costs.currency
     decided = [advice.decisions(found) for found in by_answers(advice.helping)]
     fewer = sum(max(0, len(found) - _MOST) for found in decided)
-    time = presentation(advice.result).step if advice.objective.is_latency else "time per unit of work"
+    time = _latency(advice.result) if advice.objective.is_latency else "time per unit of work"
     ratio = f"{time} without the change / with it"
     if (metric := advice.objective.metric) is not None:
         sides = ("with the change", "without it") if metric.larger else ("without the change", "with it")
@@ -422,10 +451,16 @@ def _gain(advice: Advice) -> str:
     return "gain" if advice.objective.is_latency or advice.objective.metric else "throughput gain"
 
 
+def _latency(result: SimulationResult) -> str:
+    """Return the name of the time of a request, an update or a checkpoint."""
+    named = result.latency_by != result.step_by
+    return result.declared[result.latency_by].label if named else presentation(result).step
+
+
 def _axis(advice: Advice) -> str:
     """Return the name of what the gain is of."""
     if advice.objective.is_latency:
-        return f"speed (1 / {presentation(advice.result).step})"
+        return f"speed (1 / {_latency(advice.result)})"
     metric = advice.objective.metric
     return f"1 / {metric.label}" if metric and not metric.larger else _ranked(advice.objective)
 
@@ -448,7 +483,7 @@ def _of_another_time(
     decided = advice.decisions(found)
     if not decided:
         return
-    head = ("change", gain, presentation(advice.result).step, "TTFT")
+    head = ("change", gain, _column(advice.result), "TTFT")
     rows = tuple(
         (
             Datum(in_brackets(described(one, advice), one.change.quality), name=one.change.key),
@@ -495,8 +530,8 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
                 _first_tokens(one.result),
             )
         )
-    step_name = presentation(advice.result).step
-    head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", step_name, "new bottleneck")
+    compared = _column(advice.result)
+    head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", compared, "new bottleneck")
     table = ReportTable("", (*head, "TTFT"), tuple(rows), (2, 3, 4, 5, 7))
     table = table if any(row[-1] for row in rows) else table.without_last_column()
     qualities = [one.change.quality for one in found]
@@ -509,15 +544,21 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
 def _first_tokens(result: SimulationResult) -> Entry:
     """Return the time to first token of a result that is compared by another time."""
     first = result.metrics().get("ttft_s")
-    if first is None or presentation(result).step == "TTFT":
+    if first is None or result.compared_metric.name == "ttft_s":
         return ""
     return Datum(format_seconds(first), first, "s", ends=confidence(result).interval("ttft_s"))
 
 
 def _step(result: SimulationResult) -> Entry:
-    """Return the time of a step with its interval."""
-    metric = result.step_by
-    return Datum(ranged(result, metric), result.step_time_s, "s", ends=confidence(result).interval(metric))
+    """Return the compared metric with its interval."""
+    return _datum(result, result.compared_metric)
+
+
+def _datum(result: SimulationResult, metric: Metric) -> Entry:
+    """Return a metric with its interval."""
+    shown = ranged(result, metric.name, short=True)
+    ends = confidence(result).interval(metric.name) if metric.name in result.composed else ()
+    return Datum(shown, result.value_of(metric.name), metric.unit.name, ends=ends)
 
 
 def _cost(one: Tried, currency: str) -> Entry:
@@ -639,7 +680,7 @@ def purchase_verdict(
         levels = " and ".join(level.text for level in service)
         within = f" within {limit}" if limit else ""
         none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
-        return Verdict.of(none, VerdictPart(f"; nearest: {what}, {took(near.result)}"))
+        return Verdict.of(none, VerdictPart(f"; nearest: {what}, {took(judged(near.result, service))}"))
     if best is None:
         if search.points:
             return Verdict.of("no price per unit of work is known: give a price list of your own (--costs)")
@@ -667,7 +708,7 @@ def _bought(one: SimulatedPurchase, search: Search) -> str:
     price = "without a purchase" if one.bought == 0 else price
     time = objective_text(one, search.objective)
     if search.objective.is_latency:
-        time = f"{presentation(one.result).step} {ranged(one.result, one.result.step_by)}, "
+        time = "" if one.result.compared_metric.name == "tokens_per_s" else f"{_compared(one.result)}, "
     return f"{', '.join(one.description) or 'no change'}; {time}{rate} {price}"
 
 
@@ -677,7 +718,7 @@ def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
         *bought,
         money(point.economics.purchase, search.currency),
         Datum(per_second(point.rate, ""), point.rate, "1/s"),
-        _step(point.result),
+        _datum(point.result, point.result.step_metric),
         money(point.economics.metrics()["cost_per_million_tokens"], search.currency),
         ", ".join(point.description) or "no change",
     )

@@ -150,6 +150,9 @@ def _per_work(result: SimulationResult, one: Economics, found: Mapping[str, floa
     if million is not None and kwh is not None:
         amounts = f"{mark}{_amount(million, currency)} and take {least}{_digits(kwh)} kWh (PUE included)"
         lines.append(f"{tokens} cost {amounts}")
+    prompts = found["cost_per_million_prompt_tokens"]
+    if prompts is not None and isinstance(result, InferenceResult) and result.step is result.prefill:
+        lines.append(f"a million prompt tokens cost {mark}{_amount(prompts, currency)} (time of the prefill)")
     lines += _spread(result, one, found)
     rented = found["rent_per_million_tokens"] if not one.no_rent else None
     if rented is not None and one.rent is not None:

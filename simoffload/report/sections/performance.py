@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from simoffload.errors import printable
@@ -120,6 +120,7 @@ def phases(result: TrainingResult) -> ReportSection:
 def causes(result: SimulationResult, step: PassResult) -> ReportSection:
     """Return the causes of the step that represents the run, then those of all other simulated passes."""
     text = f"bottleneck: {bottleneck(step, presentation(result).called)}"
+    texts = (*_passes(result), text)
     if isinstance(result, TrainingResult):
         table, *folded = _of_training(result, step)
     else:
@@ -127,7 +128,17 @@ def causes(result: SimulationResult, step: PassResult) -> ReportSection:
         table = _by_cause(step, _pass_caption(step))
         folded = [_by_cause(one, _pass_caption(one), "The other simulated passes") for one in others]
     chart = Chart("time by cause", partial(charts.causes, step))
-    return ReportSection(CAUSES, (text,), (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
+    return ReportSection(CAUSES, texts, (table, _groups(step), *folded), (_EXPOSED,), charts=(chart,))
+
+
+def _passes(result: SimulationResult) -> Iterator[str]:
+    """Yield how a request's time is divided, if it has more than a prefill."""
+    if isinstance(result, InferenceResult) and result.prefill and result.decode and result.e2e_s:
+        prefill, decode = result.prefill.time_s, result.decode_total_s
+        steps = plural(result.output_length - 1, "decode step")
+        parts = ((prefill, "prefill"), (decode, steps))
+        texts = (f"{what} {format_seconds(time)} ({percent(time / result.e2e_s)})" for time, what in parts)
+        yield f"a request of {format_seconds(result.e2e_s)}: {', '.join(texts)}"
 
 
 def _groups(step: PassResult) -> ReportTable:
@@ -227,8 +238,9 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
 def how_sure(result: SimulationResult) -> ReportSection:
     """Return the 80 % interval of the time of a step of a result with times, and the expected error."""
     sure = confidence(result)
-    ends = span(*map(format_seconds, sure.interval(result.step_by)))
-    interval = f"{INTERVAL} of the {uncapitalized(result.step_metric.title)}: {ends} ({sure.origin})"
+    metric = result.declared[sure.measured]
+    ends = span(*map(metric.text, sure.interval(metric.name)))
+    interval = f"{INTERVAL} of the {uncapitalized(metric.title)}: {ends} ({sure.origin})"
     caution = (NameFirst(sure.caution),) if sure.caution else ()
     return ReportSection("Confidence", (interval, *caution, f"error on real runs: {sure.sentence}"))
 

@@ -6,11 +6,11 @@ Reference: transformers 5.23.0, ``cache_utils.py`` (``Cache.update``, ``DynamicL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from simoffload.schedule import Dependency, OpKind, Schedule
 from simoffload.strategies.base import (
     Description,
     Held,
+    MovablePart,
     Phase,
     Plan,
     ProgramTraits,
@@ -862,7 +863,7 @@ class KvCache(Frozen):
         if self.implementation and not what_if and self.implementation not in engine.implementations:
             which = "no such" if engine.implementations else "one"
             why = f"{engine.program} has {which} implementation"
-            other = "; strategy.kind zero_inference has it" if self.attends_on_cpu else ""
+            other = "; strategy.kind deepspeed has it" if self.attends_on_cpu else ""
             raise refused("implementation", self.implementation, engine.implementations, why, more=other)
         if self.connector is not None and (self.tier != "hbm" or self.element_bytes(2) % 1):
             key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))
@@ -919,6 +920,22 @@ class CachingStrategy(Strategy):
         """Place and format of the cache that ``kv_cache`` sets."""
         cache = self.kv_cache.plain
         return super().description._replace(cache=cache.description, cache_format=cache.format or "")
+
+    @property
+    def parts(self) -> Mapping[str, MovablePart]:
+        """The blocks of a connector, if there is one, and the cache, if the program has it on several kinds
+        of tiers."""
+        now, several = self.kv_cache, len(self.cache_engine.tiers) > 1
+
+        def blocks(tier: str) -> tuple[Edit, ...]:
+            return tuple(chain.from_iterable(now.edits(one) for one in now.with_blocks_on([tier])))
+
+        found: dict[str, MovablePart] = {}
+        if now.connector is not None:
+            found["connector"] = MovablePart(now.connector.tier, blocks)
+        if several or now.tier != "hbm":
+            found["cache"] = MovablePart(now.tier, lambda tier: (Edit.at("strategy.kv_cache.tier", tier),))
+        return found
 
     def cache_of(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""

@@ -381,7 +381,11 @@ class Accelerate(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     traits: ClassVar = CachingStrategy.traits._replace(
-        evidence="accelerate", formats=("int4-g128",), gpu_keys=("num_gpus",), spans_hosts=False
+        title="Accelerate",
+        evidence="accelerate",
+        formats=("int4-g128",),
+        gpu_keys=("num_gpus",),
+        spans_hosts=False,
     )
 
     kind: Literal["accelerate"] = "accelerate"
@@ -847,7 +851,7 @@ _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _MORE = "raise device_map (layers on the GPU)"
 _ON_GPU = (
     "transformers 5.23 keeps experts in MXFP4 on the GPU, so that offloading them is a what-if; "
-    "vLLM offloads them (vllm_cpu_offload)"
+    "vLLM offloads them (strategy.kind vllm)"
 )
 """Its kernels take tensors of Triton, which hooks do not see (``swizzle_mxfp4_convertops``)."""
 _UNMEASURED = "host-thread costs of Accelerate: those of another host, scaled"

@@ -993,7 +993,7 @@ class FlexGen(Strategy):
     """Inference under FlexGen, which offloads weights, key-value cache and hidden states of OPT models; the
     workload's batch is its block."""
 
-    traits: ClassVar = ProgramTraits(spans_hosts=False)
+    traits: ClassVar = ProgramTraits(title="FlexGen", spans_hosts=False)
     serves: ClassVar = frozenset({"inference"})
     elsewhere: ClassVar = {
         "kv_cache": "FlexGen's cache is placed by cache_gpu_percent and cache_cpu_percent (the rest is on "

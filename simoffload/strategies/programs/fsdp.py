@@ -583,7 +583,7 @@ class Fsdp(Strategy):
     """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
 
     serves: ClassVar = frozenset({"training"})
-    traits: ClassVar = ProgramTraits(evidence="fsdp", method="FSDP", gathers="FSDP")
+    traits: ClassVar = ProgramTraits(title="FSDP", evidence="fsdp", method="FSDP", gathers="FSDP")
 
     kind: Literal["fsdp"] = "fsdp"
     cpu_offload: bool = False
@@ -621,7 +621,7 @@ class Fsdp(Strategy):
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
             edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-            "memory (dram+dram); strategy.kind zero_training offloads otherwise",
+            "memory (dram+dram)",
             kept=work_of(self.lora),
         )
         if plan is None:

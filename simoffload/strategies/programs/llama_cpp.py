@@ -64,6 +64,7 @@ class LlamaCpp(HookedStrategy):
     """A LlamaCpp strategy runs llama.cpp: some layers, or their experts, are on the CPU, others on GPUs."""
 
     traits: ClassVar = ProgramTraits(
+        title="llama.cpp",
         evidence="llama_cpp",
         formats=("q8_0", "q6_k", "q4_k_m"),
         loads=has_gguf,

@@ -9,43 +9,32 @@ sequence), a decode step with all sequences at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
-from shlex import quote
-from typing import Annotated, Any, ClassVar, Literal
+from math import prod
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import QUANTIZATIONS, ModelShape, Sequences
+from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
-    SERVED,
     SERVED_OTHERS,
     Basis,
-    Description,
     Held,
-    Placements,
-    Plan,
     ServingLimits,
     Sizes,
     Strategy,
-    Tunable,
-    Tunables,
     memory_stages,
-    memory_tunables,
 )
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
-    TRANSFORMERS,
-    VLLM,
     VLLM_BLOCK,
-    CacheEngine,
     CachingStrategy,
     KvCache,
 )
@@ -55,31 +44,19 @@ from simoffload.strategies.passes.pass_writer import ForwardPass
 from simoffload.strategies.passes.timing import CAPTURED, arithmetic_beyond, experts_kernel
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.vllm_engine import (
-    BLOCKS,
     FEW_SEQUENCES,
-    LEAST_TOKENS,
     MOST_SEQUENCES,
-    UTILIZATION,
-    EngineCode,
     Stored,
     VllmEngine,
     block_bytes,
-    cache_groups,
     chosen_graph,
-    connector_command,
     default_sequences,
-    default_tokens,
-    fuller,
     graph_sizes,
-    most_utilization,
-    needed_blocks,
     served_runs,
     stored_weights,
     tight,
     unserved,
 )
-from simoffload.strategies.programs.zero_strategy import inference_moves
-from simoffload.strategies.requirements import NO_VLLM, check_capability, check_dtype, lacks_vllm
 from simoffload.workload import Inference
 
 _MORE = "raise tensor_parallel_size or pipeline_parallel_size"
@@ -104,7 +81,6 @@ class TensorParallelPlan(InferencePlan):
     @property
     def warnings(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here
         """Warnings about key-value heads that several GPUs keep, and about the connector."""
-        heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
         connector = self.cache.connector
         found = () if connector is None else connector.checked(self.model, self.workload, self.machine)
         if self.engine is not None:
@@ -112,12 +88,15 @@ class TensorParallelPlan(InferencePlan):
             short = self.engine.short(stage, self.machine)
             found = (*found, *tight(self.engine.utilization, self.machine), *short)
             found = (*found, self.engine.lowered) if self.engine.lowered else found
+        return (*self.heads_warnings, *found)
+
+    @property
+    def heads_warnings(self) -> tuple[str, ...]:
+        """Warnings about key-value heads that several GPUs keep."""
+        heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
         if gpus <= heads:
-            return found
-        return (
-            f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",
-            *found,
-        )
+            return ()
+        return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
 
     @property
     def stored_weights(self) -> tuple[Stored, ...]:
@@ -264,15 +243,9 @@ class TensorParallelPlan(InferencePlan):
 
 
 Degree = Annotated[int, Field(strict=True, ge=1, le=65_536)]
-_DIVIDED, _ALONE = "parts of {} in each GPU", "{} in the GPU"
+DIVIDED, _ALONE = "parts of {} in each GPU", "{} in the GPU"
 """Phrases for weights that are divided among GPUs, and that one GPU has."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-_ENGINE_KEYS = (
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "kv_blocks",
-    "max_cudagraph_capture_size",
-)
 
 
 class DividedStrategy(CachingStrategy):
@@ -280,9 +253,7 @@ class DividedStrategy(CachingStrategy):
     data parallelism."""
 
     serves: ClassVar = frozenset({"inference"})
-    traits: ClassVar = CachingStrategy.traits._replace(
-        evidence="tensor_parallel", formats=("fp8", "int4-g128"), gpu_keys=_DEGREES
-    )
+    traits: ClassVar = CachingStrategy.traits._replace(gpu_keys=_DEGREES)
 
     tensor_parallel_size: Degree = 1
     """Number of GPUs that share every layer."""
@@ -290,20 +261,6 @@ class DividedStrategy(CachingStrategy):
     """Number of pipeline stages, each with an equal part of the layers."""
     data_parallel_size: Degree = 1
     """Number of replicas of the model, each of which processes ``batch_size`` sequences."""
-    max_num_batched_tokens: Annotated[int, Field(strict=True, ge=1, le=10**8)] | None = None
-    """Number of tokens that vLLM computes at once at most: a prefill of more is computed in chunks; None: as
-    ``vllm serve`` chooses, 16,384 with 160 GiB of GPU memory and more, 8,192 with 70 GiB and more except on
-    an A100, else 2,048."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
-    """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
-    a display or CUDA graphs take more than the rest of a small GPU."""
-    kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
-    """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens
-    in the layers of one group: all layers, or as many as have full attention in models with sliding layers,
-    too; None: as many as fit."""
-    max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
-    """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more.
-    None: as vLLM chooses, 512, and 1,024 for gpt-oss."""
 
     @model_validator(mode="before")
     @classmethod
@@ -319,106 +276,9 @@ class DividedStrategy(CachingStrategy):
         return {**data, "ranks": ranks}
 
     @property
-    def without_vllm(self) -> str:
-        """Settings that do without vLLM."""
-        return "strategy.kind to zero_inference or accelerate"
-
-    @property
-    def _in_gpus(self) -> str:
+    def in_gpus(self) -> str:
         """Phrase for weights that GPUs hold."""
-        return _ALONE if self.tensor_parallel_size * self.pipeline_parallel_size == 1 else _DIVIDED
-
-    @property
-    def _is_compiled(self) -> bool:
-        """Whether steps are compiled and captured in CUDA graphs."""
-        return True
-
-    def _with_v1_runner(self, model: ModelShape) -> bool:
-        """Return whether vLLM runs the model with its model runner V1."""
-        return model.traits.v1_runner and bool(model.num_experts)
-
-    @property
-    def _has_engine(self) -> bool:
-        """Whether what is simulated is vLLM."""
-        return True
-
-    def engine(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmEngine | None:
-        """Return the limits of vLLM's engine; None for another program. Raises InputError for those that vLLM
-        refuses, or that another program does not have."""
-        if self.kv_blocks is not None and self.kv_cache.plain.tier != "hbm":
-            text = f"are of a cache in HBM, and kv_cache.tier is {self.kv_cache.plain.tier}; remove the key"
-            raise InputError.at("strategy.kv_blocks", text)
-        if self._has_engine:
-            stated = "gpu_memory_utilization" in self.model_fields_set
-            alone = self.tensor_parallel_size * self.pipeline_parallel_size == 1
-            code = EngineCode(compiled=self._is_compiled, alone=alone, v1=self._with_v1_runner(model))
-            return VllmEngine.of(
-                model,
-                machine,
-                workload,
-                tokens=self.max_num_batched_tokens,
-                utilization=self.gpu_memory_utilization if stated else None,
-                blocks=self.kv_blocks,
-                captured=self.max_cudagraph_capture_size,
-                code=code,
-                connector=self.kv_cache.connector,
-            )
-        for key in _ENGINE_KEYS:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                text = (
-                    "is an option of vLLM, and eager code of transformers is simulated; set compiled to true"
-                )
-                raise InputError.at(f"strategy.{key}", f"{text}, or remove it")
-        return None
-
-    def check_blocks(
-        self,
-        model: ModelShape,
-        *,
-        sequences: int,
-        length: int,
-        size: int = VLLM_BLOCK,
-        remedy: str = BLOCKS,
-    ) -> None:
-        """Raise InputError for fewer blocks of ``size`` tokens than sequences of so many tokens need, on
-        whatever machine; ``remedy`` as in ``needed_blocks``."""
-        groups = cache_groups(model, step=self.max_num_batched_tokens or max(sequences, LEAST_TOKENS))
-        needed_blocks(
-            groups, sequences=sequences, length=length, stated=self.kv_blocks, size=size, remedy=remedy
-        )
-
-    def served(self, model: ModelShape, machine: Machine) -> ModelShape:
-        """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
-        check_dtype(model)
-        form = self.kv_cache.format
-        check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
-        return model.as_served()
-
-    def engine_options(self, plan: Plan) -> tuple[str, ...]:
-        """Return the options of ``vllm serve`` for limits that are not its defaults."""
-        assert isinstance(plan, TensorParallelPlan)
-        engine = plan.engine
-        tokens = None if engine is None else engine.tokens
-        usual = not plan.compiled or plan.captured == chosen_graph(plan.model, plan.workload.batch_size)
-        named: dict[str, float | None] = {
-            "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
-            "num-gpu-blocks-override": self.kv_blocks,
-            "max-cudagraph-capture-size": None if usual else plan.captured,
-        }
-        if engine is not None and engine.utilization != UTILIZATION:
-            named["gpu-memory-utilization"] = engine.utilization
-        return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
-
-    def engine_tunables(self, plan: TensorParallelPlan) -> Iterator[Tunable]:
-        """Yield fewer tokens at once, and more of the GPU's memory."""
-        engine, least = plan.engine, max(plan.workload.batch_size, _LEAST_TOKENS)
-        if engine is not None:
-            halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
-            key = "max_num_batched_tokens"
-            yield from memory_tunables(key, ("strategy", key), engine.tokens, halves)
-            key, most = "gpu_memory_utilization", engine.most(plan.model, plan.machine)
-            larger = [one for one in fuller(plan.machine) if engine.utilization < one <= most]
-            yield from memory_tunables(key, ("strategy", key), engine.utilization, larger)
+        return _ALONE if self.tensor_parallel_size * self.pipeline_parallel_size == 1 else DIVIDED
 
     @property
     def degrees(self) -> Degrees:
@@ -441,133 +301,6 @@ class DividedStrategy(CachingStrategy):
         return super().sizes(batch_size)._replace(gpus=divided)
 
 
-def _evidence(settings: Mapping[str, Any]) -> str:
-    """Return the runs of vLLM for compiled code, else those of transformers."""
-    return SERVED if settings.get("compiled", False) else "tensor_parallel"
-
-
-class TensorParallel(DividedStrategy):
-    """A TensorParallel strategy keeps the weights in the HBM of several GPUs, divided among them."""
-
-    traits: ClassVar = DividedStrategy.traits._replace(evidence=_evidence)
-
-    kind: Literal["tensor_parallel"] = "tensor_parallel"
-    compiled: Annotated[bool, Field(strict=True)] = False
-    """Whether kernels are fused, those of attention whatever ``model.attention`` is, and replayed from CUDA
-    graphs, as in vLLM and with torch.compile, so that the host thread does not launch them one by one; false:
-    transformers' eager code."""
-
-    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield HBM as the only place of the weights, limits of vLLM's engine, the cache in host memory, and
-        ZeRO-Inference with the weights on each tier."""
-        yield Placements(
-            refusal="offload with strategy.kind zero_inference", name="tensor parallel", phrase=self._in_gpus
-        )
-        if not isinstance(plan, TensorParallelPlan):
-            return
-        before = (Edit(("strategy",), {"kind": "zero_inference", "ranks": self.ranks}),)
-        yield from self.cache_tunables(plan)
-        yield from inference_moves(plan, ranks=self.ranks, before=before)
-        yield from self.engine_tunables(plan)
-
-    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> TensorParallelPlan:
-        """Apply the strategy. Raises InputError for a model that cannot be divided equally."""
-        if self._types_vllm(model):
-            served = self.served(model, machine)
-            model = served if self._uses_vllm else model
-        else:
-            check_capability(TRANSFORMERS.program, model, machine)
-        plan = TensorParallelPlan(
-            model=model,
-            workload=workload,
-            machine=machine,
-            degrees=self.degrees,
-            compiled=self.compiled,
-            cache=self.cache_of(model, workload, machine),
-            engine=self.engine(model, workload, machine),
-        )
-        assert plan.divided  # raises for degrees that do not divide the model
-        return plan
-
-    @classmethod
-    def instead(
-        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, _gpus: int
-    ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield GPUs that hold the weights together, if they can with what vLLM fills of their memory: those
-        of ``other``, or the smallest larger number of GPUs of a host or of hosts, or fewer hosts.
-
-        All of them work on the sequences of all replicas of ``other``.
-        """
-        yield (Tunable("baseline", cls._without_offloading(other, model, workload, machine)),)
-
-    @classmethod
-    def _without_offloading(
-        cls, other: Strategy, model: ModelShape, workload: Inference, machine: Machine
-    ) -> Iterator[Change]:
-        batch = workload.batch_size * other.replicas
-        work = workload.model_copy(update={"batch_size": batch})
-        each = machine.gpus_per_node
-        larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
-        for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
-            for sizes in arrangements(gpus, machine):
-                strategy = {"kind": "tensor_parallel", **sizes, "compiled": not lacks_vllm(machine)}
-                with suppress(InputError):
-                    plan = cls.model_validate(strategy).plan(model, work, machine)
-                    if all(use.fits for use in peak_uses(memory_stages(plan), machine.tiers)):
-                        edits = Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
-                        yield Change("placement", "", edits)
-
-    @property
-    def description(self) -> Description:
-        """The program that the exported command starts, and the cache."""
-        program = "vLLM" if self._uses_vllm else "transformers or vLLM"
-        return super().description._replace(program=program)
-
-    @property
-    def cache_engine(self) -> CacheEngine:  # type: ignore[override]  # it depends on who runs the plan
-        """Cache of vLLM or of transformers; of eager code in vLLM, whose kernels are not simulated, in the
-        model's type."""
-        if not self._uses_vllm:
-            return TRANSFORMERS
-        return (
-            VLLM
-            if self.compiled
-            else VLLM._replace(program="eager code in vLLM, as it is simulated,", formats=())
-        )
-
-    @property
-    def without_vllm(self) -> str:
-        """Settings that do without vLLM, which also runs what transformers cannot divide."""
-        return f"strategy.compiled to false (transformers), or {NO_VLLM}" if self.compiled else NO_VLLM
-
-    @property
-    def _has_engine(self) -> bool:
-        """Whether what is simulated is vLLM: compiled code, which vLLM has, too."""
-        return self.compiled
-
-    @property
-    def _uses_vllm(self) -> bool:
-        return self.compiled or self.ranks > self.tensor_parallel_size
-
-    def _types_vllm(self, model: ModelShape) -> bool:
-        """Whether the command to type is vLLM's: also of eager code, unless transformers can divide the model
-        and keeps its weights as they are stored."""
-        stored = QUANTIZATIONS.get(model.quantization or "")
-        in_full = stored is not None and stored.mixture is not None  # so transformers loads GGUF files
-        return self._uses_vllm or in_full or not (self.ranks == 1 or model.traits.tensor_plan)
-
-    def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the command that serves the model, or, for transformers' eager code, a program."""
-        model = plan.model
-        if not self._types_vllm(model):
-            name, dtype, advice = model.unquantized_name, model.dtype, _advice(model.quantization)
-            program = _PROGRAM.format(name=name, dtype=dtype, gpus=self.ranks, advice=advice)
-            return {"tensor_parallel.py": program, **self.generation_config()}
-        assert isinstance(plan, TensorParallelPlan)
-        command = vllm_command(plan, self.degrees, *self.engine_options(plan), compiled=self.compiled)
-        return {"vllm-serve.sh": command}
-
-
 def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
     """Yield degrees of parallelism for a number of GPUs: a pipeline stage for each host, then more stages,
     then layers that are divided among GPUs of several hosts."""
@@ -578,57 +311,32 @@ def arrangements(gpus: int, machine: Machine) -> Iterator[dict[str, int]]:
         yield {"tensor_parallel_size": gpus // stages, "pipeline_parallel_size": stages}
 
 
-_PROGRAM = """\
-# torchrun --nproc-per-node {gpus} tensor_parallel.py
-import torch
-from transformers import AutoModelForCausalLM
-from transformers.distributed import DistributedConfig
+def without_offloading(
+    kind: type[Strategy], other: Strategy, model: ModelShape, workload: Inference, machine: Machine
+) -> Iterator[Change]:
+    """Yield GPUs that hold the weights together under a kind of strategy, if they can: those of ``other``, or
+    the smallest larger number of GPUs of a host or of hosts, or fewer hosts.
 
-{advice}
-# Before transformers 5.18 write tp_plan="auto" instead of distributed_config.
-model = AutoModelForCausalLM.from_pretrained(
-    "{name}", dtype=torch.{dtype}, distributed_config=DistributedConfig(tp_plan="auto")
-)
-"""
+    All of them work on the sequences of all replicas of ``other``.
+    """
+    batch = workload.batch_size * other.replicas
+    work = workload.model_copy(update={"batch_size": batch})
+    each = machine.gpus_per_node
+    larger = (one for one in range(other.gpus + 1, machine.gpus + 1) if one < each or one % each == 0)
+    for gpus in (other.gpus, *larger, *range((other.gpus - 1) // each * each, 0, -each)):
+        for sizes in arrangements(gpus, machine):
+            strategy = {"kind": kind.model_fields["kind"].default, **sizes}
+            with suppress(InputError):
+                plan = kind.model_validate(strategy).plan(model, work, machine)
+                if plan.facts.hypothetical:
+                    continue
+                if all(use.fits for use in peak_uses(memory_stages(plan), machine.tiers)):
+                    edits = Edit(("strategy",), strategy), Edit.at("workload.batch_size", batch)
+                    yield Change("placement", "", edits)
 
 
-def _advice(quantization: str | None) -> str:
+def loading_advice(quantization: str | None) -> str:
     """Return the comment on the name of the model in an exported command."""
     if quantization is None:
         return "# Replace the name by your files or one on the Hub."
     return f"# Replace the name by your files or one on the Hub,\n# with weights stored as {quantization}."
-
-
-_AT_LOADING = {"fp8": "fp8"}
-"""Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
-
-
-def _filled(plan: Plan) -> float:
-    """Return which fraction of their memory the GPUs need; above 1 if they are too small."""
-    return sum(one.size for one in plan.held if one.tier == "hbm") / plan.machine.tiers["hbm"].capacity
-
-
-def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str, compiled: bool) -> str:
-    """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
-    work = plan.workload
-    sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
-    options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
-    options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
-    options += [f"--max-num-seqs {work.batch_size}", *more, *([] if compiled else ["--enforce-eager"])]
-    if plan.engine is None:
-        filled = ceil(100 * _filled(plan)) / 100
-        fills = min(most_utilization(plan.machine), filled if UTILIZATION < filled <= 1 else UTILIZATION)
-        options += [f"--gpu-memory-utilization {fills:g}"] if fills != UTILIZATION else []
-    if plan.cache.format is not None:
-        options.append(f"--kv-cache-dtype {plan.cache.format}")
-    before = ""
-    if (moves := plan.block_moves) is not None:
-        command = connector_command(moves, plan.held, compiled=compiled)
-        options.append(command.option)
-        before = command.before
-    stored = plan.model.quantization
-    if stored in _AT_LOADING:
-        options.append(f"--quantization {_AT_LOADING[stored]}")
-        stored = None
-    lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
-    return f"{_advice(stored)}\n{before}{lines}\n"

@@ -1,4 +1,4 @@
-"""vLLM's offloading of weights to host memory: read in place over the link (UVA), or prefetched by layer.
+"""vLLM, which may offload weights to host memory: read in place over the link (UVA), or prefetched by layer.
 
 Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``config/offload.py``.
 
@@ -16,9 +16,10 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
+from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -46,17 +47,33 @@ from simoffload.strategies.base import (
     memory_tunables,
     pinned_rounding,
 )
-from simoffload.strategies.cache.kv_cache import VLLM
-from simoffload.strategies.divided import DividedModel
+from simoffload.strategies.cache.kv_cache import VLLM, VLLM_BLOCK
+from simoffload.strategies.divided import Degrees, DividedModel
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
 from simoffload.strategies.programs.tensor_parallel import (
     DividedStrategy,
     TensorParallelPlan,
     arrangements,
-    vllm_command,
+    loading_advice,
+    without_offloading,
 )
-from simoffload.strategies.programs.vllm_engine import fuller, unserved_in_place
+from simoffload.strategies.programs.vllm_engine import (
+    BLOCKS,
+    LEAST_TOKENS,
+    UTILIZATION,
+    EngineCode,
+    VllmEngine,
+    cache_groups,
+    chosen_graph,
+    connector_command,
+    default_tokens,
+    fuller,
+    needed_blocks,
+    runs_v1,
+    unserved_in_place,
+)
+from simoffload.strategies.requirements import check_capability, check_dtype, lacks_vllm
 from simoffload.units import plural
 from simoffload.workload import Inference
 
@@ -168,7 +185,7 @@ def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Tu
 
     def change(resident: int) -> Change:
         offloaded, how = layers - resident, "without offload"
-        section: dict[str, Any] = {"kind": "vllm_cpu_offload", **several}
+        section: dict[str, Any] = {"kind": "vllm", **several}
         if offloaded:
             group, number = group_of(layers, offloaded)
             keys = {"offload_group_size": group, "offload_num_in_group": number}
@@ -201,15 +218,48 @@ class OffloadOptions(NamedTuple):
     """Tier of the offloaded weights."""
 
 
-class VllmCpuOffload(DividedStrategy):
-    """vLLM's offloading of weights to host memory, in addition to parallelism as in ``tensor_parallel``."""
+_LEAST_TOKENS = 256
+"""Fewest tokens at once that are tried to save memory: fewer than a GPU needs for its full speed; our
+choice."""
+_OFFLOADING = frozenset(
+    {
+        "cpu_offload_gb",
+        "offload_group_size",
+        "offload_num_in_group",
+        "offload_prefetch_step",
+        "offload_tier",
+    }
+)
+"""Keys of offloading."""
 
-    traits: ClassVar = DividedStrategy.traits._replace(evidence=SERVED)
+
+class Vllm(DividedStrategy):
+    """A Vllm strategy runs vLLM: GPUs hold the weights together, and host memory those that are offloaded."""
+
+    traits: ClassVar = DividedStrategy.traits._replace(
+        title="vLLM", evidence=SERVED, formats=("fp8", "int4-g128")
+    )
     cache_engine: ClassVar = VLLM
 
-    kind: Literal["vllm_cpu_offload"] = "vllm_cpu_offload"
-    compiled: Annotated[bool, Field(strict=True)] = True
-    """Whether kernels are replayed from CUDA graphs; false: ``--enforce-eager``, the host launches each."""
+    kind: Literal["vllm"] = "vllm"
+    enforce_eager: Annotated[bool, Field(strict=True)] = False
+    """Whether the host launches each kernel (``--enforce-eager``), instead of replaying them from CUDA
+    graphs."""
+    max_num_batched_tokens: Annotated[int, Field(strict=True, ge=1, le=10**8)] | None = None
+    """Number of tokens that vLLM computes at once at most: a prefill of more is computed in chunks; None: as
+    ``vllm serve`` chooses, 16,384 with 160 GiB of GPU memory and more, 8,192 with 70 GiB and more except on
+    an A100, else 2,048."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = UTILIZATION
+    """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
+    a display or CUDA graphs take more than the rest of a small GPU."""
+    kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
+    """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens
+    in the layers of one group: all layers, or as many as have full attention in models with sliding layers,
+    too; None: as many as fit."""
+    max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
+    """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more.
+    None: as vLLM chooses, 512, and 1,024 for gpt-oss."""
+
     cpu_offload_gb: Annotated[float, Field(ge=0, le=1e6)] = 0
     """Weights of each GPU that stay in host memory and are read over the link by kernels [GiB]."""
     offload_group_size: Annotated[int, Field(strict=True, ge=0, le=100_000)] = 0
@@ -222,16 +272,85 @@ class VllmCpuOffload(DividedStrategy):
     """Tier of the prefetched layers; any other than host memory is a what-if that vLLM does not have."""
 
     @property
-    def _is_compiled(self) -> bool:
-        return self.compiled
-
-    def _with_v1_runner(self, model: ModelShape) -> bool:
-        """Return whether it is model runner V1, as always with weights in host memory."""
-        return super()._with_v1_runner(model) or self._offloads
+    def without_vllm(self) -> str:
+        """Settings that do without vLLM."""
+        return "strategy.kind to deepspeed, transformers or accelerate"
 
     @property
     def _offloads(self) -> bool:
         return bool(self.cpu_offload_gb or self.offload_group_size)
+
+    def engine(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmEngine:
+        """Return the limits of vLLM's engine, which runs model runner V1 always with weights in host memory.
+
+        Raises InputError for those that vLLM refuses.
+        """
+        if self.kv_blocks is not None and self.kv_cache.plain.tier != "hbm":
+            text = f"are of a cache in HBM, and kv_cache.tier is {self.kv_cache.plain.tier}; remove the key"
+            raise InputError.at("strategy.kv_blocks", text)
+        stated = "gpu_memory_utilization" in self.model_fields_set
+        alone = self.tensor_parallel_size * self.pipeline_parallel_size == 1
+        v1 = runs_v1(model) or self._offloads
+        return VllmEngine.of(
+            model,
+            machine,
+            workload,
+            tokens=self.max_num_batched_tokens,
+            utilization=self.gpu_memory_utilization if stated else None,
+            blocks=self.kv_blocks,
+            captured=self.max_cudagraph_capture_size,
+            code=EngineCode(compiled=not self.enforce_eager, alone=alone, v1=v1),
+            connector=self.kv_cache.connector,
+        )
+
+    def check_blocks(
+        self,
+        model: ModelShape,
+        *,
+        sequences: int,
+        length: int,
+        size: int = VLLM_BLOCK,
+        remedy: str = BLOCKS,
+    ) -> None:
+        """Raise InputError for fewer blocks of ``size`` tokens than sequences of so many tokens need, on
+        whatever machine; ``remedy`` as in ``needed_blocks``."""
+        groups = cache_groups(model, step=self.max_num_batched_tokens or max(sequences, LEAST_TOKENS))
+        needed_blocks(
+            groups, sequences=sequences, length=length, stated=self.kv_blocks, size=size, remedy=remedy
+        )
+
+    def served(self, model: ModelShape, machine: Machine) -> ModelShape:
+        """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
+        check_dtype(model)
+        form = self.kv_cache.format
+        check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
+        return model.as_served()
+
+    def engine_options(self, plan: Plan) -> tuple[str, ...]:
+        """Return the options of ``vllm serve`` for limits that are not its defaults."""
+        assert isinstance(plan, TensorParallelPlan)
+        engine = plan.engine
+        tokens = None if engine is None else engine.tokens
+        usual = not plan.compiled or plan.captured == chosen_graph(plan.model, plan.workload.batch_size)
+        named: dict[str, float | None] = {
+            "max-num-batched-tokens": None if tokens == default_tokens(plan.machine) else tokens,
+            "num-gpu-blocks-override": self.kv_blocks,
+            "max-cudagraph-capture-size": None if usual else plan.captured,
+        }
+        if engine is not None and engine.utilization != UTILIZATION:
+            named["gpu-memory-utilization"] = engine.utilization
+        return tuple(f"--{name} {value}" for name, value in named.items() if value is not None)
+
+    def engine_tunables(self, plan: TensorParallelPlan) -> Iterator[Tunable]:
+        """Yield fewer tokens at once, and more of the GPU's memory."""
+        engine, least = plan.engine, max(plan.workload.batch_size, _LEAST_TOKENS)
+        if engine is not None:
+            halves = [now for part in range(1, 10) if (now := engine.tokens >> part) >= least]
+            key = "max_num_batched_tokens"
+            yield from memory_tunables(key, ("strategy", key), engine.tokens, halves)
+            key, most = "gpu_memory_utilization", engine.most(plan.model, plan.machine)
+            larger = [one for one in fuller(plan.machine) if engine.utilization < one <= most]
+            yield from memory_tunables(key, ("strategy", key), engine.utilization, larger)
 
     @property
     def options(self) -> OffloadOptions:
@@ -260,16 +379,16 @@ class VllmCpuOffload(DividedStrategy):
             possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
             edits=lambda other: () if other == now else self._elsewhere(other.weights),
             refusal="set cpu_offload_gb or offload_group_size",
-            name="vLLM offload" if self._offloads else "",  # the tier identifies it if all is on GPUs
-            phrase=f"{{}} in GPU and {where}" if self._offloads else self._in_gpus,
+            name="vLLM offload" if self._offloads else "vLLM",
+            phrase=f"{{}} in GPU and {where}" if self._offloads else self.in_gpus,
         )
-        if not isinstance(plan, VllmOffloadPlan):
+        if not isinstance(plan, VllmPlan):
             return
         yield from self.cache_tunables(plan)
         yield from self.engine_tunables(plan)
-        if not plan.options.group:  # larger values for HBM, then smaller ones for host memory
+        if not self.offload_group_size:  # larger values for HBM, then smaller ones for host memory
             most = max(one.weight_bytes for one in plan.divided.stages) // _GIB + 1
-            key, size = "cpu_offload_gb", plan.options.budget // _GIB
+            key, size = "cpu_offload_gb", self.options.budget // _GIB
             values = range(size + 1, most + 1), range(size - 1, -1, -1)
             yield from memory_tunables(key, ("strategy", key), size, *values)
         yield Tunable("setting", self._prefetched(plan.model))
@@ -283,10 +402,13 @@ class VllmCpuOffload(DividedStrategy):
 
     @classmethod
     def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+        cls, other: Strategy, model: ModelShape, workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield a number of GiB of the weights on each GPU, with the others in pinned host memory, where
-        kernels read them, and a number of layers of each GPU, with the others prefetched from there."""
+        """Yield GPUs that hold the weights together; a number of GiB of the weights on each GPU, with the
+        others in pinned host memory, where kernels read them; and a number of layers of each GPU, with the
+        others prefetched from there."""
+        held = without_offloading(cls, other, model, workload, machine)
+        yield () if lacks_vllm(machine) else (Tunable("baseline", held),)
         total = model.weight_bytes // gpus // _GIB + 1
 
         def division(sizes: Mapping[str, float]) -> Tunable:
@@ -295,7 +417,7 @@ class VllmCpuOffload(DividedStrategy):
             filled = f", which fills {fills:g} of their memory" if fills else ""
 
             def change(size: int) -> Change:
-                section = {"kind": "vllm_cpu_offload", **several, "cpu_offload_gb": size}
+                section = {"kind": "vllm", **several, "cpu_offload_gb": size}
                 offloaded = f"with cpu_offload_gb {size}" if size else "without offload"
                 description = f"vLLM on {plural(gpus, 'GPU')} {offloaded}{filled}"
                 return Change("placement", description, (Edit(("strategy",), section),))
@@ -327,20 +449,24 @@ class VllmCpuOffload(DividedStrategy):
                 text = f"{offloaded} of {layers} layers prefetched ({plural(slots, 'slot')}) instead of read"
                 yield Change("setting", f"{text} in place", edits, key=f"prefetch-{slots}")
 
-    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmOffloadPlan:
-        """Apply the strategy. Raises InputError for options that vLLM refuses."""
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> VllmPlan:
+        """Apply the strategy. Raises InputError for options that vLLM refuses, and for a model that cannot be
+        divided equally."""
         model = self.served(model, machine)
-        plan = VllmOffloadPlan(
+        plan = VllmPlan(
             model=model,
             workload=workload,
             machine=machine,
             degrees=self.degrees,
-            compiled=self.compiled,
-            options=self.options,
+            compiled=not self.enforce_eager,
             cache=self.cache_of(model, workload, machine),
             engine=self.engine(model, workload, machine),
         )
-        assert plan.offloaded  # raises for groups that do not fit the layers
+        if _OFFLOADING & self.model_fields_set:
+            given = {one.name: getattr(plan, one.name) for one in fields(plan)}
+            plan = offloading = VllmOffloadPlan(**given, options=self.options)
+            assert offloading.offloaded  # raises for groups that do not fit the layers
+        assert plan.divided  # raises for degrees that do not divide the model
         return plan
 
     @property
@@ -350,17 +476,33 @@ class VllmCpuOffload(DividedStrategy):
 
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model; none for layers on a tier from which vLLM has none."""
-        assert isinstance(plan, VllmOffloadPlan)
+        assert isinstance(plan, VllmPlan)
         if self.offload_tier != "dram":
             return {}
         given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
         if self.offload_group_size:
             keys = ("offload_group_size", "offload_num_in_group", "offload_prefetch_step")
             given = [f"--{key.replace('_', '-')} {getattr(self, key)}" for key in keys]
-        given += [BACKEND] if plan.repacked else []
-        options = (*given, *self.engine_options(plan))
-        command = vllm_command(plan, self.degrees, *options, compiled=self.compiled)
-        return {"vllm-serve.sh": (f"export {_UNROUNDED}\n" if plan.pinned.unrounded else "") + command}
+        before, more = plan.command
+        command = vllm_command(plan, self.degrees, *given, *more, *self.engine_options(plan))
+        return {"vllm-serve.sh": before + command}
+
+
+@dataclass(frozen=True)
+class VllmPlan(TensorParallelPlan):
+    """A VllmPlan is a plan of a model that vLLM runs on GPUs that hold its weights together."""
+
+    fewer: ClassVar = "raise tensor_parallel_size, pipeline_parallel_size or cpu_offload_gb"
+
+    @property
+    def fused(self) -> bool:
+        """Whether kernels are fused: always, as vLLM has its own."""
+        return True
+
+    @property
+    def command(self) -> tuple[str, tuple[str, ...]]:
+        """Lines before the command that serves the model, and its options beside those of ``Vllm``."""
+        return "", ()
 
 
 Weights = Mapping[str, tuple[int, ...]]
@@ -368,16 +510,11 @@ Weights = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class VllmOffloadPlan(TensorParallelPlan):
+class VllmOffloadPlan(VllmPlan):
     """A VllmOffloadPlan is a plan of a model of which some weights are in host memory."""
 
     options: OffloadOptions = field(kw_only=True)
     fewer: ClassVar = _MORE
-
-    @property
-    def fused(self) -> bool:
-        """Whether kernels are fused: always, as vLLM has its own."""
-        return True
 
     @property
     def basis(self) -> Basis:
@@ -402,6 +539,12 @@ class VllmOffloadPlan(TensorParallelPlan):
             return super()._uncompared()
         found = unserved_in_place(self.stored_weights, self.machine.accelerator.name)
         return [*super()._uncompared(), *(["served prefetched layers"] if self.options.group else found)]
+
+    @property
+    def command(self) -> tuple[str, tuple[str, ...]]:
+        """Also the kernels of experts, and how PyTorch rounds pinned memory."""
+        before = f"export {_UNROUNDED}\n" if self.pinned.unrounded else ""
+        return before, ((BACKEND,) if self.repacked else ())
 
     @property
     def repacked(self) -> bool:
@@ -587,3 +730,29 @@ class Prefetch(Hook):
             weights = self._plan.offloaded[out.stage_number][following]
             sizes = [size for one in weights.values() for size in one]
             out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
+
+
+_AT_LOADING = {"fp8": "fp8"}
+"""Options of vLLM that quantize 16-bit weights at loading, by format (``Fp8OnlineLinearMethod``)."""
+
+
+def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str) -> str:
+    """Return the command that serves the model of a plan with vLLM, with ``more`` options."""
+    work = plan.workload
+    sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
+    options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
+    options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
+    options += [f"--max-num-seqs {work.batch_size}", *more, *([] if plan.compiled else ["--enforce-eager"])]
+    if plan.cache.format is not None:
+        options.append(f"--kv-cache-dtype {plan.cache.format}")
+    before = ""
+    if (moves := plan.block_moves) is not None:
+        command = connector_command(moves, plan.held, compiled=plan.compiled)
+        options.append(command.option)
+        before = command.before
+    stored = plan.model.quantization
+    if stored in _AT_LOADING:
+        options.append(f"--quantization {_AT_LOADING[stored]}")
+        stored = None
+    lines = " \\\n  ".join((f"vllm serve {quote(plan.model.unquantized_name)}", *options))
+    return f"{loading_advice(stored)}\n{before}{lines}\n"

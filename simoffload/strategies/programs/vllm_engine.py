@@ -165,6 +165,11 @@ class EngineCode(NamedTuple):
     """Whether it is model runner V1, which samples with more memory."""
 
 
+def runs_v1(model: ModelShape) -> bool:
+    """Return whether vLLM runs the model with its model runner V1, if all weights are on GPUs."""
+    return model.traits.v1_runner and bool(model.num_experts)
+
+
 class VllmEngine(NamedTuple):
     """A VllmEngine has the limits of vLLM's engine for a plan."""
 
@@ -182,6 +187,8 @@ class VllmEngine(NamedTuple):
     """Groups of layers that have blocks of their own."""
     needed: int = 0
     """Number of blocks of the cache that the sequences of the workload hold at most."""
+    reserve: str = ""
+    """Name of what is left free by code that is not vLLM's; "" for vLLM's."""
     lowered: str = ""
     """Warning about CUDA graphs of more tokens than a step has, which vLLM does not capture; "" for none."""
 
@@ -223,7 +230,7 @@ class VllmEngine(NamedTuple):
                 f"max_cudagraph_capture_size {captured:,} is more than the {most:,} tokens of a step, and "
                 f"vLLM captures graphs up to {graphs:,}; lower it, or raise max_num_batched_tokens"
             )
-        found = cls(most, fills, blocks, graphs, code, groups, needed, lowered)
+        found = cls(most, fills, blocks, graphs, code, groups, needed, lowered=lowered)
         if utilization is None:  # a share beside which graphs have room, if there is one
             return found._replace(utilization=min(fills, found.most(model, machine) or fills))
         return found
@@ -271,15 +278,15 @@ class VllmEngine(NamedTuple):
                 "hbm",
                 "activations",
                 self._peak(stage, sequences=sequences),
-                remedy="lower max_num_batched_tokens or batch_size",
+                remedy="lower batch_size" if self.reserve else "lower max_num_batched_tokens or batch_size",
             ),
             Held("hbm", "CUDA context and workspace", self._context(machine) + _LIBRARIES),
             *([Held("hbm", "CUDA graphs", graphs)] if graphs else ()),
             Held(
                 "hbm",
-                f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
+                self.reserve or f"left free by vLLM (gpu_memory_utilization {self.utilization:g})",
                 max(0, free - self._beyond(stage, machine)) + min(held, free),
-                remedy="raise gpu_memory_utilization",
+                remedy="" if self.reserve else "raise gpu_memory_utilization",
                 spare=True,
             ),
         )

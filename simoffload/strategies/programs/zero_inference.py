@@ -331,7 +331,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     traits: ClassVar = ZeroStrategy.traits._replace(unseen=CachingStrategy.traits.unseen)
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
-    kind: Literal["zero_inference"] = "zero_inference"
+    kind: Literal["deepspeed"] = "deepspeed"
     tensor_parallel_size: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
     """Number of GPUs that share each layer, all ranks if it is more than 1: each keeps and fetches its own
     part. A what-if that DeepSpeed does not have."""
@@ -401,10 +401,10 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         larger = larger_buffers(model, gpus)
 
         def change(tier: Tier) -> Change:
-            section: dict[str, Any] = {"kind": "zero_inference", "ranks": gpus, "weights": tier.name}
+            section: dict[str, Any] = {"kind": "deepspeed", "ranks": gpus, "weights": tier.name}
             for one in larger if tier.is_storage else ():
                 section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
-            text = f"weights on {tier.name} (zero_inference)"
+            text = f"weights on {tier.name} (DeepSpeed)"
             return Change("placement", text, (Edit(("strategy",), section),))
 
         tiers = (one for one in machine.tiers.values() if one.kind != "hbm")

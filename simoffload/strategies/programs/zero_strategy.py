@@ -71,7 +71,11 @@ class ZeroStrategy(Strategy):
     """Strategy of DeepSpeed's ZeRO: states partitioned over the ranks, in HBM, host memory or on storage."""
 
     traits: ClassVar = ProgramTraits(
-        evidence="zero", method="ZeRO", gathers="ZeRO-3", files={"ds_config": DeepSpeedConfig}
+        title="DeepSpeed ZeRO",
+        evidence="zero",
+        method="ZeRO",
+        gathers="ZeRO-3",
+        files={"ds_config": DeepSpeedConfig},
     )
 
     states: ClassVar[tuple[str, ...]] = ("weights",)

@@ -294,7 +294,7 @@ class ZeroTraining(ZeroStrategy):
     serves: ClassVar = frozenset({"training"})
     states: ClassVar = ("weights", "optimizer")
 
-    kind: Literal["zero_training"] = "zero_training"
+    kind: Literal["deepspeed"] = "deepspeed"
     optimizer: AnyTier | None = None
     """Tier of the optimizer states; by default the one that ``ds_config`` names."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
@@ -520,8 +520,8 @@ def _zenflow(zenflow: ZenFlowSection, accumulation: int) -> Iterator[str]:
 
 # -- whole copies: stage 0 ----------------------------------------------------------------------
 
-_ZERO_TRAINING = Edit.at("strategy.kind", "zero_training")
-_DIVIDE = "set strategy.kind: zero_training, which divides and offloads them"
+_ZERO_TRAINING = Edit.at("strategy.kind", "deepspeed")
+_DIVIDE = "set strategy.kind: deepspeed, which divides and offloads them"
 
 
 def plan_whole_copies(

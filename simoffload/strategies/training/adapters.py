@@ -19,7 +19,6 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ALL_LINEAR, QUANTIZATIONS, ModelShape, quantized, with_lora
 from simoffload.results import ADAPTERS, FROZEN_NF4, Change
-from simoffload.strategies.base import RESIDENT
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, methods_of
 
 PEFT = "PEFT 0.21"
@@ -119,13 +118,6 @@ def work_of(lora: Lora | None) -> dict[str, Any]:
     return {} if lora is None else {"lora": lora.model_dump(mode="json", exclude_defaults=True)}
 
 
-def refuse_adapters(lora: Lora | None) -> None:
-    """Raise InputError for adapters in inference."""
-    if lora is not None:
-        text = "adapters are trained, and inference merges them into the weights; remove the section"
-        raise InputError.at("strategy.lora", text)
-
-
 def four_bit(model: ModelShape) -> Edit | None:
     """Return the edit that quantizes frozen weights; None if the model has another format."""
     return Edit(("model", "quantization"), _FOUR_BIT) if model.quantization is None else None
@@ -160,5 +152,5 @@ def lora_moves(
             yield Change("lora", text, edits, quality=FROZEN_NF4)
 
 
-_PROGRAMS = {"plain PEFT": RESIDENT, "FSDP": "fsdp"}
+_PROGRAMS = {"plain PEFT": "transformers", "FSDP": "fsdp"}
 """Programs that are proposed for adapters, and the kinds of their strategies."""

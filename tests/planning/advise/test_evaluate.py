@@ -86,11 +86,11 @@ def test_what_helps_shows_more_than_one_in_three_digits(stored: Advice, hosted: 
 
 def test_files_are_called_after_their_rank(stored: Advice) -> None:
     names = [name for name in recommended(stored) if not name.endswith((".sh", ".py"))]
-    assert names[:2] == ["01-tensor_parallel.yaml", "02-on-resident.yaml"]
+    assert names[:2] == ["01-vllm.yaml", "02-on-resident.yaml"]
     ranks = [one.change.rank for one in stored.helping]
     fewer = ranks.index(1) + 1
     assert 1 not in ranks[: fewer - 1]
-    assert f"{fewer:02d}-tensor_parallel-int4-g128.yaml" in names, "after all that keep the answers"
+    assert f"{fewer:02d}-vllm-int4-g128.yaml" in names, "after all that keep the answers"
     rank = [one.change.key for one in stored.helping].index("raid-8-drives") + 1
     assert f"{rank:02d}-raid-8-drives.yaml" in names
     assert all(
@@ -269,9 +269,9 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["schema"] == "simoffload/advice/1"
     keys = [one["key"] for one in rendered["options"]]
     assert rendered["objective"] == "throughput"
-    assert keys[:2] == ["tensor_parallel", "on-resident"]
-    fewer = keys.index("tensor_parallel-int4-g128")
-    assert keys[fewer + 1] == "tensor_parallel-fp8"
+    assert keys[:2] == ["vllm", "on-resident"]
+    fewer = keys.index("vllm-int4-g128")
+    assert keys[fewer + 1] == "vllm-fp8"
     assert {one["same_answers"] for one in rendered["options"][:fewer]} == {True}
     assert rendered["options"][0]["gain"] == stored.tried[0].gain
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]

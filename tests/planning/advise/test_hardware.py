@@ -209,7 +209,7 @@ def test_gpudirect_storage_is_refused_on_a_card_without_it(tmp_path: Path, gpu: 
     key, more = "strategy.ds_config.aio.use_gds", [DIRECT]
     if work == "training":
         more += ["workload={kind: training, batch_size: 1, sequence_length: 64}"]
-        more += ["strategy.kind=zero_training", "strategy.optimizer=nvme"]
+        more += ["strategy.kind=deepspeed", "strategy.optimizer=nvme"]
     if work == "checkpoint":
         key = "workload.writer.use_gds"
         fast = "{type: fast, patched_torch: true, checkpoint_serialization: false, use_gds: true}"

@@ -298,7 +298,7 @@ def test_a_whole_copy_is_tried_on_all_gpus_of_another_machine() -> None:
     scenario = loaded(STORAGE_BOUND, "model=opt-30b", "strategy.ranks=2", "workload.output_length=1")
     assert not fit(scenario.edited(*whole_copies(scenario))).fits
     there = scenario.edited(*whole_copies(scenario, "dgx-h100"))
-    assert (there.scenario.strategy.kind, there.scenario.strategy.gpus) == ("resident", 8)
+    assert (there.scenario.strategy.kind, there.scenario.strategy.gpus) == ("transformers", 8)
     assert fit(there).fits
 
 
@@ -375,7 +375,7 @@ model: llama-3.1-8b
 platform: rtx-4090-desktop
 workload: {kind: training, batch_size: 1, sequence_length: 1024}
 strategy:
-  kind: zero_training
+  kind: deepspeed
   ranks: 1
   ds_config: {zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}}
 """

@@ -44,7 +44,7 @@ def test_every_question_says_it() -> None:
     found = compare(many, ["dram", "raid"])
     assert f"dram; raid: {IDLE}" in " ".join(compare_text(list(found.results.values())).split())
     assert [IDLE in row["result"]["warnings"] for row in found.to_dict()["compared"]] == [True, True, False]
-    assert IDLE.partition(", or ")[0] in found.results["tensor_parallel"].warnings
+    assert IDLE.partition(", or ")[0] in found.results["vllm"].warnings
     assert IDLE in json.dumps(advise(many.on("hbm")).to_dict())
 
 

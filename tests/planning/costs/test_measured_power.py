@@ -38,7 +38,7 @@ def measured(run: dict[str, Any], *, prefill: bool) -> float:
 
 
 def predicted(run: dict[str, Any], *, prefill: bool) -> float:
-    strategy = {"inference": "zero_inference", "training": "zero_training"}[kind(run)]
+    strategy = {"inference": "deepspeed", "training": "deepspeed"}[kind(run)]
     work = {**run["workload"], **({"output_length": 1} if prefill else {})}
     scenario = resolve(
         Document(

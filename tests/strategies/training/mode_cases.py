@@ -68,7 +68,7 @@ def loaded(
 ) -> LoadedScenario:
     """A scenario with ``zero_optimization`` and other sections."""
     settings = {"zero_optimization": zero, **(config or {})}
-    strategy = {"kind": "zero_training", "ranks": ranks, "deepspeed_version": version}
+    strategy = {"kind": "deepspeed", "ranks": ranks, "deepspeed_version": version}
     short = {"batch_size": 1, "sequence_length": 64, "gradient_checkpointing": False}
     content = {
         "name": "a mode",

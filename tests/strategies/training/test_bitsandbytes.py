@@ -74,7 +74,7 @@ def test_what_a_gpu_has_no_room_for_is_paged_out() -> None:
 def test_so_it_is_under_zero() -> None:
     zero = "{optimizer: {type: PagedAdamW}, zero_optimization: {stage: 3}}"
     work = ["workload.batch_size=4", "workload.sequence_length=4096"]
-    strategy = f"strategy={{kind: zero_training, ranks: 2, ds_config: {zero}}}"
+    strategy = f"strategy={{kind: deepspeed, ranks: 2, ds_config: {zero}}}"
     scenario = load_scenario("fsdp/llama-3.1-8b", overrides=[strategy, *work])
     out = scenario.plan().paged_out  # type: ignore[attr-defined]
     assert 2 * out == max(one.size for one in scenario.plan().held if one.name == PAGED_OUT) > 0
@@ -89,7 +89,7 @@ def test_they_are_among_the_remedies_of_training(program: str) -> None:
     """Paged moments keep the result, 8 bits and adapters come later, each with a word on quality."""
     zero: dict[str, Any] = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}}
     overrides = [
-        "strategy={kind: zero_training, ranks: 2}",
+        "strategy={kind: deepspeed, ranks: 2}",
         f"strategy.ds_config={zero}".replace("'", ""),
         "workload.batch_size=1",
         "workload.sequence_length=2048",
@@ -111,9 +111,7 @@ def test_they_are_among_the_remedies_of_training(program: str) -> None:
 def test_deepspeed_is_given_such_an_optimizer_by_the_program() -> None:
     scenario = load_scenario(
         "training/bloom-7b1",
-        overrides=[
-            "strategy={kind: zero_training, ranks: 8, ds_config: {optimizer: {type: PagedAdamW8bit}}}"
-        ],
+        overrides=["strategy={kind: deepspeed, ranks: 8, ds_config: {optimizer: {type: PagedAdamW8bit}}}"],
     )
     exports = fit(scenario).provenance.exports
     assert "optimizer" not in exports["ds_config.json"]

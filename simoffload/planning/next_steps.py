@@ -1,0 +1,105 @@
+"""The few changes that an answer names as the next ones: free ones first, then formats and purchases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from math import inf
+
+from simoffload.documents import Edit
+from simoffload.errors import InputError
+from simoffload.planning.advise import Tried, advise
+from simoffload.planning.advise.options import memory, second_card
+from simoffload.planning.alternatives import ANSWERS_CHANGE, formats_of
+from simoffload.planning.costs import CostList
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import chosen
+from simoffload.results import Change, SimulationResult, quality_of_weights
+from simoffload.scenario import LoadedScenario
+from simoffload.strategies import BEST, suited_to
+from simoffload.strategies.base import weights_tiers
+from simoffload.workload import Checkpointing, Inference
+
+_SETTINGS = 4
+"""Most settings that are tried for one answer: our choice, for its time."""
+_MOST = 2
+"""Number of changes that an answer names."""
+_CLEAR = 1.05
+"""Gain from which a format is named: our choice."""
+_FILLED = 0.9
+"""Share of a memory that weights may take, beside a cache and buffers: our choice."""
+_FORMAT = "format-"
+
+
+def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tried, ...]:
+    """Return the changes to name beside an answer, the first one first.
+
+    Where the weights are read from storage, the first one is the largest format that avoids it, or the
+    smallest where none does. Raises what ``advise`` raises.
+    """
+    advice = advise(evaluator, costs=costs, options=_few)
+    of_formats = [one for one in advice.tried if one.change.key.startswith(_FORMAT)]
+    free = [one for one in advice.helping if one not in of_formats and not one.extra]
+    bought = [one for one in advice.helping if one.extra]
+    clear = [one for one in of_formats if (one.gain or 0.0) >= _CLEAR]
+    first = clear if _stored(evaluator.scenario) else ()
+    ranked = {one.change.key: one for one in (*first, *free[:1], *clear, *bought)}
+    return tuple(islice(ranked.values(), _MOST))
+
+
+def _stored(scenario: LoadedScenario) -> bool:
+    tiers = scenario.machine.tiers
+    return any(tiers[one].is_storage for one in weights_tiers(scenario.plan()))
+
+
+def _few(evaluator: Evaluator, _result: SimulationResult, _costs: CostList) -> Sequence[Change]:
+    scenario, work = evaluator.scenario, evaluator.workload
+    if isinstance(work, Checkpointing):
+        return ()
+    stored = _stored(scenario)
+    found = chain(
+        _in_fewer_bits(evaluator) if isinstance(work, Inference) else (),
+        islice(evaluator.changes("adapters"), 1),
+        islice(evaluator.changes("setting"), 0 if stored else _SETTINGS),
+        islice(memory(scenario), 1) if stored else (),
+        second_card(scenario),
+    )
+    return tuple(one for one in found if not evaluator.changes_nothing(*one.edits))
+
+
+def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
+    """Yield the program, or the first that suits and has any, with the largest of its formats whose weights
+    are a step nearer to the GPUs, or else with the smallest: of weights in HBM, the largest."""
+    scenario, machine = evaluator.scenario, evaluator.scenario.machine
+    kinds = (evaluator.strategy.kind, *reversed(suited_to("inference", scenario.model, machine)))
+    offered = ((kind, formats_of(scenario, kind)) for kind in kinds)
+    kind, names = next(((kind, names) for kind, names in offered if names), ("", ()))
+    if not names:
+        return
+    where = [machine.tiers[one] for one in weights_tiers(evaluator.plan)]
+    gpus, hosts = evaluator.strategy.gpus, machine.nodes_of(evaluator.strategy.gpus)
+    room: float = gpus * machine.tiers["hbm"].capacity
+    if any(one.is_storage for one in where):
+        room += hosts * machine.tiers["dram"].capacity
+    elif not where:
+        room = inf
+    sizes = {
+        name: evaluator.edited(evaluator.model("quantization", name)).model.weight_bytes for name in names
+    }
+    ordered = sorted(sizes, key=lambda name: -sizes[name])
+    name = next((one for one in ordered if sizes[one] <= _FILLED * room), ordered[-1])
+    section = {"kind": BEST, "among": [kind], "ranks": gpus}
+    work = evaluator.workload
+    assert isinstance(work, Inference)
+    section |= {"sequences": work.batch_size * evaluator.strategy.replicas}
+    stored_as = evaluator.model("quantization", name)
+    with suppress(InputError):
+        found = chosen(scenario.edited(stored_as, Edit(("strategy",), section)))
+        data = found.document.data
+        batch = data["workload"].get("batch_size", work.batch_size)
+        edits = stored_as, Edit(("strategy",), data["strategy"]), Edit.at("workload.batch_size", batch)
+        title = found.scenario.strategy.traits.title or kind
+        under = f" under {title}" if kind != evaluator.strategy.kind else ""
+        text = f"weights stored as {name}{under} {ANSWERS_CHANGE}"
+        yield Change("workload", text, edits, key=f"{_FORMAT}{name}", quality=quality_of_weights(name))

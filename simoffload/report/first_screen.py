@@ -1,0 +1,184 @@
+"""The first screen: what a person asked, in at most 25 lines of a terminal, and where the rest is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from simoffload.errors import printable
+from simoffload.planning.confidence import confidence
+from simoffload.report.formatting import bottleneck, counted
+from simoffload.report.presentation import presentation, speed_text
+from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
+from simoffload.scenario import LoadedScenario
+from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
+
+if TYPE_CHECKING:
+    from simoffload.planning.advise import Tried
+
+MOST_LINES = 25
+_MOST_WARNINGS = 3
+_MOST_CAUSES, _MOST_CHANGES = 4, 3
+_BAR = 12
+"""Length [characters] of the bar of a full tier."""
+_LEAST_SHARE = 0.01
+_LONGEST_COMMAND = 300
+_SAID = ("beyond the calibrated range",)
+"""Beginnings of warnings that a line of its own says in short."""
+
+
+class Line(NamedTuple):
+    """A Line of the screen begins with a label, or continues the paragraph before."""
+
+    label: str
+    text: str
+    style: str = ""
+
+
+def first_screen(
+    scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried] = ()
+) -> tuple[Line, ...]:
+    """Return the lines of the answer about one scenario: how fast, what limits it, how sure that is, which
+    programs were compared, what to change next (``following``) and what to type."""
+    return tuple(
+        one for one in (*_answer(scenario, result, following), *_warnings(result), _more(result)) if one.text
+    )
+
+
+def _answer(scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+    yield Line("", _asked(scenario, result), "bold")
+    yield Line("", ", ".join(presentation(result).work))
+    if result.refused:
+        yield Line("refused", printable(result.refused[0]), "red")
+        return
+    if not result.fits:
+        yield Line("does not fit", "; ".join(map(printable, result.advice)), "red")
+        yield from _fitting(result)
+    elif result.step is not None:
+        yield Line("", _values(result), "green")
+        yield Line("limited by", bottleneck(result.step, presentation(result).called))
+        yield Line("how sure", _sure(result))
+    if scenario.choice is not None:
+        yield Line("others", _others(scenario.choice))
+        yield Line("faster", _without(scenario.choice))
+    yield Line("next", " · ".join(_change(one) for one in following))
+    yield Line("type", _typed(result) if result.fits else "")
+    yield Line("memory", _memory(result))
+    if result.step is not None:
+        yield Line("time", _causes(result))
+
+
+def _asked(scenario: LoadedScenario, result: SimulationResult) -> str:
+    """Return what was simulated: "gpt-oss-120b, mxfp4 on 1 NVIDIA GeForce RTX 4090 (rtx-4090-desktop, 64
+    GiB), llama.cpp, the fastest of 4 programs"."""
+    machine, strategy = scenario.machine, scenario.scenario.strategy
+    memory = format_bytes(machine.host.memory_capacity.value, binary=True)
+    gpu = f"{result.gpus} × {machine.accelerator.name}"
+    program = strategy.traits.title or strategy.kind
+    text = f"{result.model}, {result.dtype} on {gpu} ({result.platform}, {memory}), {program}"
+    choice = scenario.choice
+    if choice is not None and len(choice.programs) > 1 and not choice.among:
+        text += f", the fastest of {len(choice.programs)} programs (--program names another)"
+    return printable(text)
+
+
+def _values(result: SimulationResult) -> str:
+    parts = [speed_text(result)]
+    ttft = result.metrics().get("ttft_s")
+    if ttft is not None and result.compared_metric.name != "ttft_s":
+        parts.append(f"first token after {format_seconds(ttft)}")
+    costs = result.costs
+    for name, what in (("cost_per_million_tokens", "million tokens"),):
+        value = costs.at_least().get(name) if costs is not None else None
+        if costs is not None and value is not None:
+            least = "at least " if costs.missing else ""
+            amount = f"{value:,.0f}" if value >= 100 else format_number(value)
+            parts.append(f"{least}{amount} {costs.costs.currency} per {what}".replace("  ", " "))
+    return " · ".join(parts)
+
+
+def _sure(result: SimulationResult) -> str:
+    sure = confidence(result)
+    beyond = "; beyond the measured range" if sure.extrapolates else ""
+    if sure.unlike:
+        return f"brackets are 80 % intervals; no real run {printable(sure.unlike)}{beyond}"
+    off = f"{sure.source} were {percent(sure.relative_error)} off in the mean"
+    return f"brackets are 80 % intervals; {off}{beyond}"
+
+
+def _rate(one: ProgramRate) -> str:
+    rate = "" if one.tokens_per_s is None else f" {format_number(one.tokens_per_s)} tokens/s"
+    where = f" from {one.where}" if one.where else ""
+    return f"{one.title}{where}{rate}"
+
+
+def _others(choice: ProgramChoice) -> str:
+    return " · ".join(map(_rate, islice(choice.programs, 1, 3)))
+
+
+def _without(choice: ProgramChoice) -> str:
+    return f"without {choice.named}: {_rate(choice.without)}" if choice.without is not None else ""
+
+
+def _fitting(result: SimulationResult) -> Iterator[Line]:
+    changes = result.remedies.changes if result.remedies is not None else ()
+    for number, one in enumerate(islice(changes, _MOST_CHANGES)):
+        typed = " ".join(f"--set '{each}'" for each in one.assignments)
+        yield Line("" if number else "it fits with", f"{one.description}: {typed}")
+
+
+def _change(one: Tried) -> str:
+    gain = f"{format_number(one.gain, digits=2)} times as fast" if one.gain is not None else "fits"
+    cost = f", +{one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
+    return printable(f"{one.change.description}: {gain}{cost}")
+
+
+def _typed(result: SimulationResult) -> str:
+    """Return the command that runs it, or the file that configures it."""
+    exports = result.provenance.exports
+    commands = [one for one in exports.values() if isinstance(one, str)]
+    if commands:
+        lines = (line for line in commands[0].splitlines() if line and not line.startswith("#"))
+        text = " ".join(line.rstrip("\\").strip() for line in lines)
+        return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}…"
+    return f"{', '.join(exports)} (--explain prints it)" if exports else ""
+
+
+def _memory(result: SimulationResult) -> str:
+    tiers = []
+    for use in result.capacity:
+        share = use.needed / use.capacity if use.capacity else 0.0
+        bar = "█" * min(_BAR, round(_BAR * share)) or "▏"
+        needed, whole = counted(use.needed, use), counted(use.capacity, use)
+        number, _, unit = needed.partition(" ")
+        needed = number if whole.endswith(unit) else needed
+        tiers.append(f"{printable(use.tier)} {needed} of {whole} {use.scope} {bar}")
+    return "   ".join(tiers)
+
+
+def _causes(result: SimulationResult) -> str:
+    step = result.step
+    assert step is not None
+    shares = [
+        (one.exposed_s / step.time_s, printable(one.cause_text))
+        for one in sorted(step.shares, key=lambda one: -one.exposed_s)
+    ]
+    listed = [f"{text} {percent(share)}" for share, text in shares if share >= _LEAST_SHARE]
+    called = presentation(result).called.removeprefix("the ") or printable(step.name)
+    return f"{called}, {format_seconds(step.time_s)}: {' · '.join(listed[:_MOST_CAUSES])}"
+
+
+def _warnings(result: SimulationResult) -> Iterator[Line]:
+    warnings = [one for one in result.all_warnings if not one.startswith(_SAID)]
+    for text in warnings[:_MOST_WARNINGS]:
+        yield Line("warning", printable(text), "yellow")
+    if len(warnings) > _MOST_WARNINGS:
+        yield Line("", f"{plural(len(warnings) - _MOST_WARNINGS, 'more warning')}: --explain")
+
+
+def _more(result: SimulationResult) -> Line:
+    if result.refused:
+        return Line("", "")
+    text = "--explain: formulas, links, every number with its origin, more changes; --output-dir DIR: a page"
+    return Line("more", text, "dim")
