@@ -2,6 +2,7 @@
 # test   run the tests: test-fast, then test-deepspeed
 # test-fast       tests without torch; PYTEST_ARGS="tests/test_layers.py -x" runs a part of them
 # test-deepspeed  tests that run real DeepSpeed on the CPU, in a separate environment
+# test-pythons    commands under every Python from 3.11 to 3.14 that is found, each with the runtime's packages
 # check  lint, formatting, types, layers
 # bench  time the engine, whole scenarios, sweeps, planning and start-up
 # reference  write docs/schema and docs/reference, after a change of keys or options
@@ -26,7 +27,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test say-deepspeed test-fast test-deepspeed check bench reference docs docs-links validation lock clean
+.PHONY: help demo test say-deepspeed test-fast test-deepspeed test-pythons check bench reference docs docs-links validation lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -64,6 +65,19 @@ test-deepspeed:
 	else \
 	  $(CALIBRATE) -m pytest -m deepspeed -n 2 --dist loadfile tests/calibration; \
 	fi
+
+# Each environment has what `make demo` installs and no more.
+PYTHONS := .venv-pythons
+test-pythons: $(VENV)/.dev
+	@for python in $$($(BIN)/python tests/pythons.py); do \
+	  venv=$(PYTHONS)/$${python##*/python}; \
+	  if ! cmp -s requirements/runtime.txt $$venv/.locked; then \
+	    echo "installing the locked packages into $$venv …"; \
+	    $$python -m venv --clear $$venv && $$venv/bin/python -m pip --disable-pip-version-check --no-input install \
+	      $(PIP_FLAGS) --require-hashes -r requirements/runtime.txt && cp requirements/runtime.txt $$venv/.locked || exit 1; \
+	  fi; \
+	done
+	$(BIN)/python -m pytest -n 2 tests/test_starts.py
 
 check: $(VENV)/.dev
 	$(BIN)/python -m ruff check .
@@ -155,13 +169,13 @@ COMPILE := $(UV) pip compile pyproject.toml --quiet --universal --fork-strategy 
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_FLAGS)
 
 lock:
-	$(COMPILE) --group build -o requirements/runtime.txt
+	$(COMPILE) --group build --extra web -o requirements/runtime.txt
 	$(COMPILE) --group dev -c requirements/runtime.txt -o requirements/dev.txt
 	$(COMPILE) --group docs -c requirements/dev.txt -o requirements/docs.txt
 	printf '%s\n' $(CUDA) | $(COMPILE) --group build --group pytest --extra calibrate --excludes - \
 	  --no-emit-package torch -c requirements/dev.txt -o requirements/calibrate.txt
 
 clean:
-	rm -rf $(VENV) $(CALIBRATE_VENV) $(DEMO_OUTPUT) build dist .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) $(CALIBRATE_VENV) $(PYTHONS) $(DEMO_OUTPUT) build dist .hypothesis .import_linter_cache .mypy_cache \
 	  .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ from simoffload.cli.arguments import program
 from simoffload.cli.schemas import SCHEMAS, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
-from simoffload.models.spec import find_size
+from simoffload.models.sizes import find_size
 from simoffload.planning.economics import COST_METRICS
 from simoffload.results import KINDS
 from simoffload.strategies import authoring
@@ -80,7 +80,8 @@ _METRICS = """# Reference: metrics
 {}
 Every result, table, sweep and page has these numbers of its kind of work.
 Those with a better direction can be limits (`--slo`), where times are written without `_s`: `tpot=200ms`.
-They, and [costs](../costs.md) of any work, can be what `advise` and `compare` rank by: `--objective energy_per_token_j`.
+They, and [costs](../costs.md) of any work, can be what `advise` and `compare` rank by:
+`--objective energy_per_token_j`.
 {}"""
 _AUTHORING = """# Reference: programs of your own
 

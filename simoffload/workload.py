@@ -30,6 +30,10 @@ class Inference(Frozen):
     """Number of tokens of each prompt."""
     output_length: Annotated[WholeNumber, Field(le=10_000_000)]
     """Tokens generated per sequence; the prefill yields the first, each decode step one more."""
+    context: Annotated[WholeNumber, Field(le=10_000_000)] | None = None
+    """Number of tokens of a sequence for which memory must have room (llama.cpp's ``-c``, vLLM's
+    ``max_model_len``), at least prompt and output; by default these alone. Times are those of prompt and
+    output."""
 
     @property
     def decode_steps(self) -> int:
@@ -40,6 +44,17 @@ class Inference(Frozen):
     def max_context(self) -> int:
         """The number of tokens in the key-value cache after the last pass."""
         return self.prompt_length + self.output_length - 1
+
+    @property
+    def room(self) -> int:
+        """The number of tokens of a sequence for which the key-value cache must have room."""
+        return max(self.max_context, self.context or 0)
+
+    @property
+    def filled(self) -> Self:
+        """The same work until the cache of every sequence is full, by which its memory is planned."""
+        more = self.room - self.max_context
+        return self.model_copy(update={"output_length": self.output_length + more}) if more else self
 
 
 # -- training ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ READ_ALONE = (
     ()
     if EXPLORES
     else (
-        "advise opt-175b --set platform=l40s-workstation --on gen4 --budget 36000 --slo tpot=60s",
+        "advise opt-175b --set platform=l40s-workstation --on gen4 --budget 36000total --slo tpot=60s",
         "advise ddn/bloom-176b --output-dir advice",
         "advise zero-inference-2023/opt-30b-kv",
         "run ddn/bloom-7b1 --set strategy.weights=raid --explain",

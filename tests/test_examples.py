@@ -209,7 +209,7 @@ def test_a_cache_in_another_format_moves_as_many_bytes_as_it_has() -> None:
     moved = [
         one.size
         for name in ("nvfp4", "fp16")
-        for one in simulated("cache_format", f"strategy.kv_cache.format={name}")[1].step.links
+        for one in simulated("cache_format", f"strategy.kv_cache.format={name}")[1].decode[0].links
         if one.link == "plx0 -> gpu0"
     ]
     assert moved[0] / moved[1] == pytest.approx(0.5625 / 2, rel=1e-3)

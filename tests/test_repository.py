@@ -82,8 +82,10 @@ def test_locks_cover_what_the_project_requires(repository: Path) -> None:
     wanted = {one for name, extra in extras.items() if name != "calibrate" for one in extra}
     assert wanted <= set(groups["optional"])
     assert required(groups["optional"]) <= dev.keys()
-    for lock in (dev, calibrate):
-        assert runtime.items() <= lock.items(), "the tests must run on the versions that users get"
+    assert runtime.items() <= dev.items(), "the tests must run on the versions that users get"
+    both = runtime.keys() & calibrate.keys()
+    assert {name: calibrate[name] for name in both} == {name: runtime[name] for name in both}
+    assert required(config["project"]["dependencies"]) <= calibrate.keys()
 
 
 def members(groups: dict[str, list[str | dict[str, str]]], name: str) -> set[str]:

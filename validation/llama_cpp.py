@@ -158,7 +158,8 @@ _FAULTING = {
 
 
 def _scenario(model: str, platform: str, *settings: str) -> LoadedScenario:
-    own = ("strategy.kind=llama_cpp", "model.dtype=float16", *settings)
+    work = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+    own = (work, "strategy.kind=llama_cpp", "model.dtype=float16", *settings)
     return default_scenario(model, platform, overrides=own)
 
 

@@ -243,6 +243,12 @@ def _add_compare(parser: _Parser) -> None:
         action="store_true",
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
+    parser.add_argument(
+        "--settings",
+        choices=("best", "stated"),
+        help="compare each at its best settings that cost nothing, beside those that are stated (best: the "
+        "default for several drives and for models with --on), or only as stated",
+    )
     add_program(parser)
     add_parts(parser, offers=True)
     add_overrides(parser)
@@ -266,7 +272,8 @@ def _add_advise(parser: _Parser) -> None:
         "--budget",
         type=budget,
         metavar="AMOUNT",
-        help="largest amount that the whole machine may cost; +AMOUNT: beyond the present one",
+        help="largest amount to spend beyond the machine that is named (the same as +AMOUNT), or for a whole "
+        'machine if none is named (the same as "AMOUNT total")',
     )
     _add_service(parser, "service level that purchases must meet")
     parser.add_argument(
@@ -496,7 +503,7 @@ def _add_models(parser: _Parser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the models that have a name")
     showing = _command(actions, "show", "print the modules of a model with their parameters")
-    showing.add_argument("model", metavar="NAME", help="a name, or the path of a Hugging Face config.json")
+    showing.add_argument("model", metavar="NAME", help="a name, or the path of a config.json or GGUF file")
     showing.add_argument(
         "--draft",
         action="store_true",

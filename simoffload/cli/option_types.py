@@ -83,8 +83,8 @@ _DRIVE = "a drive, several (4xID), an array or a server as storage (profiles lis
 
 
 def add_parts(parser: Options, *, offers: bool = False) -> None:
-    """Add the options that replace parts of the machine; with ``offers`` several drives may be named, each
-    of which is compared with the others."""
+    """Add the options that replace parts of the machine, and the one for the room for tokens; with ``offers``
+    several drives may be named, each of which is compared with the others."""
     for option, metavar, about in (
         ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
         ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),
@@ -96,6 +96,8 @@ def add_parts(parser: Options, *, offers: bool = False) -> None:
     else:
         parser.add_argument("--drive", action=Once, metavar="ID", help=_DRIVE)
     parser.add_argument("--gpus", type=count, action=Once, metavar="N", help="number of GPUs to use")
+    about = "tokens of a sequence, prompt and output included, for which memory must have room"
+    parser.add_argument("--context", type=count, action=Once, metavar="N", help=about)
 
 
 LIMITS = ("timeout", "memory")
@@ -199,14 +201,19 @@ class Budget(NamedTuple):
     """A Budget is an amount of money for a whole machine, or for what is bought beyond the present one."""
 
     amount: float
-    is_beyond: bool
+    is_beyond: bool | None
+    """Whether it is beyond the present machine; None: if a machine is named."""
 
 
 def budget(text: str) -> Budget:
-    """Read an amount of money above zero; with a plus sign it is for what is bought beyond the machine."""
-    beyond = text.startswith("+")
-    digits = text.replace(",", "").removeprefix("+")
-    return Budget(_positive(text, digits, "an amount above 0, such as 40000 or +1500"), beyond)
+    """Read an amount of money above zero: +AMOUNT is beyond the present machine, "AMOUNT total" all of it."""
+    amount = text.removesuffix("total").rstrip()
+    total, beyond = amount != text, amount.startswith("+")
+    if total and beyond:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is both beyond the machine and its total')
+    digits = amount.replace(",", "").removeprefix("+")
+    number = _positive(text, digits, 'an amount above 0, such as 1500, +1500 or "40000 total"')
+    return Budget(number, beyond if total or beyond else None)
 
 
 def count(text: str) -> int:

@@ -185,7 +185,7 @@ def _machines(
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
         keep(scenario.scenario.engine.limits)
         try:
-            return machines_needed(scenario, tiers=tiers)
+            return machines_needed(scenario, tiers=tiers, timed=True)
         except InputError as error:
             named = (one if one.path else one._replace(path="--on", key="") for one in error.problems)
             raise InputError(named) from None
@@ -335,7 +335,8 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     prices = load_costs(arguments.costs)
     with naming_others(scenario, ",".join(arguments.on or ())):
         capacity = fit(scenario)
-    kind, (budget, extra) = type(capacity), _budgets(arguments.budget, scenario, capacity, prices)
+    kind, named = type(capacity), _names_machine(arguments)
+    budget, extra = _budgets(arguments.budget, scenario, capacity, prices, named=named)
     service = parse_services(arguments.slo, kind)
     platforms = [_referred(scenario, one, "--platforms") for one in arguments.platforms or ()]
     for name in platforms:  # an unknown one is refused before long work starts
@@ -376,20 +377,41 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def _budgets(
-    given: Budget | None, scenario: LoadedScenario, capacity: SimulationResult, prices: CostList
+    given: Budget | None,
+    scenario: LoadedScenario,
+    capacity: SimulationResult,
+    prices: CostList,
+    *,
+    named: bool,
 ) -> tuple[float | None, float | None]:
     """Return the budgets for a whole machine and for what is bought beyond the present one, of which at most
-    one is given. Raises InputError for the second one where a price of the machine is unknown."""
+    one is given: an amount without a sign is beyond the machine where one is ``named``. Raises InputError for
+    the second one where a price of the machine is unknown."""
     from simoffload.planning.economics import economics
 
-    if given is None or not given.is_beyond:
-        return given and given.amount, None
+    if given is None:
+        return None, None
+    if not (named if given.is_beyond is None else given.is_beyond):
+        return given.amount, None
     now = economics(scenario, capacity, prices)
     if now.purchase is None:
         lacks = f"no price is known of {', '.join(now.bill.missing)}"
-        text = f"{lacks}, so that nothing is known to be beyond the machine; write the amount for all of it, "
-        raise InputError.at(f"+{given.amount:g}", f"{text}or give a price list (--costs)", path="--budget")
+        all_of_it = f'write "{given.amount:g} total" for all of it'
+        text = f"{lacks}, so that nothing is known to be beyond it; {all_of_it}, or give prices (--costs)"
+        raise InputError.at(f"{given.amount:g}", text, path="--budget")
     return None, given.amount
+
+
+def _names_machine(arguments: Namespace) -> bool:
+    """Return whether a command line names a machine: by its parts, its platform or a scenario of it."""
+    from simoffload.documents import split_assignment
+    from simoffload.scenario import names_model
+
+    source = arguments.scenario or arguments.model
+    parts = (arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
+    placed = any(":" in one for one in arguments.on or ())
+    overrides = any(split_assignment(one)[0] == "platform" for one in arguments.overrides)
+    return not names_model(source) or placed or overrides or any(one is not None for one in parts)
 
 
 def _status(advice: Advice, found: Search | None) -> ExitCode:

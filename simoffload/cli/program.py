@@ -85,6 +85,9 @@ def _stopped(console: Console, received: Sequence[int]) -> int:
 def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:
     """Turn every exception of a command into a message and a status."""
     try:
+        if sys.flags.optimize > 1:
+            text = "simoffload reads its metrics from docstrings: use python -O, or PYTHONOPTIMIZE=1, instead"
+            raise InputError.at("", text, path="python -OO")
         arguments = parse(argv)
         status = int(arguments.command(arguments, console))
         return ExitCode.INTERRUPTED if received else status

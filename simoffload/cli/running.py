@@ -147,6 +147,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             nearer=arguments.nearer,
             keep_timelines=folder is not None,
             unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),
+            free_settings=_at_best_settings(arguments),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
     with Waiting(console):
@@ -158,6 +159,17 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     answer.list_files(console)
     fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+
+
+def _at_best_settings(arguments: Namespace) -> bool:
+    """Return whether offers are compared at their best free settings: if that is asked for, and by default
+    several drives, and tiers for models that are named alone, of which nobody stated settings."""
+    from simoffload.scenario import names_model
+
+    if arguments.settings is not None:
+        return bool(arguments.settings == "best")
+    named = all(map(names_model, arguments.scenarios or arguments.models))
+    return len(arguments.offers) > 1 or bool(arguments.on and named and not arguments.strategy)
 
 
 def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
@@ -181,7 +193,7 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         raise refusal("compare", message)
     if several and arguments.on:
         raise refusal("compare", "several drives are offers, each on a tier of its own; leave out --on")
-    arguments.drive = None if several else next(iter(drives), None)
+    arguments.drive, arguments.offers = None if several else next(iter(drives), None), drives
     return scenario_set(
         sources,
         arguments.on,
@@ -258,10 +270,19 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
     folder = OutputFolder.of(arguments)
     changes = CommandChanges.of(arguments, model=arguments.model)
-    scenario = load(arguments.scenario, changes, of_stream=True, console=console)
     from simoffload.planning.costs import load_costs
-    from simoffload.planning.streams import stream
+    from simoffload.planning.streams import chat_overrides, stream, with_requests_named
+    from simoffload.scenario import names_model
 
+    of_model = names_model(arguments.scenario or arguments.model or "")
+    usual = chat_overrides(changes.overrides) if of_model else ()
+    scenario = load(
+        arguments.scenario,
+        changes._replace(overrides=(*usual, *changes.overrides)),
+        uses=("stream",),
+        console=console,
+    )
+    scenario = with_requests_named(scenario) if of_model else scenario
     prices = load_costs(arguments.costs)
     with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
         found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
@@ -305,7 +326,7 @@ def serve(arguments: Namespace, console: Console) -> ExitCode:
     name, start = arguments.scenario or arguments.model, None
     prepare = None
     if name:
-        scenario = load(arguments.scenario, changes, of_stream=True, console=console)
+        scenario = load(arguments.scenario, changes, uses=("workload", "stream"), console=console)
         prepare = partial(open_models, model_files(scenario))
         prepare()
         start = State((variant_of(scenario, name, changes.overrides),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -110,16 +110,20 @@ class CommandChanges(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
-        """Return the changes of a command that has the options ``--set`` and those for parts of a machine."""
+        """Return the changes of a command that has the options ``--set``, those for parts of a machine, and
+        ``--context``."""
         from simoffload.scenario import MachineParts
 
-        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
-        return cls(arguments.overrides, parts, model, arguments.program)
+        networked = bool(getattr(arguments, "machines", False))
+        parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive, networked)
+        room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
+        return cls([*arguments.overrides, *room], parts, model, arguments.program)
 
     @property
     def options(self) -> tuple[str, ...]:
         """The options that state the changes on a command line."""
         named = {} if self.parts is None else self.parts._asdict()
+        named.pop("networked", None)
         given = {"model": self.model, "program": self.program, **named}
         return (
             *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),
@@ -134,7 +138,7 @@ def load(
     *,
     targets: Sequence[str] | None = None,
     choosing: bool = True,
-    of_stream: bool = False,
+    uses: Sequence[str] = ("workload",),
     console: Console,
 ) -> LoadedScenario:
     """Load a scenario from a file, by the name of a shipped one, or from standard input; or make one for the
@@ -142,7 +146,8 @@ def load(
 
     Its program is chosen, unless it states one, the caller has it on other places first (not ``choosing``),
     or there are targets. For these it lacks the overrides of the platform, which :func:`move` applies on each
-    of them. A note says that a stream is not simulated, unless the command is ``of_stream``."""
+    of them. A note names the keys of the work that the command does not use: it ``uses`` the section workload
+    or stream."""
     from simoffload.planning.question import chosen, with_parts, with_program
     from simoffload.scenario import load_scenario, names_model, of_platform, resolve
 
@@ -152,7 +157,8 @@ def load(
         changes = changes._replace(overrides=[one for one in changes.overrides if not of_platform(one)])
     overrides, parts, model, program = changes
     if names_model(source):
-        found = _of_model(source, changes, targets or (), console)
+        found = _of_model(model or source, changes, targets or (), console)
+        _note_unused(source, found, uses, overrides, console)
     else:
         if source == STDIN:
             found = resolve(read(source), overrides=overrides, placed=not targets)
@@ -160,15 +166,60 @@ def load(
             found = load_scenario(source, overrides=overrides, placed=not targets)
         if program is not None:
             found = with_program(found, program)
-        if found.scenario.stream is not None and not of_stream:
-            console.note(
-                f"{shortened(source)} has requests that arrive one after the other, which simoffload stream "
-                "simulates; this is one batch of its workload"
-            )
+        _note_unused(source, found, uses, None, console)
         found = with_parts(found, parts) if parts else found
         if model:
             found = with_model(found, model, placed=not targets, option="--model")
+    _check_context(found, overrides)
     return chosen(found) if choosing and not targets else found
+
+
+_CONTEXT = "workload.context"
+
+
+def _check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+    """Raise InputError for a room that the command line asks for and that prompt and output exceed."""
+    from simoffload.documents import split_assignment
+    from simoffload.workload import Inference
+
+    work = scenario.scenario.workload
+    if not isinstance(work, Inference) or all(split_assignment(one)[0] != _CONTEXT for one in overrides):
+        return
+    needed = work.prompt_length + work.output_length
+    if work.context is not None and work.context < needed:
+        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
+        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
+        text = f"{text}, or lower workload.prompt_length or output_length"
+        raise InputError.at("", text, path="--context")
+
+
+def _note_unused(
+    source: str,
+    scenario: LoadedScenario,
+    uses: Sequence[str],
+    overrides: Sequence[str] | None,
+    console: Console,
+) -> None:
+    """Name the keys of work that a command does not use: those of the document, or of a model only those of
+    the ``overrides``."""
+    from simoffload.documents import split_assignment
+    from simoffload.planning.question import is_choice
+
+    name, work = shortened(source), scenario.document.data.get("workload")
+    if scenario.scenario.stream is not None and "stream" not in uses:
+        console.note(
+            f"{name} has requests that arrive one after the other, which simoffload stream simulates; this "
+            "is one batch of its workload"
+        )
+    keys = [f"workload.{key}" for key in work if key != "kind"] if isinstance(work, Mapping) else []
+    if overrides is not None:
+        stated = {split_assignment(one)[0] for one in overrides}
+        keys = [key for key in keys if stated & {"workload", key}]
+    if is_choice(scenario):
+        keys = []  # the program is chosen for one batch of it
+    if keys and scenario.scenario.stream is not None and "workload" not in uses:
+        text = f"{name}: simoffload stream does not use {', '.join(keys)}"
+        console.note(f"{text}; simoffload run simulates one batch of that work")
 
 
 def _of_model(
@@ -278,15 +329,17 @@ def with_model(
     """Return the scenario with another model, by name or file. Raises InputError for one that does not
     exist."""
     from simoffload.documents import Edit, edited
-    from simoffload.models import is_model_file
+    from simoffload.models import is_model_file, model_file, model_label, states_form
     from simoffload.scenario import resolve
 
     section = scenario.document.data["model"]
     kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
-    name = f"{scenario.name}, {Path(model).name}"[:_LONGEST_NAME]
-    key = "name"
-    if is_model_file(model):  # a path on the command line begins in the working directory
-        key, model = "config", _from_folder(model, scenario.document.root)
+    if states_form(model):
+        kept.pop("quantization", None)
+    name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
+    key, file = "name", model_file(model)
+    if file or is_model_file(model):  # a path on the command line begins in the working directory
+        key, model = "config", _from_folder(file or model, scenario.document.root)
         scenario.cache.allow_model(model)
     written = {key: model, **kept} if kept else model  # a plain text is a name or a file
     edits = (Edit(("name",), name), Edit(("model",), written))

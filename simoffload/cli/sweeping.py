@@ -155,15 +155,13 @@ def _report(rows: Path, command: str, objective: str) -> ReportDocument:
 def _objective(asked: str | None, scenario: Any) -> str:
     """Return the name of the metric that is asked for, which rows have; "" for the usual one. Raises
     InputError."""
-    from simoffload.planning.advise import metric_named
-    from simoffload.results import KINDS, declared_metrics
+    from simoffload.planning.service_levels import metric_named
 
     if asked is None:
         return ""
     work = scenario.get("workload") if isinstance(scenario, dict) else None
     kind = work.get("kind") if isinstance(work, dict) else None
-    declared = next((one.declared for one in KINDS if one.kind == kind), declared_metrics())
-    return metric_named(asked, declared.values()).name
+    return metric_named(asked, kind).name
 
 
 def _written(
@@ -193,7 +191,7 @@ def _document(arguments: Namespace, console: Console) -> Any:
     if changes.model or any(changes.parts or ()) or names_model(source):
         return load(source, changes, console=console).document
     document = read(source) if source == STDIN else read_document(locate(source))
-    return overridden(document, arguments.overrides, ScenarioCache())
+    return overridden(document, changes.overrides, ScenarioCache())
 
 
 def _default_output(source: str) -> Path:

@@ -2,7 +2,7 @@
 
 libyaml checks the syntax of YAML, and the standard library that of JSON. Both become events of PyYAML, from
 which one class makes the tree, so that limits, positions and messages are the same. JSON is not read as
-YAML, because YAML knows no surrogate pairs ("\ud83d\ude00") and limits keys to 1024 characters.
+YAML, because YAML knows no escaped surrogate pairs and limits keys to 1024 characters.
 
 Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema). PyYAML's own
 loaders follow YAML 1.1, in which ``1e9`` is text, ``NO`` is false, ``12:30`` is 750 and ``017`` is 15.
@@ -102,15 +102,22 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
         try:
             json.loads(text, parse_int=str, parse_float=str)
         except json.JSONDecodeError as error:
-            reason = (error.msg[0].lower() + error.msg[1:]).replace("extra data", "extra data after the end")
-            position = Position(error.lineno, error.colno)
-            if text[: error.pos].rstrip().endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
-                reason += "; remove the comma before it"
-            raise tree.refusal(position, f"not valid JSON: {reason}") from None
+            raise tree.refusal(*_json_refusal(error)) from None
         except RecursionError:
             pass  # the depth limit below refuses it, with its position
         tree.read(_json_events(text).__next__)
     return tree.document(root)
+
+
+def _json_refusal(error: json.JSONDecodeError) -> tuple[Position, str]:
+    """Return where JSON is wrong and why, in the words of Python 3.13, which names a comma too many."""
+    ends = {"}": "object", "]": "array"}
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
+    if before.endswith(",") and after in ends:
+        text = f"Illegal trailing comma before end of {ends[after]}"
+        error = json.JSONDecodeError(text, error.doc, len(before) - 1)
+    reason = (error.msg[0].lower() + error.msg[1:]).replace("extra data", "extra data after the end")
+    return Position(error.lineno, error.colno), f"not valid JSON: {reason}"
 
 
 def is_text(plain: str) -> bool:
@@ -380,7 +387,9 @@ def _reason(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, UnicodeEncodeError):
         return "its name holds half of a surrogate pair"
-    return str(error)  # "embedded null byte"; "Symlink loop from", of pathlib before Python 3.13
+    if "embedded null" in str(error):  # byte or character, by the version of Python
+        return "its name holds a NUL character"
+    return str(error)  # "Symlink loop from", of pathlib before Python 3.13
 
 
 def exists(name: str | Path) -> bool:

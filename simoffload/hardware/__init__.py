@@ -23,7 +23,15 @@ from simoffload.hardware.machine import (
     memory_warnings,
     profile_warnings,
 )
-from simoffload.hardware.parts import Drives, ShortForm, inherited, installed_memory, platforms_with
+from simoffload.hardware.parts import (
+    Drives,
+    GpuSlots,
+    ShortForm,
+    inherited,
+    installed_memory,
+    platforms_for_more,
+    platforms_with,
+)
 from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fair_rates, loads
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
@@ -71,6 +79,7 @@ __all__ = [
     "Equipment",
     "FsdpCosts",
     "GgmlKernels",
+    "GpuSlots",
     "Host",
     "Library",
     "Machine",
@@ -118,6 +127,7 @@ __all__ = [
     "machine_spreads",
     "memory_warnings",
     "platform_from",
+    "platforms_for_more",
     "platforms_with",
     "profile_evidence",
     "profile_warnings",

@@ -139,6 +139,9 @@ class Host(Profile):
     drive_slots: dict[FormFactor, Sourced[_Slots]] | None = None
     """Number of slots for drives with data, by their form, and so the most drives that are proposed; an empty
     list for machines whose drives cannot be changed. None: not known."""
+    gpu_slots: Sourced[_Slots] | None = None
+    """Number of slots at the CPU that give a GPU all of its lanes, and so the most GPUs there if a machine is
+    composed; None: not known."""
     memory_bandwidth: Sourced[BytesPerSecond]
     """Peak bandwidth of all memory channels together."""
     memory_channels: Sourced[Count] | None = None

@@ -407,6 +407,11 @@ class Platform:
     """Warnings about equipment of the scenario that has no effect."""
 
     @property
+    def is_card(self) -> bool:
+        """Whether the GPU is in a slot of PCIe, not on one module with the CPU."""
+        return self.gpu.pcie.id.startswith("gen") and not self.accelerator.is_unified
+
+    @property
     def gpu_pcie_links(self) -> tuple[PcieLink, ...]:
         """The PCIe link of each GPU, limited by its slot."""
         return tuple(self.gpu.within(self.slots[vertex]) for vertex in self.profile.gpus)

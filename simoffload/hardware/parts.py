@@ -31,6 +31,7 @@ from simoffload.units import parse_bytes, parse_rate, plural
 
 if TYPE_CHECKING:
     from simoffload.hardware.library import Entry, Library
+    from simoffload.hardware.machine import Platform
 
 # -- profiles that are based on others -------------------------------------------------------------
 # Only what differs is written, and what is inherited is marked.
@@ -131,11 +132,12 @@ class MachineKeys(Frozen):
     """Host memory as its modules are sold: 64 GB, which have 64 GiB."""
     drives: tuple[Text, ...] | Text | None = None
     """Local drives in place of those of the base, each a storage tier: an id, ``2x ID`` for an array in
-    RAID0, ``raid5 4x ID`` for another level; an empty list for none."""
+    RAID0, ``raid5 4x ID`` for another level; an empty list for none. Left out: those of the base, or of the
+    platform that stands for it."""
     network: Text | None = None
     """Network adapters in place of those of the base, separated by commas: ``10 Gb/s``, ``8x 400 Gb/s
     InfiniBand``, ``2x 100gbe`` or ``none``; the first kind carries collectives between hosts. File servers
-    behind them go into ``tiers``."""
+    behind them go into ``tiers``. Left out: those of ``base``, or none."""
 
 
 class ShortForm(MachineKeys):
@@ -182,6 +184,27 @@ def platforms_with(library: Library, gpu: str, gpus: int) -> list[str]:
     return sorted(fit, key=lambda name: (sizes[name], name))
 
 
+def platforms_for_more(library: Library, gpu: str, gpus: int) -> list[str]:
+    """Return the shipped platforms that take so many of a GPU although no file lists them, those with the GPU
+    first, and of these the smallest; then machines that take more cards.
+
+    Raises InputError if there is none.
+    """
+    from simoffload.hardware.loading import load_platform
+
+    if gpus <= MOST_GPUS and (sizes := _sizes(library, gpu)):
+        known = sorted(sizes, key=lambda name: (sizes[name], name))
+        found = [load_platform(name) for name in known]
+        if found[0].is_card:
+            found += [load_platform(name) for name in WITH_MORE if name not in known]
+            setting = found[0].profile.setting
+            found.sort(key=lambda one: one.profile.setting != setting)
+            return [one.profile.id for one in found if GpuSlots.of(one, gpus) is not None]
+        text = f"a {gpu} is a machine of its own; several are several machines (--set nodes={gpus})"
+        raise InputError.at("", text)
+    return platforms_with(library, gpu, gpus)  # which says what there is
+
+
 def _sizes(library: Library, gpu: str) -> dict[str, int]:
     """Return the number of GPUs of each shipped platform with this one."""
     return {
@@ -190,6 +213,59 @@ def _sizes(library: Library, gpu: str) -> dict[str, int]:
         if isinstance(profile := library.find(one.id, ("platform",)).profile, PlatformProfile)
         and profile.accelerator == gpu
     }
+
+
+MOST_GPUS = 8
+"""Most GPUs of a machine that is composed: our choice, as many as shipped machines but one have."""
+_DESK_SLOTS, _RACK_SLOTS = 1, 4
+"""Slots that give a GPU all of its lanes, of hosts whose profiles state none: our choice, those of CPUs for
+desktops with 16 lanes for cards, and half of the 128 lanes of one for servers."""
+WITH_MORE = ("rtx-4090-threadripper", "l40s-server")
+"""Shipped machines that take more cards than a desktop: three or four, and up to eight behind switches."""
+
+
+class GpuSlots(NamedTuple):
+    """GpuSlots are where a machine has more GPUs than the file of its platform lists."""
+
+    gpus: tuple[str, ...]
+    """Vertices at which the GPUs are plugged in, one for each."""
+    switches: dict[str, dict[str, Any]]
+    """Slots with fewer lanes that are added, by name."""
+    about: str
+    """What each GPU then has, to follow the number of GPUs."""
+
+    @classmethod
+    def of(cls, platform: Platform, number: int) -> GpuSlots | None:
+        """Return the slots of a number of GPUs on a platform; None if there are not enough.
+
+        Two share the lanes of the only slot of a desktop, as boards divide them. Otherwise each has all of
+        its lanes at the CPU, as far as the host has such slots (``gpu_slots``), or is behind a switch where
+        those of the platform are.
+        """
+        places, host = tuple(dict.fromkeys(platform.profile.gpus)), platform.host
+        if not platform.is_card or number > MOST_GPUS:
+            return None
+        link = platform.gpu_pcie_link
+        if len(places) > 1:
+            each = -(-number // len(places))
+            about = f"{each} at most behind each of {len(places)} switches with {link.label}"
+            return cls(tuple(sorted((places * each)[:number], key=places.index)), {}, about)
+        usual = _DESK_SLOTS if platform.profile.setting == "desk" else _RACK_SLOTS
+        slots = host.gpu_slots.value if host.gpu_slots is not None else usual
+        if number <= slots:
+            return cls(places * number, {}, f"each with {link.label} at the CPU")
+        if slots > 1 or number > 2:
+            return None
+        lanes = max(1, link.lanes // 2)
+        slot = {"to": places[0], "pcie": link.pcie.id, "lanes": lanes}
+        names = ("slot-a", "slot-b")
+        return cls(names, dict.fromkeys(names, slot), f"each with {lanes} lanes, as boards divide 16")
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of a scenario that put its GPUs there."""
+        added = (Edit(("equipment", "switches", name), slot) for name, slot in self.switches.items())
+        return (*added, Edit(("equipment", "gpus"), list(self.gpus)))
 
 
 class Drives(NamedTuple):
@@ -347,7 +423,9 @@ class _Assembly(NamedTuple):
 
     def _wiring(self, data: Mapping[str, Any], *, beyond: bool) -> list[dict[str, Any]]:
         base, stated = self.base, sorted(parts_of(self.own.data))
-        about = f"described by its parts ({', '.join(stated)}); everything else as {base.id}, {base.name}"
+        about = f"described by its parts ({', '.join(stated)}); "
+        about += "" if self.is_stated or "network" in self.own.data else "no network; "
+        about += f"everything else as {base.id}, {base.name}"
         if beyond:
             about += "; each GPU has a slot with all its lanes at the CPU"
         dates = [one.date for one in base.wiring]
@@ -369,14 +447,14 @@ class _Assembly(NamedTuple):
         return {**others, f"host/{host.id}": {**others.get(f"host/{host.id}", {}), **change}}
 
     def _storage(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return drives and adapters; what a file without a base does not name, the machine does not have."""
+        """Return drives, those of the base unless the file names others, and adapters, all of which a file
+        without a base names."""
         parts, tiers = self.parts, data.get("tiers", {})
         local = {name: one for name, one in tiers.items() if "at" in one}
         remote = {name: one for name, one in tiers.items() if "through" in one}
         found: dict[str, Any] = {}
-        if parts.drives is not None or not self.is_stated:
-            drives = parts.drives or ()
-            texts = drives.split(",") if isinstance(drives, str) else drives
+        if parts.drives is not None:
+            texts = parts.drives.split(",") if isinstance(parts.drives, str) else parts.drives
             at = next((one["at"] for one in local.values()), [CPU])
             local = _at(self.own, "drives", lambda: dict(self._tiers(texts, at)))
         if parts.network is not None or not self.is_stated:

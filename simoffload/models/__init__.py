@@ -55,8 +55,23 @@ from simoffload.models.shape import (
     stored_bytes,
     window_of,
 )
-from simoffload.models.sizes import canonical_model, is_model, list_models, resembled_model
-from simoffload.models.spec import GGUF, ModelSpec, is_model_file, load_model
+from simoffload.models.sizes import (
+    canonical_model,
+    find_model,
+    is_model,
+    list_models,
+    resembled_model,
+    similar_models,
+)
+from simoffload.models.spec import (
+    GGUF,
+    ModelSpec,
+    is_model_file,
+    load_model,
+    model_file,
+    model_label,
+    states_form,
+)
 
 __all__ = [
     "ALL_LINEAR",
@@ -98,6 +113,7 @@ __all__ = [
     "canonical_model",
     "conditions_of",
     "deepspeed_quantization",
+    "find_model",
     "forward_cost",
     "grouped",
     "has_gguf",
@@ -107,12 +123,16 @@ __all__ = [
     "list_models",
     "load_model",
     "loss_module",
+    "model_file",
+    "model_label",
     "module_cost",
     "parameters_of",
     "quantized",
     "read_expression",
     "read_gguf",
     "resembled_model",
+    "similar_models",
+    "states_form",
     "stored_bytes",
     "tensor_names",
     "tokens_of",

@@ -8,7 +8,7 @@ without. Exceptions for the architecture Falcon are left out. Vectors and router
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from simoffload.models.formats import GGUF_TYPES, WeightFormat
@@ -106,6 +106,7 @@ MIXTURES: dict[str, Mixture] = {
     "q6_k": Mixture("q6_k"),
     "q5_k_m": Mixture("q5_k", {"value": _MORE, "down": _MORE}),
     "q5_k_s": Mixture("q5_k"),
+    "q5_1": Mixture("q5_1"),
     "q5_0": Mixture("q5_0"),
     "q4_k_m": Mixture("q4_k", {"value": _MORE, "down": _MORE}, output_of_eight="q5_k"),
     "q4_k_s": Mixture(
@@ -113,6 +114,7 @@ MIXTURES: dict[str, Mixture] = {
         {"value": Choice("", "q5_k", "first 4"), "down": _LESS},
         output_of_eight="q5_k",
     ),
+    "q4_1": Mixture("q4_1"),
     "q4_0": Mixture("q4_0"),
     "q3_k_l": Mixture(
         "q3_k", {"value": Choice("q5_k"), "down": Choice("q5_k"), "attention_output": Choice("q5_k")}
@@ -171,6 +173,42 @@ MIXTURES: dict[str, Mixture] = {
     "iq1_s": _smallest("iq1_s", output="iq2_xxs"),
 }
 """Mixtures by llama.cpp's name, in lower case."""
+
+for _name, _base in {"q6_k_l": "q6_k", "q5_k_l": "q5_k_m", "q4_k_l": "q4_k_m", "q3_k_xl": "q3_k_l"}.items():
+    MIXTURES[_name] = replace(MIXTURES[_base], embedding="q8_0", head="q8_0")
+MIXTURES["q2_k_l"] = replace(MIXTURES["q2_k"], embedding="q8_0", head="q8_0")
+
+UNSLOTH = "ud-"
+"""Beginning of the names of Unsloth's dynamic mixtures."""
+_PROJECTIONS: tuple[Role, ...] = ("query", "key", "value")
+_ATTENTION: tuple[Role, ...] = (*_PROJECTIONS, "attention_output")
+_DYNAMIC: dict[str, Mixture] = {
+    "q8_k_xl": Mixture("q8_0", dict.fromkeys(_PROJECTIONS, Choice("bf16")), embedding="bf16", head="bf16"),
+    "q6_k_xl": Mixture(
+        "q6_k",
+        dict.fromkeys(_ATTENTION, Choice("q8_0")),
+        embedding="q8_0",
+        head="q8_0",
+    ),
+    "q5_k_xl": MIXTURES["q5_k_m"],
+    "q4_k_xl": replace(MIXTURES["q4_k_m"], expert="q4_k"),
+    "q3_k_xl": replace(MIXTURES["q3_k_m"], expert="q3_k"),
+    "q2_k_xl": MIXTURES["q2_k"],
+    "iq3_xxs": MIXTURES["iq3_xs"],
+    "iq2_m": MIXTURES["iq2_m"],
+    "iq2_xxs": MIXTURES["iq2_m"],
+    "iq1_m": MIXTURES["iq2_s"],
+    "iq1_s": MIXTURES["iq2_xs"],
+    "tq1_0": MIXTURES["iq2_xxs"],
+}
+"""Mixtures about as large as Unsloth's dynamic ones (2.0), by their names without "ud-": an estimate, as
+Unsloth chooses the type of every tensor for each model. UD-IQ1_S of Qwen3-30B-A3B has 8.42 GiB (issue 14199
+of llama.cpp), here 8.45."""
+_SAME = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "iq4_nl", "iq4_xs", "q3_k_m", "q3_k_s", "iq3_s")
+"""Names of llama.cpp that Unsloth uses for dynamic mixtures, too."""
+MIXTURES |= {
+    f"{UNSLOTH}{name}": one for name, one in (_DYNAMIC | {name: MIXTURES[name] for name in _SAME}).items()
+}
 
 _FALLBACKS = {
     "q6_k": "q8_0",

@@ -353,7 +353,8 @@ _FILE_TYPES = {
 """Mixture by its number in ``general.file_type`` (include/llama.h, ``llama_ftype``)."""
 
 _NAMED = re.compile(
-    r"(.+)[-.]((?:i?q[1-8](?:_[0-9klmsx]+)+)|b?f16|f32|(?:mx|nv)fp4(?:_moe)?|tq[12]_0)", re.IGNORECASE
+    r"(.+?)[-.]((?:ud-)?(?:i?q[1-8](?:_[0-9klmnsx]+)+|tq[12]_0)|b?f16|f32|(?:mx|nv)fp4(?:_moe)?)",
+    re.IGNORECASE,
 )
 """Name of a file that ends in that of its mixture."""
 

@@ -7,14 +7,16 @@ DeepSpeed also embeddings, and GGUF stores every matrix in a type of its own (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
+from simoffload.documents import named, nearest, quoted
 from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, GGUF_TYPES, WeightFormat, deepspeed, grouped
-from simoffload.models.gguf import MIXTURES, GgufModel, Mixture, gguf_type
+from simoffload.models.gguf import MIXTURES, UNSLOTH, GgufModel, Mixture, gguf_type
 from simoffload.models.module_names import ModuleNames
 from simoffload.models.modules import Dtype, Module, ModuleKind, Parameter, Storage
 from simoffload.models.shape import Layer, LayerGroup, ModelShape
@@ -72,6 +74,8 @@ class Quantization:
     """Whether routers of experts are quantized."""
     dtype: Dtype | None = None
     """Data type of activations that its kernels need; None: any."""
+    note: str = ""
+    """Sentence about what is not known of it, which results have as a warning."""
 
     def format_of(self, matrix: Matrix, model: GgufModel) -> WeightFormat | None:
         """Return the format of a matrix; None: the model's data type."""
@@ -126,12 +130,21 @@ def bitsandbytes_quantization(
     return Quantization(one.name, one, ignored=ignored, head=head, experts=False)
 
 
+def _note(mixture: str) -> str:
+    if not mixture.startswith(UNSLOTH):
+        return ""
+    return (
+        f"Unsloth chooses the types of {mixture} for each model: sizes and times are those of a mixture "
+        "about as large (some 7 % off, an estimate); the file itself, named as the model, has its own types"
+    )
+
+
 QUANTIZATIONS: dict[str, Quantization] = {
     **{name: Quantization(name, one) for name, one in FORMATS.items()},
     **{name: bitsandbytes_quantization(FORMATS[name]) for name in ("nf4", "nf4-dq")},
     "gpt-fast-int8": _gpt_fast("gpt-fast-int8", 8, None, 0),
     "gpt-fast-int4-g32": _gpt_fast("gpt-fast-int4-g32", 4, 32, 2),
-    **{name: Quantization(name, mixture=mixture) for name, mixture in MIXTURES.items()},
+    **{name: Quantization(name, mixture=mixture, note=_note(name)) for name, mixture in MIXTURES.items()},
 }
 """Quantizations by the name that a scenario uses."""
 
@@ -178,6 +191,8 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
         columns = one.columns or one.numel
         return None if form is None else form.stored(one.numel // columns, columns)
 
+    if quantization.note:
+        shape = replace(shape, notes=(*shape.notes, quantization.note))
     return with_storage(shape, quantization.name, formats, storage, by_layer=quantization.by_layer)
 
 
@@ -254,6 +269,126 @@ def _stored(
         module._replace(parameters=tuple(one._replace(storage=stored(one)) for one in module.parameters))
         for module in modules
     )
+
+
+# -- words in names of releases --------------------------------------------------------------------
+# AWQ, FP8-dynamic, UD-Q4_K_XL: in which form the weights are stored.
+
+
+UNQUANTIZED = "none"
+"""Form of weights in 16 bits."""
+USUAL_GGUF = "q4_k_m"
+"""Mixture that llama.cpp and Ollama take where a name says none (``common_get_hf_file``)."""
+_SIXTEEN = {"bf16", "fp16", "f16", "unquantized", UNQUANTIZED}
+_FOUR_BIT_INTEGERS = {"awq", "gptq", "int4", "w4a16", "autoround"}
+_EIGHT_BIT_INTEGERS = {"int8", "8bit", "8-bit", "w8a16"}
+_UNKNOWN: Mapping[str, str] = {
+    **dict.fromkeys(("mlx",), "a format of Apple's MLX, which no program here runs"),
+    **dict.fromkeys(("exl2", "exl3"), "a format of ExLlama, which is not modelled"),
+    **dict.fromkeys(("hqq", "onnx", "ggml"), "not modelled"),
+    **dict.fromkeys(("w8a8", "w4a8"), "arithmetic with integers of 8 bits, which is not modelled"),
+    **dict.fromkeys(("w4afp8", "fp6"), "not modelled"),
+}
+"""What is stated of forms that are known and not modelled."""
+_NEAREST: Mapping[str, str] = {"w8a8": "int8-g128", "w4a8": "int4-g128", "w4afp8": "int4-g128", "fp6": "q6_k"}
+"""The modelled form with weights about as large; otherwise the usual one of GGUF."""
+_UNSIZED = {"kv", "i1", "imatrix", "unsloth", "dynamic", "block"}
+"""Words that say nothing of the size of weights by themselves."""
+_GROUP = re.compile(r"g(?:roup)?(\d+)")
+_CHOICES = (
+    ("int4-g128 (GPTQ, AWQ)", "nf4-dq (bitsandbytes)", "q4_k_m (GGUF)"),
+    ("fp8", "int8-g128 (GPTQ)", "int8 (bitsandbytes)", "q8_0 (GGUF)"),
+)
+"""Forms of 4 and of 8 bits."""
+_WIDTH = re.compile(r"w\d+a\d+|\d+-?bits?|\d(?:\.\d+)?bpw|quantized")
+
+
+class Form(NamedTuple):
+    """A Form is what words of a name say of the weights."""
+
+    name: str | None
+    """Quantization, or "none" for 16 bits; None: that of the release."""
+    note: str = ""
+    """Sentence for results about what was taken."""
+    wrong: str = ""
+    """Why the form is not known; "" if it is."""
+    instead: tuple[str, ...] = ()
+    """Forms that can be given instead, with what they are."""
+
+
+def form_of(terms: Sequence[str], released: Quantization | None) -> Form:
+    """Return the form that words of a name stand for, in the order of the name, of a model that was
+    ``released`` in a form."""
+    stated = set(terms)
+    if len(terms) > 1 and (compound := _listed("-".join(terms))):
+        return Form(compound)
+    for word in terms:
+        if why := _UNKNOWN.get(word):
+            near = _NEAREST.get(word, USUAL_GGUF)
+            return Form(None, wrong=f"its weights are in {word}, {why}", instead=(near,))
+    listed = [found for word in terms if (found := _listed(word))]
+    gguf = "gguf" in stated or any(one in MIXTURES for one in listed)
+    if gguf and released is not None and released.name == "mxfp4":
+        return _as_released(listed, stated)
+    if "unquantized" in stated or (not listed and stated & _SIXTEEN):
+        return Form(UNQUANTIZED)
+    if name := _named(stated, listed):
+        same = released is not None and released.format is not None and released.format.method == name
+        return Form(None if same or (released and released.name == name) else name)
+    return _usual(terms, stated)
+
+
+def _listed(word: str) -> str:
+    """Return the quantization that a word is the name of; "" for none."""
+    return next(iter(named(word, QUANTIZATIONS)), "")
+
+
+def _as_released(listed: Sequence[str], stated: set[str]) -> Form:
+    """Return the form of a GGUF file of a release in MXFP4, whose experts stay so in every published one."""
+    other = [one for one in listed if one not in ("mxfp4", "mxfp4_moe")] + sorted(stated & _SIXTEEN)
+    if not other:
+        return Form(None)
+    return Form(
+        None,
+        f"experts are in MXFP4 as released, as they are in GGUF files called {other[0].upper()}; the other "
+        "tensors, which such files have in that type, are taken as released, too",
+    )
+
+
+def _named(stated: set[str], listed: Sequence[str]) -> str:
+    """Return the quantization that the words name, or that they have together; "" if they name none."""
+    group = next((found[1] for word in stated if (found := _GROUP.fullmatch(word))), "128")
+    integers = f"int4-g{group}"
+    if "fp8" in stated:
+        return "fp8-channel" if "dynamic" in stated else "fp8-block128" if "block" in stated else "fp8"
+    if stated & {"bnb"}:
+        return "int8" if stated & _EIGHT_BIT_INTEGERS else "nf4-dq"
+    if stated & {"gptq", "w8a16"} and stated & _EIGHT_BIT_INTEGERS:
+        return "int8-g128"
+    if stated & _FOUR_BIT_INTEGERS and "qat" not in stated:
+        return integers if integers in QUANTIZATIONS else ""
+    return next(iter(listed), "nvfp4" if "fp4" in stated else "")
+
+
+def _usual(terms: Sequence[str], stated: set[str]) -> Form:
+    """Return the form of words that do not name one, as far as they say enough."""
+    if "qat" in stated:  # the releases of Gemma
+        return Form("q4_0")
+    if "gguf" in stated:
+        mixture = next((word for word in terms if re.match(r"(?:ud-)?(?:i?q|tq)[1-8]", word)), "")
+        if not mixture:
+            return Form(USUAL_GGUF)
+        terms = (mixture,)
+    if vague := next((word for word in terms if _WIDTH.fullmatch(word)), ""):
+        return Form(None, wrong=f"{quoted(vague)} does not say in which form", instead=_CHOICES["8" in vague])
+    if stated <= _UNSIZED:
+        return Form(None)
+    word = next(word for word in terms if word not in _UNSIZED)
+    near = tuple(nearest(word.replace("-", "_"), QUANTIZATIONS)) or ("fp8", "int4-g128", "q4_k_m")
+    return Form(None, wrong=f"no form of weights is called {quoted(word)}", instead=near)
+
+
+# -- models in GGUF files --------------------------------------------------------------------------
 
 
 _GGUF_OF = {"mxfp4": "mxfp4_moe"}

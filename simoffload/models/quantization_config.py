@@ -16,7 +16,7 @@ from simoffload.documents import Document, Frozen, Location, either, listing, qu
 from simoffload.errors import InputError
 from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, packed
 from simoffload.models.module_names import ModuleNames
-from simoffload.models.quantization import Quantization, bitsandbytes_quantization
+from simoffload.models.quantization import QUANTIZATIONS, Quantization, bitsandbytes_quantization
 
 KEY = "quantization_config"
 _REPLACED = "in a scenario, model.quantization replaces this section"
@@ -300,6 +300,11 @@ def read_quantization(
     if method is None and ("load_in_4bit" in section or "load_in_8bit" in section):
         method = "bitsandbytes"  # older configurations do not name it
     found = METHODS.get(method) if isinstance(method, str) else None
+    if found is None and method == "modelopt":
+        algorithm = str(section.get("quant_algo")).lower()
+        give = algorithm if algorithm in QUANTIZATIONS else "fp8 or nvfp4"
+        message = f"the method {quoted(method)} is not read yet; give quantization: {give}, which replaces it"
+        raise InputError([document.problem((*at, "quant_method"), message)])
     if found is None:
         near = suggest(str(method), list(METHODS)) if method else ""
         wrong = "is missing" if method is None else f"the method {quoted(str(method))} is not supported"

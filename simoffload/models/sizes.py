@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from simoffload.documents import Document, Frozen, candidates, folded, listing, named, parse_yaml, quoted
-from simoffload.errors import shortened
+from simoffload.documents import (
+    Document,
+    Frozen,
+    candidates,
+    either,
+    folded,
+    listing,
+    named,
+    parse_yaml,
+    quoted,
+    suggest,
+)
 
 if TYPE_CHECKING:
     from simoffload.models.quantization import Quantization
 
 # -- names of releases -----------------------------------------------------------------------------
 
+_LONGEST = 200  # characters of a name; no model has as many
 _SEPARATORS = re.compile(r"[-_\s]+")
-_RELEASE = re.compile(r"-(instruct|chat|thinking|base|hf|it|\d{4})$")
-"""Last word of a name that does not change the shape: how the model was tuned, and the date of a release."""
-_DATE = re.compile(r"-\d{4}$")
+_RELEASE = re.compile(
+    r"-(instruct|chat|thinking|base|hf|it|pt|text|latest|preview|abliterated|uncensored|\d{4}|\d+[km])$"
+)
+"""Last word of a name that does not change the shape: how the model was tuned, the date of a release, and for
+how long a context."""
+_SIZE = re.compile(r"[ae]?\d[\dx.]*[bmt](?![a-z0-9])")
+"""Beginning of a tag that is a number of parameters: 70b, 8x7b, e4b."""
+_DISTINGUISHING = re.compile(r"-\d{4}$|-\d+[km](?=-|$)")
+"""Words among these that tell some models apart: dates and contexts."""
 _FORM = re.compile(
-    r"[-.]((?:nv|mx)?fp[468]|bf16|fp?16|int[48]|[348]-?bits?|w\d+a\d+|i?q[1-8](?:-[0-9klmsx]+)*|awq|gptq"
-    r"|gguf|mlx|bnb|exl[23]|hqq|qat|quantized|unquantized|dynamic|block|g(?:roup)?\d+)$"
+    r"[-.]((?:nv|mx)?fp[468](?:-moe)?|bf16|fp?16|int[48]|[348]-?bits?|w\d+a\d+|(?:ud-)?(?:i?q|tq)[1-8](?:-[0-9klmnsx]+)*"
+    r"|awq|gptq|gguf|ggml|mlx|bnb|exl[23]|hqq|qat|quantized|unquantized|dynamic|block|g(?:roup)?\d+|autoround"
+    r"|nf4|nf4-dq|onnx|kv|i1|imatrix|unsloth|\d(?:\.\d+)?bpw|w4afp8)$"
 )
 """Last word of a name that says in which form the weights are stored."""
-_USUAL_FORMS = {
-    **dict.fromkeys(("awq", "gptq", "4bit", "4-bit", "w4a16"), "int4-g128"),
-    **dict.fromkeys(("bf16", "fp16", "f16", "unquantized"), "none"),
-    "bnb": "nf4-dq",
-    "w8a8": "int8",
-    "w8a16": "int8",
-    "8bit": "int8",
-    "8-bit": "int8",
-    "gguf": "q4_k_m",
-    "fp4": "nvfp4",
-}
-"""The form (``quantization``) that releases with such a word usually have."""
 
 
 class Meaning(NamedTuple):
@@ -46,23 +52,24 @@ class Meaning(NamedTuple):
 
     listed: tuple[str, ...]
     """The names of rows; () for none."""
-    form: str = ""
-    """Words of the name for another form of the weights: "fp8"; "" where it has none."""
+    form: tuple[str, ...] = ()
+    """Words of the name for another form of the weights: ("fp8",)."""
 
 
 def meaning(wanted: str, rows: Mapping[str, str]) -> Meaning:
     """Return which rows a name means: the row of that name, of the name without words of a release, or all
     rows that the name begins.
 
-    ``rows`` maps names and aliases in lower case to their rows. A date of a release is not dropped for a row
-    whose own names have another date, because those are other models (Mistral-Small-Instruct-2409 and -2501).
+    ``rows`` maps names and aliases in lower case to their rows. A date of a release and the length of its
+    context are not dropped for a row whose own names have another one, because those are other models
+    (Mistral-Small-Instruct-2409 and -2501).
     """
     text, dated = _SEPARATORS.sub("-", wanted.strip().lower()), False
     forms: list[str] = []
     while True:
         found = tuple(dict.fromkeys(rows[name] for name in named(text, rows)))
         if found and not (dated and _is_dated(found[0], rows)):
-            return Meaning(found, " ".join(reversed(forms)))
+            return Meaning(found, tuple(reversed(forms)))
         if found:
             return Meaning(())
         if match := _FORM.search(text):
@@ -71,30 +78,30 @@ def meaning(wanted: str, rows: Mapping[str, str]) -> Meaning:
             match = _RELEASE.search(text)
             if match is None:
                 break
-            dated = dated or match[1].isdigit()
+            dated = dated or match[1][0].isdigit()
         text = text[: match.start()]
     begun = folded(text)
     if dated or not begun:
         return Meaning(())
     longer = (name for name in rows if name.startswith(f"{text}-") or folded(name).startswith(f"{begun}-"))
-    return Meaning(tuple(dict.fromkeys(rows[name] for name in longer)), " ".join(reversed(forms)))
+    return Meaning(tuple(dict.fromkeys(rows[name] for name in longer)), tuple(reversed(forms)))
 
 
-def usual_form(form: str, known: Iterable[str]) -> str:
-    """Return the ``quantization`` that the words of a :class:`Meaning` stand for, as far as they tell."""
-    spelled = {name.replace("_", "-"): name for name in known}
-    parts = form.split()
-    found = [spelled[word] for word in parts if word in spelled]
-    return next(iter([*found, *(_USUAL_FORMS[word] for word in parts if word in _USUAL_FORMS)]), "…")
+def form_words(name: str) -> tuple[str, ...]:
+    """Return the words at the end of a name that say in which form the weights are stored."""
+    text, found = f"-{_SEPARATORS.sub('-', name.strip().lower())}"[-_LONGEST:], list[str]()
+    while match := _FORM.search(text) or _RELEASE.search(text):
+        if match.re is _FORM:
+            found.append(match[1])
+        text = text[: match.start()]
+    return tuple(reversed(found))
 
 
 def _is_dated(row: str, rows: Mapping[str, str]) -> bool:
-    return any(_DATE.search(name) for name, known in rows.items() if known == row)
+    return any(_DISTINGUISHING.search(name) for name, known in rows.items() if known == row)
 
 
 # -- sizes -----------------------------------------------------------------------------------------
-
-_LONGEST = 200  # characters of a name; no model has as many
 
 
 class Size(Frozen):
@@ -148,9 +155,9 @@ def list_models() -> tuple[str, ...]:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a text is the name of one model, as :func:`find_size` reads it."""
+    """Return whether a text is the name of one model, as :func:`find_model` reads it."""
     try:
-        find_size(name)
+        find_model(name)
     except ValueError:
         return False
     return True
@@ -158,27 +165,80 @@ def is_model(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def canonical_model(name: str) -> str:
-    """Return the name in the list of models that a text means; the text itself where it means none."""
+    """Return the name in the list of models that a text means, with ":" and the form of the weights if it
+    says another one than that of the release; the text itself where it means none."""
     try:
-        return find_size(name)[0]
+        found = find_model(name)
     except ValueError:
         return name
+    return found.name if found.form is None else f"{found.name}:{found.form}"
 
 
 def resembled_model(name: str) -> str:
-    """Return why a name that says of itself what it is means no model: several begin so, or the weights have
-    another form; "" for any other text."""
-    wanted = _wanted(name)
-    if _distinct(wanted) or meaning(wanted, _canonical()).listed:
+    """Return why a name that says of itself what it is means no model: several begin so, or its weights have
+    a form that is not known; "" for any other text."""
+    text = _text(name)
+    if _distinct(text.model) or _meant(text).listed:
         try:
-            find_size(name)
+            find_model(name)
         except ValueError as error:
             return str(error)
     return ""
 
 
-def _wanted(name: str) -> str:
-    return name.strip().rsplit("/", maxsplit=1)[-1][:_LONGEST].lower()
+def resembles_model(name: str) -> bool:
+    """Return whether a text names a listed model, whatever form of its weights it says."""
+    return len(_meant(_text(name)).listed) == 1
+
+
+def similar_models(name: str) -> str:
+    """Return ``; did you mean …?`` with the models whose names are like a text; "" without any."""
+    text, rows = _text(name), list(_sizes())
+    joined = f"{text.model}-{text.tag}".rstrip("-")
+    if any(folded(row).startswith(folded(joined)) for row in rows if joined):
+        return candidates(joined, rows)
+    return suggest(joined, [alias for known, size in _sizes().items() for alias in (known, *size.names)])
+
+
+class _Text(NamedTuple):
+    """A _Text is what is written before and after the colon of a name, without its organisation."""
+
+    model: str
+    tag: str = ""
+    of_ollama: bool = False
+    """Whether it can be a tag of Ollama's library, which has no organisations."""
+
+
+def _text(name: str) -> _Text:
+    owner, _, last = name.strip().rstrip("/").rpartition("/")
+    text, _, tag = last[:_LONGEST].lower().rpartition("--")[2].partition(":")
+    return _Text(text, tag, ":" in last and owner.lower() in ("", "library", "ollama.com/library"))
+
+
+@cache
+def _organisations() -> frozenset[str]:
+    """Return the owners of models on the Hugging Face hub, with which some names of files begin."""
+    sources = (re.match(r"https://huggingface\.co/([^/\s]+)/", size.source) for size in _sizes().values())
+    return frozenset(found[1].lower() for found in sources if found)
+
+
+def _meant(text: _Text) -> Meaning:
+    """Return which rows a text means, and the words of the name and the tag for the form of the weights."""
+    if _distinct(text.model):
+        return Meaning(())
+    found = Meaning(())
+    for model in (text.model, *_without_owner(text.model)):
+        if text.tag and (joined := meaning(f"{model}-{text.tag}", _canonical())).listed:
+            return joined
+        found = found if found.listed else meaning(model, _canonical())
+    if text.tag and not _SIZE.match(text.tag):  # it is no part of the name, so it must say the form
+        return found._replace(form=(*found.form, _SEPARATORS.sub("-", text.tag)))
+    return Meaning(()) if text.tag else found
+
+
+def _without_owner(model: str) -> tuple[str, ...]:
+    owner, _, rest = model.partition("_")
+    return (rest,) if rest and owner in _organisations() else ()
 
 
 def _distinct(wanted: str) -> str:
@@ -187,33 +247,58 @@ def _distinct(wanted: str) -> str:
     return next((reasons[name] for name in named(wanted, reasons)), "")
 
 
-def _not_listed(name: str, wanted: str, meant: Meaning) -> ValueError:
+def _not_listed(name: str, meant: Meaning) -> ValueError:
     """Return the error for a name that means no row, or several."""
-    sizes = _sizes()
-    if len(meant.listed) == 1:
-        from simoffload.models.quantization import QUANTIZATIONS
-
-        write = f"{{name: {meant.listed[0]}, quantization: {usual_form(meant.form, QUANTIZATIONS)}}}"
-        text = f"it is {meant.listed[0]} with weights in another form ({meant.form}); write {write}"
-        return ValueError(f"unknown model {quoted(name)}: {text} or the path of its config.json")
     if meant.listed:
         return ValueError(f"{quoted(name)} may be {listing(list(meant.listed))}; write which")
-    names = [alias for known, size in sizes.items() for alias in (known, *size.names)]
-    hint = candidates(wanted, names) or f"; known: {listing(list(sizes))} (simoffload models list)"
-    if wanted.endswith(".json"):
-        hint = f"; for a file write {{config: {shortened(name)}}}"
-    return ValueError(f"unknown model {quoted(name)}{_distinct(wanted) and f': {_distinct(wanted)}'}{hint}")
+    hint = similar_models(name) or f"; known: {listing(list(_sizes()))} (simoffload models list)"
+    why = _distinct(_text(name).model)
+    return ValueError(f"unknown model {quoted(name)}{why and f': {why}'}{hint}")
+
+
+class NamedModel(NamedTuple):
+    """A NamedModel is what a text names."""
+
+    name: str
+    """Name of the row of ``sizes.yaml``."""
+    size: Size
+    form: str | None = None
+    """Form of the weights that the text says (``quantization``, "none" for 16 bits); None for that of the
+    release."""
+    note: str = ""
+    """Sentence about what was taken for the form."""
+
+
+@lru_cache(maxsize=1024)
+def find_model(name: str) -> NamedModel:
+    """Return what a text names: a model by name, alias, id on the Hugging Face hub or tag of Ollama, and the
+    form of its weights if the text says one.
+
+    Case, separators, an organisation before the last "/" and words of a release do not matter; the beginning
+    of a name is enough where only one begins so. Raises ValueError, with the nearest names, for an unknown
+    one, one that may be several, and a form that is not known.
+    """
+    text = _text(name)
+    meant = _meant(text)
+    if len(meant.listed) != 1:
+        raise _not_listed(name, meant)
+    row, size = meant.listed[0], _sizes()[meant.listed[0]]
+    terms = meant.form or (("gguf",) if text.of_ollama else ())
+    if not terms:
+        return NamedModel(row, size)
+    from simoffload.models.quantization import form_of
+
+    form, note, wrong, instead = form_of(terms, size.released)
+    if wrong:
+        write = either([*(f"{row}:{one}" for one in instead), "the path of its config.json"])
+        raise ValueError(f"{quoted(name)} is {row}, but {wrong}; write {write}")
+    return NamedModel(row, size, form, note)
 
 
 def find_size(name: str) -> tuple[str, Size]:
-    """Look a size up by name, alias or id on the Hugging Face hub, ignoring case, separators, an organisation
-    before the last "/" and words of a release; the beginning of a name is enough where only one begins so.
+    """Return the name and the row of ``sizes.yaml`` that a text means, whatever form of the weights it says.
 
-    Returns the canonical name and the size. Raises ValueError, with the nearest names, for an unknown one,
-    one that may be several, and one whose weights have another form than the listed ones.
+    Raises what :func:`find_model` raises.
     """
-    wanted = _wanted(name)
-    meant = Meaning(()) if _distinct(wanted) else meaning(wanted, _canonical())
-    if len(meant.listed) == 1 and not meant.form:
-        return meant.listed[0], _sizes()[meant.listed[0]]
-    raise _not_listed(name, wanted, meant)
+    found = find_model(name)
+    return found.name, found.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,8 +15,11 @@ from simoffload.documents import (
     Document,
     Frozen,
     Location,
+    either,
+    exists,
     file_errors,
     listing,
+    named,
     quoted,
     read_document,
     resolved,
@@ -27,7 +31,7 @@ from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
 from simoffload.models.shape import EVEN, ModelShape, Routing
-from simoffload.models.sizes import find_size
+from simoffload.models.sizes import find_model, form_words, resembles_model
 
 if TYPE_CHECKING:
     from simoffload.models.quantization import Quantization
@@ -230,7 +234,11 @@ class ModelSpec(Frozen):
     @field_validator("quantization", mode="before")
     @classmethod
     def _in_lower_case(cls, name: object) -> object:
-        return name.lower() if isinstance(name, str) else name  # files are called Q4_K_M
+        if not isinstance(name, str):
+            return name
+        from simoffload.models.quantization import QUANTIZATIONS
+
+        return next(iter(named(name.lower(), QUANTIZATIONS)), name.lower())  # files are called UD-Q4_K_XL
 
     @field_validator("quantization")
     @classmethod
@@ -264,11 +272,19 @@ class ModelSpec(Frozen):
         """The label and configuration of a model that needs no file."""
         if self.name is not None:
             try:
-                name, size = find_size(self.name)
+                found = find_model(self.name)
             except ValueError as error:
                 raise invalid("name", str(error), self.name) from None
+            size = found.size
             config = _configured(FAMILIES[size.family], size.config, self.overrides)
-            return _Resolved(self._label(name), config, size.released, size.notes)
+            stored, notes = size.released, size.notes
+            if found.form is not None and self.quantization is None:
+                from simoffload.models.quantization import QUANTIZATIONS
+
+                stored = QUANTIZATIONS.get(found.form)
+            if found.note and self.quantization is None:
+                notes = (*notes, found.note)
+            return _Resolved(self._label(found.name), config, stored, notes)
         family = str(self.family)
         if family not in FAMILIES and self.draft:
             return self._drafted(
@@ -331,7 +347,7 @@ class ModelSpec(Frozen):
         if path.suffix.lower() == GGUF:
             return self._from_gguf(path)
         document = read_document(path)
-        label = _label_of(path)
+        label = _label_of(path, document)
         family, at = _family_of(document, self.config, draft=self.draft)
         if family is None:
             return self._drafted(document, at, label)
@@ -373,10 +389,11 @@ class ModelSpec(Frozen):
         from simoffload.models.quantization import QUANTIZATIONS
         from simoffload.models.quantization_config import read_quantization
 
-        described = None
+        described, saved = None, saved_type(document, at)
         if self.quantization is None:
             described = read_quantization(document, lambda: _rows(model.config), at=at)
-        saved = saved_type(document, at)
+            if described is None and not (saved and saved.is_fp8):
+                _check_unstated(document, model.label)
         if saved is None or self.dtype is not None:
             return model._replace(quantization=described)
         if saved.is_fp8 and self.quantization is None and described is None:
@@ -412,6 +429,42 @@ class ModelSpec(Frozen):
 def is_model_file(text: str) -> bool:
     """Return whether a text is the path of a file that describes a model, by its ending."""
     return text.lower().endswith((".json", GGUF))
+
+
+def model_file(text: str) -> str | None:
+    """Return the path of the file by which a text names a model: of a GGUF file, of a config.json, or of the
+    one in a folder, whose path has a slash; None for any other text, such as the path of a scenario."""
+    if text.lower().endswith(GGUF):
+        return text
+    path = Path(text)
+    try:
+        if "/" in text and path.is_dir():
+            path /= _CONFIG
+        if path.suffix != ".json" or not path.is_file():
+            return None
+        data = read_document(path).data
+    except (OSError, ValueError, InputError):
+        return None  # what is wrong is said where it is read as a scenario
+    described = _OF_A_CONFIG.intersection(data) and not _OF_A_SCENARIO.intersection(data)
+    return str(path) if described else None
+
+
+def model_label(text: str) -> str:
+    """Return the short name of a model that a text names: that of its folder for a config.json."""
+    path = Path(text)
+    if path.suffix == ".json" and path.is_file():
+        return _label_of(path, read_document(path))
+    return path.name
+
+
+def states_form(text: str) -> bool:
+    """Return whether a text that names a model says in which form its weights are stored."""
+    if text.lower().endswith(GGUF):
+        return True
+    try:
+        return find_model(text).form is not None
+    except ValueError:
+        return False
 
 
 def load_model(
@@ -507,6 +560,50 @@ def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:
     return path
 
 
-def _label_of(path: Path) -> str:
-    """Return the name of a checkpoint's folder, which describes it better than "config.json" does."""
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
+_CONFIG = "config.json"
+_OF_A_CONFIG = frozenset({"model_type", "architectures"})
+_OF_A_SCENARIO = frozenset({"model", "platform", "workload", "strategy"})
+_SNAPSHOT = re.compile(r"models--(?:.+--)?(.+)")
+"""Folder of a model in the cache of the Hugging Face hub."""
+
+
+def _label_of(path: Path, document: Document) -> str:
+    """Return the name of a config.json: that of its folder or file, or the one that it states, whichever
+    names a listed model; otherwise that of its folder or file."""
+    file = path.parent.resolve() / path.name  # in the cache of the hub files are links
+    held = file.parts[-4] if file.parent.parent.name == "snapshots" and len(file.parts) > 3 else ""
+    if cached := _SNAPSHOT.fullmatch(held):
+        return cached[1]
+    name = path.stem if path.name != _CONFIG else file.parent.name
+    short = re.sub(r"[-_.]config$", "", name.rpartition("--")[2]) or name
+    stated = document.data.get("_name_or_path")
+    known = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
+    if known and not resembles_model(short) and resembles_model(known):
+        return known
+    return short
+
+
+_IN_CONFIG = re.compile(r"fp8|(?:nv|mx)?fp4|awq|gptq|int[48]|nf4|w\d+a\d+|bnb")
+"""Word of a name for a form that a config.json or a file beside it states."""
+_BESIDE = "hf_quant_config.json"
+
+
+def _check_unstated(document: Document, label: str) -> None:
+    """Raise InputError for a config.json that states no form of the weights although its name says one."""
+    stated = document.data.get("_name_or_path")
+    names = (label, stated.rpartition("/")[2] if isinstance(stated, str) else "")
+    terms = [word for name in names for word in form_words(name) if _IN_CONFIG.fullmatch(word)]
+    if not terms:
+        return
+    from simoffload.models.quantization import form_of
+
+    word, form = terms[0], form_of(terms, None)
+    give = form.name or either([*form.instead]) or "…"
+    if exists(Path(document.path).with_name(_BESIDE)):
+        where = f"the format is in {_BESIDE} beside it, which is not read yet; give quantization: {give}"
+    elif "fp" in word:
+        where = f"the format is in {_BESIDE}; put it beside, or give quantization: {give}"
+    else:
+        where = f"give quantization: {give}"
+    text = f"the name says {word.upper()}, but no key states in which format the weights are; {where}"
+    raise InputError([document.problem((), f"{text} (none: 16 bits)")])

@@ -145,12 +145,12 @@ def storage_curve(scenario: Asked, *, progress: Watcher | None = None) -> Storag
 
 
 def _tier(machine: Machine, result: SimulationResult) -> str | None:
-    """Return the storage that holds weights, optimizer, checkpoints or a cache that the step reads; of
-    several, the one with most exposed time."""
+    """Return the storage that holds weights, optimizer, checkpoints, a cache that the step reads, or pages of
+    a mapped file; of several, the one with most exposed time."""
     assert result.step is not None
     shares = result.step.shares
-    caches = (share.cause.tier for share in shares if share.group == "storage" and share.cause.moves_cache)
-    used = dict.fromkeys((*result.targets, *caches))
+    reads = (share.cause.tier for share in shares if share.group == "storage" and share.cause.purpose)
+    used = dict.fromkeys((*result.targets, *reads))
     found = [tier for tier in used if tier in machine.targets]
 
     def exposed(tier: str) -> Time:

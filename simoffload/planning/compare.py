@@ -25,6 +25,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.free_settings import FreeSettings, best_settings
 from simoffload.planning.question import loaded
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
@@ -244,6 +245,8 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
 # -- comparisons -----------------------------------------------------------------------------------
 
 SCHEMA = "simoffload/comparison/1"
+AS_CONFIGURED = ", as configured"
+"""End of the label of an offer with the settings of its scenario, beside it at its best free settings."""
 
 
 @dataclass(frozen=True)
@@ -257,10 +260,29 @@ class Comparison:
     """Memory that the machines have and that would do, where everything compared is on storage."""
     nearer_stopped: str = ""
     """The limit that kept the comparison from trying all such memory; empty if it tried it."""
+    free_settings: Mapping[str, FreeSettings] = field(default_factory=dict)
+    """What was found for each offer whose settings were searched for, by label."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about nearer places that would do, for reports."""
+        """Sentences about settings of offers and about nearer places that would do, for reports."""
+        return (*self._settings_notes, *self._nearer_notes)
+
+    @property
+    def _settings_notes(self) -> Iterator[str]:
+        for label, one in self.free_settings.items():
+            if one.changes:
+                settings = ", ".join(change.description for change in one.changes)
+                yield f"{label} is at its best settings that cost nothing: {settings}"
+        reasons = dict.fromkeys(one.stopped for one in self.free_settings.values() if one.stopped)
+        for why in reasons:
+            labels = (label for label, one in self.free_settings.items() if one.stopped == why)
+            yield f"{', '.join(labels)}: not all settings that cost nothing were tried: {why}"
+        if self.free_settings and not any(one.changes for one in self.free_settings.values()):
+            yield "no setting that costs nothing makes any of them faster"
+
+    @property
+    def _nearer_notes(self) -> tuple[str, ...]:
         stopped = "whether other memory of the machine would do was not found out: "
         missing = (f"{stopped}{self.nearer_stopped}",) if self.nearer_stopped else ()
         if not self.nearer:
@@ -334,7 +356,9 @@ class Comparison:
     @property
     def cost_verdicts(self) -> tuple[CostVerdict, ...]:
         """Cheapest answer per unit of work, and the prices at which the next one would be cheaper."""
-        return verdicts(Costed(label, self.results[label], one) for label, one in self.economics.items())
+        judged = {label: one for label, one in self.results.items() if not one.superseded}
+        costs = self.economics
+        return verdicts(Costed(label, one, costs[label]) for label, one in judged.items() if label in costs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -344,6 +368,7 @@ class Comparison:
             "cost_verdicts": [one.to_dict() for one in self.cost_verdicts],
             "nearer": [one.to_dict() for one in self.nearer],
             **({"nearer_stopped": self.nearer_stopped} if self.nearer_stopped else {}),
+            **({"free_settings": self._settings_by_label} if self.free_settings else {}),
             "compared": [
                 {
                     "label": label,
@@ -356,6 +381,10 @@ class Comparison:
                 for label, result in self.results.items()
             ],
         }
+
+    @property
+    def _settings_by_label(self) -> dict[str, dict[str, Any]]:
+        return {label: one.to_dict() for label, one in self.free_settings.items()}
 
     def plot(self, *, log: bool = False) -> Figure:
         """Return a plotly figure: the compared time of each result with its interval, the fastest on top.
@@ -477,12 +506,14 @@ def compare_scenarios(
     keep_timelines: bool = False,
     progress: Watcher | None = None,
     unoffloaded: bool = False,
+    free_settings: bool = False,
 ) -> Comparison:
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone, those of one for the
     whole search for nearer memory.
 
-    With ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or
-    once.
+    With ``free_settings``, each label means its scenario at its best free settings (``best_settings``); where
+    these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the
+    same work without offloading is added: for each label that ends in a target, or once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     wanted = {} if objective is None else {one: objective_of(it, objective) for one, it in known.items()}
@@ -495,6 +526,8 @@ def compare_scenarios(
     offers = {label: known[label] for label in scenarios}
     with watched_by(progress):
         _simulate(known, results, offers, keep_timelines=keep_timelines)
+        found = _at_best_settings(known, results, offers if free_settings else (), keep_timelines)
+        offers = {label: known[label] for label in scenarios}
         search = NearerSearch(keep_timelines=nearer and keep_timelines).run(offers, results)
     for place in search.found if nearer else ():
         if place.label not in results:
@@ -504,8 +537,7 @@ def compare_scenarios(
         label: replace(result, planner=ScenarioPlanner(known[label], prices))
         for label, result in results.items()
     }
-    if any(scenario.moved for scenario in known.values()):  # not the weights, whose tiers name results
-        results = {label: replace(result, label=label) for label, result in results.items()}
+    results = _labelled(known, results)
     if objective is not None:
         first = next(iter(wanted.values()))
         results = {
@@ -513,7 +545,44 @@ def compare_scenarios(
             for label, each in results.items()
         }
         _check_value(objective, results.values())
-    return replace(capacities, results=results, nearer=tuple(search.found), nearer_stopped=search.stopped)
+    return replace(
+        capacities,
+        results=results,
+        nearer=tuple(search.found),
+        nearer_stopped=search.stopped,
+        free_settings=found,
+    )
+
+
+def _at_best_settings(
+    known: dict[str, LoadedScenario],
+    results: dict[str, SimulationResult],
+    offers: Collection[str],
+    keep_timelines: bool,
+) -> dict[str, FreeSettings]:
+    """Replace offers by what they are at their best free settings, each followed by what it was before where
+    that differs; return what was found, by label."""
+    timed = [label for label in offers if results[label].compared_s is not None]
+    found = {
+        label: best_settings(known[label], results[label], keep_timelines=keep_timelines)
+        for label in steps(timed, lambda label: f"{label}: free settings")
+    }
+    configured, before = dict(known), dict(results)
+    known.clear()
+    results.clear()
+    changed = any(one.changes for one in found.values())
+    for label, scenario in configured.items():
+        shown = replace(before[label], label=label) if changed else before[label]
+        known[label], results[label] = scenario, shown
+        best = found.get(label)
+        if best is not None and best.changes:
+            was = f"{label}{AS_CONFIGURED}"
+            known[label] = best.scenario
+            results[label] = replace(best.result, label=label, settings=best.text)
+            known[was] = scenario
+            name = f"{shown.name}{AS_CONFIGURED}"
+            results[was] = replace(shown, name=name, label=was, superseded=True)
+    return found
 
 
 def _check_value(objective: str, results: Collection[SimulationResult]) -> None:
@@ -569,7 +638,17 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
             stopped, results[label] = error, refused(scenario, error)
     if all(result.refused for result in results.values()):
         raise stopped or InputError(dict.fromkeys(problems))
-    return Comparison(results, baseline)
+    return Comparison(_labelled(scenarios, results), baseline)
+
+
+def _labelled(
+    scenarios: Mapping[str, LoadedScenario], results: dict[str, SimulationResult]
+) -> dict[str, SimulationResult]:
+    """Return the results with their labels as names, if something else than weights was moved, whose tiers
+    name results."""
+    if not any(scenario.moved_part for scenario in scenarios.values()):
+        return results
+    return {label: replace(result, label=label) for label, result in results.items()}
 
 
 def _named(problem: Problem, label: str) -> Problem:

@@ -51,7 +51,7 @@ class CostAmounts:
     prompt_s: float | None = None
     """Time [s] of the prefill of all prompts; None for other work than inference."""
     prompt_tokens: int | None = None
-    """Tokens of these prompts."""
+    """Number of tokens of these prompts."""
 
     @metric(better="lower")
     def purchase(self) -> float | None:

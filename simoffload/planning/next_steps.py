@@ -18,7 +18,7 @@ from simoffload.planning.question import chosen
 from simoffload.results import Change, SimulationResult, quality_of_weights
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import BEST, suited_to
-from simoffload.strategies.base import weights_tiers
+from simoffload.strategies.base import offloaded_tiers
 from simoffload.workload import Checkpointing, Inference
 
 _SETTINGS = 4
@@ -50,7 +50,7 @@ def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tri
 
 def _stored(scenario: LoadedScenario) -> bool:
     tiers = scenario.machine.tiers
-    return any(tiers[one].is_storage for one in weights_tiers(scenario.plan()))
+    return any(tiers[one].is_storage for one in offloaded_tiers(scenario.plan()))
 
 
 def _few(evaluator: Evaluator, _result: SimulationResult, _costs: CostList) -> Sequence[Change]:
@@ -77,7 +77,7 @@ def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
     kind, names = next(((kind, names) for kind, names in offered if names), ("", ()))
     if not names:
         return
-    where = [machine.tiers[one] for one in weights_tiers(evaluator.plan)]
+    where = [machine.tiers[one] for one in offloaded_tiers(evaluator.plan)]
     gpus, hosts = evaluator.strategy.gpus, machine.nodes_of(evaluator.strategy.gpus)
     room: float = gpus * machine.tiers["hbm"].capacity
     if any(one.is_storage for one in where):

@@ -16,7 +16,7 @@ from simoffload.progress import working_on
 from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Placement, fields_of, suited_to
-from simoffload.strategies.base import optimizer_target, placements_of, state_tiers, weights_tiers
+from simoffload.strategies.base import offloaded_tiers, optimizer_target, placements_of, state_tiers
 from simoffload.strategies.programs.best import Best
 from simoffload.workload import Checkpointing
 
@@ -87,7 +87,7 @@ class _Limit(NamedTuple):
             return True
         plan = scenario.plan()
         return (
-            self.weights in (None, *(weights_tiers(plan) or ("hbm",)))
+            self.weights in (None, *(offloaded_tiers(plan) or ("hbm",)))
             and self.optimizer in (None, optimizer_target(plan))
             and (self.uses is None or self.uses in state_tiers(plan))
         )
@@ -183,7 +183,7 @@ class _Candidates:
             there, result = self.evaluator.answer(*edits, scope="first")
             title = there.scenario.strategy.traits.title or kind
             plan = there.plan()
-            where = "+".join(weights_tiers(plan))
+            where = "+".join(offloaded_tiers(plan))
             rate = result.metrics().get("tokens_per_s")
             return _Way(
                 there, result, ProgramRate(kind, title, rate, edits, where), bool(plan.facts.hypothetical)
@@ -217,7 +217,8 @@ class _Candidates:
         edits = (*edits, *(one for one in spread if one.path[1] not in self.limit.stated))
         strategy = self.evaluator.edited(*edits).scenario.strategy
         batch, rest = divmod(self._sequences, strategy.replicas)
-        if not rest and batch != self.evaluator.workload.batch_size:
+        work = self.evaluator.workload
+        if not rest and not isinstance(work, Checkpointing) and batch != work.batch_size:
             edits = (*edits, Edit.at("workload.batch_size", batch))
         return (*edits, *strategy.filled(self.scenario.model))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def asked(
         kept = [one for one in overrides if split_assignment(one)[0] != "strategy.kind"]
         among = [] if named == BEST else [f'strategy.among=["{named}"]']
         overrides = [f"strategy.kind={BEST}", *among, *kept]
-    scenario = of_model(model, platform, overrides=overrides, gpus=parts.gpus, placed=placed)
+    gpus = None if parts.is_composed(platform) else parts.gpus
+    scenario = of_model(model, platform, overrides=overrides, gpus=gpus, placed=placed)
     return with_parts(scenario, parts)
 
 
@@ -110,7 +112,8 @@ def with_parts(scenario: LoadedScenario, parts: MachineParts) -> LoadedScenario:
     if parts.drive is not None and is_choice(scenario):
         tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
         edits = (*edits, Edit.at("strategy.uses", tier))
-    return scenario.edited(*edits)
+    found = scenario.edited(*edits)
+    return replace(found, remarks=(*found.remarks, *parts.assumed(scenario)))
 
 
 def load_scenario(

@@ -144,25 +144,50 @@ def batch(evaluator: Evaluator) -> Iterator[Change]:
 
 
 def context(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield the longest sequences that fit; of prompt and output the longer one is cut."""
+    """Yield the most room for tokens with which it fits, if more is asked for than prompt and output take;
+    otherwise the longest sequences that fit, of which the longer one of prompt and output is cut."""
     workload = evaluator.workload
     if isinstance(workload, Checkpointing):
         return
     key, now = "sequence_length", workload.max_context
     if isinstance(workload, Inference):
+        if smaller := _room(evaluator, workload):
+            yield from enough(evaluator, smaller)
+            return
         key, now = max(
             ("prompt_length", workload.prompt_length),
             ("output_length", workload.output_length),
             key=lambda one: one[1],
         )
 
+    context = workload.context or 0 if isinstance(workload, Inference) else 0
+    other = workload.max_context + 1 - now  # of prompt and output the one that stays
+
     def steps(count: int) -> tuple[Edit, ...]:
-        return (Edit(("workload", key), count),)
+        alone = (Edit(("workload", "context"), None),) if count + other < context else ()
+        return (Edit(("workload", key), count), *alone)
 
     evaluator.trying("shorter sequences")
     found = evaluator.largest(steps, start=now, most=now)
     if found is not None:
         yield from enough(evaluator, Change("context", f"{key} {now:,} → {found:,} tokens", steps(found)))
+
+
+def _room(evaluator: Evaluator, workload: Inference) -> Change | None:
+    """Return the change to the most room with which the work fits; None if it has none to give up, or does
+    not fit without."""
+    least, now = workload.prompt_length + workload.output_length, workload.room
+    if now <= least:
+        return None
+
+    def steps(count: int) -> tuple[Edit, ...]:
+        return (Edit(("workload", "context"), least + count - 1),)
+
+    evaluator.trying("less room for tokens")
+    found = evaluator.largest(steps, start=now - least, most=now - least)
+    if found is None:
+        return None
+    return Change("context", f"context {now:,} → {least + found - 1:,} tokens", steps(found))
 
 
 def precision(evaluator: Evaluator) -> Iterator[Change]:

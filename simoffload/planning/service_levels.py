@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simoffload.documents import either, quoted, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.results import Metric, SimulationResult, WithMetrics, declared_metrics
+from simoffload.results import KINDS, Metric, SimulationResult, WithMetrics, declared_metrics
 
 _EXAMPLES = {
     "tpot": "200ms",
@@ -102,6 +102,22 @@ def most_missed(service: Iterable[ServiceLevel], result: SimulationResult) -> fl
     """Return how many times too long a time is, or too small a rate, where a service level is missed most; at
     most 1 if all are kept, and 0 if there are none."""
     return max((level.missed(result) for level in service), default=0.0)
+
+
+def metric_named(asked: str, kind: str | None, *, besides: Sequence[str | Metric] = ()) -> Metric:
+    """Return the metric of a kind of work, None for any, or of those ``besides`` that ``--objective`` names.
+
+    Raises InputError for an unknown one, or one of which no direction is better; the words ``besides`` are
+    named, too.
+    """
+    declared = next((one.declared for one in KINDS if one.kind == kind), declared_metrics())
+    more = [one for one in besides if isinstance(one, Metric)]
+    found = limited_metrics((*declared.values(), *more))
+    metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)
+    if metric is not None:
+        return metric
+    given, known = shortened(asked), (*(one for one in besides if isinstance(one, str)), *found)
+    raise InputError.at(given, f"is not one of {', '.join(known)}{suggest(given, known)}", path="--objective")
 
 
 def judged(result: SimulationResult, service: Iterable[ServiceLevel]) -> SimulationResult:

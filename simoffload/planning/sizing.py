@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.errors import InputError, PlacementError
+from simoffload.errors import InputError, PlacementError, SimulationError, WorkLimitError
+from simoffload.planning.alternatives import in_gpus
+from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.question import loaded
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.progress import steps
-from simoffload.results import by_name
+from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, ScenarioSource, tier_name
+from simoffload.simulation import simulate
 from simoffload.simulation.capacity import not_simulated
 from simoffload.strategies.base import Placement, moving
 from simoffload.strategies.training.memory import white_paper_rule
 from simoffload.workload import Checkpointing, Inference, Training
 
+_BILLION = 10**9
+_MOST_IN_FORMAT = 8
+"""Largest number of machines that are tried in other formats: our choice."""
+_MOST_TIMED = 1000
+"""Largest number of layers of a model that is simulated on the machines: our choice, some seconds."""
 _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
 """Largest number of sequences, tokens and layers that a scenario accepts."""
 
@@ -136,6 +146,48 @@ class MachineCount(NamedTuple):
     """Number of machines; None if no number suffices."""
     why: str
     """Reason why no number of machines suffices."""
+    run: MachinesRun | None = None
+    """The work on these machines; None where it was not simulated."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return by_name(self, "tier machines why") | {"run": None if self.run is None else self.run.to_dict()}
+
+
+class MachinesRun(NamedTuple):
+    """A MachinesRun is the work on a number of machines, simulated, with what these cost."""
+
+    result: SimulationResult | None
+    """The result; None if there is none, which ``why`` explains."""
+    economics: Economics | None
+    why: str = ""
+
+    @property
+    def days(self) -> float | None:
+        """Time [d] for a billion tokens of all sequences; None without times."""
+        per_token = None if self.result is None else self.result.unit_s
+        return None if per_token is None else per_token * _BILLION / 86_400
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        cost = {} if self.economics is None else by_name(self.economics, "missing_prices=missing")
+        costs = {} if self.economics is None else self.economics.metrics()
+        return {
+            "metrics": {} if self.result is None else self.result.metrics(),
+            "economics": costs,
+            **cost,
+            "days_per_billion_tokens": self.days,
+            "why": self.why,
+        }
+
+
+class FewerMachines(NamedTuple):
+    """A FewerMachines is a format of the weights with which fewer machines hold them in their GPUs."""
+
+    format: str
+    program: str
+    """Kind of the strategy that loads it."""
+    machines: int
 
 
 class MachinesNeeded(NamedTuple):
@@ -158,6 +210,9 @@ class MachinesNeeded(NamedTuple):
     """Partitioning that makes every GPU gather each layer without offload: "ZeRO-3"; "" for none."""
     warnings: tuple[str, ...] = ()
     """Sentences about what is not simulated and would need fewer machines."""
+    formats: tuple[FewerMachines, ...] = ()
+    """Formats of the weights that need fewer machines than the present one without offload, the fewest first;
+    only with ``timed``."""
 
     @property
     def by_rule(self) -> int:
@@ -167,10 +222,17 @@ class MachinesNeeded(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         names = "name model work platform gpus hbm_bytes=hbm states_bytes=states by_rule counts warnings"
-        return by_name(self, names)
+        formats = [one._asdict() for one in self.formats]
+        return {**by_name(self, names), "formats": formats}
 
 
-def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = None) -> MachinesNeeded:
+def machines_needed(
+    scenario: ScenarioSource,
+    *,
+    tiers: Sequence[str] | None = None,
+    timed: bool = False,
+    costs: CostList | None = None,
+) -> MachinesNeeded:
     """Count the machines of a scenario's platform that its model needs, without offload and with it.
 
     Weights, and in training gradients and optimizer states, are divided among all GPUs of the machines (ZeRO
@@ -181,6 +243,9 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
     ----------
     tiers
         Tiers to offload to, by default all of the platform.
+    timed
+        Whether the work on each number of machines is simulated, with what these cost (``costs``, by default
+        the shipped list), and formats of the weights are tried with which fewer machines would do.
 
     Raises
     ------
@@ -200,6 +265,13 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
         raise InputError([scenario.document.problem(("workload", "kind"), text)])
     names = tuple(machine.tiers) if tiers is None else ("hbm", *tiers)
     named = dict.fromkeys(tier_name(name, machine, "tiers") for name in names)
+    counts = [_count(scenario, tier) for tier in steps(named, str)]
+    prices = load_costs() if timed and costs is None else costs
+    formats: tuple[FewerMachines, ...] = ()
+    if timed:
+        assert prices is not None
+        counts = [(one._replace(run=_run(there, prices)), there) for one, there in counts]
+        formats = tuple(_formats(scenario, counts[0][0].machines))
     return MachinesNeeded(
         name=scenario.name,
         model=scenario.model.name,
@@ -208,10 +280,40 @@ def machines_needed(scenario: ScenarioSource, *, tiers: Sequence[str] | None = N
         gpus=machine.gpus_per_node,
         hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
         states=_states(scenario),
-        counts=tuple(_count(scenario, tier) for tier in steps(named, str)),
+        counts=tuple(one for one, _ in counts),
         gathers=scenario.scenario.strategy.traits.gathers,
         warnings=not_simulated(scenario),
+        formats=formats,
     )
+
+
+def _run(scenario: LoadedScenario | None, costs: CostList) -> MachinesRun | None:
+    """Simulate the work on a number of machines; None where there is no such number."""
+    if scenario is None:
+        return None
+    if scenario.model.num_hidden_layers > _MOST_TIMED:
+        return MachinesRun(None, None, f"not simulated, as it has more than {_MOST_TIMED:,} layers")
+    try:
+        result = simulate(scenario)
+    except (InputError, SimulationError, WorkLimitError) as error:
+        return MachinesRun(None, None, str(error))
+    return MachinesRun(result, economics(scenario, result, costs))
+
+
+def _formats(scenario: LoadedScenario, now: int | None) -> Iterator[FewerMachines]:
+    """Yield the formats with which fewer machines than ``now`` hold the weights in their GPUs, the fewest
+    first; of each format the program that needs the fewest."""
+    each = scenario.machine.gpus_per_node
+    most = min(now - 1 if now is not None else _MOST_IN_FORMAT, _MOST_IN_FORMAT)
+    evaluator, found = Evaluator(scenario), dict[str, FewerMachines]()
+    for machines in range(1, most + 1):
+        with suppress(InputError):
+            there = evaluator.changed_by(*evaluator.spread(machines, per_node=each))
+            for one in in_gpus(there):
+                change = one.on(there) if one.format and one.format not in found else None
+                if change is not None and there.fits(*change.edits):
+                    found[one.format] = FewerMachines(one.format, one.kind, machines)
+    yield from found.values()
 
 
 def _states(scenario: LoadedScenario) -> int:
@@ -222,13 +324,14 @@ def _states(scenario: LoadedScenario) -> int:
     return scenario.model.weight_bytes
 
 
-def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
-    """Count machines by trying: a need that is divided falls with the number of machines."""
+def _count(scenario: LoadedScenario, tier: str) -> tuple[MachineCount, LoadedScenario | None]:
+    """Count machines by trying: a need that is divided falls with the number of machines. Return also the
+    scenario on them."""
     try:
         edits = moving(scenario.scenario.strategy, _wholly(scenario, tier), scenario.machine)
         retargeted = scenario.edited(*edits)
     except PlacementError as error:
-        return MachineCount(tier, None, "; ".join(one.message for one in error.problems))
+        return MachineCount(tier, None, "; ".join(one.message for one in error.problems)), None
     each = scenario.machine.gpus_per_node
     most = min(MOST_NODES, MOST_RANKS // each)
     evaluator, allowing = Evaluator(retargeted), retargeted.placements.allowing
@@ -240,8 +343,9 @@ def _count(scenario: LoadedScenario, tier: str) -> MachineCount:
 
     found = evaluator.smallest(with_nodes, start=1, most=most)
     if found is not None:
-        return MachineCount(tier, found, "")
-    return MachineCount(tier, None, _why(evaluator, {nodes: with_nodes(nodes) for nodes in (1, most)}))
+        return MachineCount(tier, found, ""), evaluator.edited(*with_nodes(found))
+    why = _why(evaluator, {nodes: with_nodes(nodes) for nodes in (1, most)})
+    return MachineCount(tier, None, why), None
 
 
 def _wholly(scenario: LoadedScenario, tier: str) -> Placement:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import exp, hypot, inf, isfinite, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.bisection import largest_that_fits, least_factor
-from simoffload.documents import Edit
+from simoffload.documents import Edit, split_assignment
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
@@ -20,7 +20,15 @@ from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
 from simoffload.results import InferenceResult, PassResult
 from simoffload.scenario import LoadedScenario, ScenarioSource
-from simoffload.scenario.streams import Clients, Closed, Constant, Poisson, StreamLimits, StreamOptions
+from simoffload.scenario.streams import (
+    Clients,
+    Closed,
+    Constant,
+    Lognormal,
+    Poisson,
+    StreamLimits,
+    StreamOptions,
+)
 from simoffload.serving.answers import (
     CONFIDENCE,
     ReplicatedMean,
@@ -28,6 +36,7 @@ from simoffload.serving.answers import (
     RequestTimeline,
     StreamMeasures,
     replicated_mean,
+    student_quantile,
 )
 from simoffload.serving.replica import StepMix
 from simoffload.serving.simulate import StreamSimulation
@@ -40,11 +49,15 @@ __all__ = [
     "RateTrial",
     "StreamPasses",
     "StreamResult",
+    "capacity_by_chance",
+    "chat_overrides",
     "error_interval",
     "simulated_stream",
+    "stated_rate",
     "step_errors",
     "stream",
     "stream_passes",
+    "with_requests_named",
 ]
 
 _SCHEMA = "simoffload/stream/1"
@@ -55,6 +68,8 @@ _MOST = 1e6
 _DOUBLINGS = 20
 _RESCALED = 2_000
 """Most requests of which the effect of longer steps is simulated (our choice)."""
+_APART = 1.25
+"""Factor between rates that are tried with longer steps (our choice)."""
 
 
 _ENERGY = ("rent_per_million_tokens", "kwh_per_million_tokens", "energy_per_token_j", "power_w")
@@ -153,6 +168,15 @@ def step_errors(passes: StreamPasses) -> tuple[float, float]:
     return exp(P90 * sure.sigma_of("ttft_s")), exp(P90 * sure.sigma_of("tpot_s"))
 
 
+class LoadCosts(NamedTuple):
+    """What costs are of: the measures and the steps of all replications at a load."""
+
+    load: float | None
+    """Largest load within the limits, in the unit of trials; None: as the scenario states it."""
+    measures: tuple[StreamMeasures, ...]
+    passes: StreamPasses | None
+
+
 @dataclass(frozen=True)
 class StreamResult:
     """A StreamResult has the measures of every replication of a stream."""
@@ -179,6 +203,10 @@ class StreamResult:
     """Why not all was simulated."""
     prices: CostList | None = field(default=None, repr=False)
     """Prices and powers; None: those of the shipped list."""
+    at_best: LoadCosts | None = field(default=None, repr=False)
+    """The largest load within the limits, of which costs are; None if none is known."""
+    capacity: tuple[float, float] | None = None
+    """Ends between which the largest load within the limits of 80 % of real replicas is expected."""
 
     @cached_property
     def estimates(self) -> dict[str, ReplicatedMean]:
@@ -205,15 +233,22 @@ class StreamResult:
 
     @cached_property
     def costs(self) -> Economics | None:
-        """Bill, power, energy and cost of a replica; None without requests."""
-        return None if self.passes is None else economics(self.scenario, self.passes, self.prices)
+        """Bill, power, energy and cost of a replica at the largest load within the limits, or else at the
+        stated one; None without requests."""
+        passes = self.priced_at.passes
+        return None if passes is None else economics(self.scenario, passes, self.prices)
+
+    @property
+    def priced_at(self) -> LoadCosts:
+        """The load of which costs are."""
+        return self.at_best or LoadCosts(None, self.measures, self.passes)
 
     def priced(self) -> dict[str, float | None]:
         """Return what tokens and requests cost and take at least, with the prices and powers that are known;
         tokens within limits are those of requests that keep all."""
         if self.costs is None:
             return {}
-        found, all_of_them = self.costs.at_least(), self.measures
+        found, all_of_them = self.costs.at_least(), self.priced_at.measures
         good = sum(one.tokens_within for one in all_of_them) / sum(one.tokens for one in all_of_them)
         million, run = found["cost_per_million_tokens"], found["cost_per_run"]
         number = sum(one.completed for one in all_of_them) / len(all_of_them)
@@ -229,7 +264,7 @@ class StreamResult:
         """What the load of a trial counts."""
         if isinstance(self.options.arrivals, Closed):
             return "users"
-        return "requests/s" if _rate(self.options) else "times the trace's rate"
+        return "requests/s" if stated_rate(self.options) else "times the trace's rate"
 
     @property
     def best(self) -> RateTrial | None:
@@ -255,6 +290,7 @@ class StreamResult:
             "metrics": {name: _plain(one) for name, one in self.estimates.items()},
             "intervals": {name: list(ends) for name, ends in self.intervals.items()},
             "costs": self.priced(),
+            "costs_load": self.priced_at.load,
             "economics": None if self.costs is None else self.costs.to_dict(),
             "kv_blocks": self.limits.blocks,
             "kv_cache_tokens": self.limits.cache_tokens,
@@ -266,6 +302,7 @@ class StreamResult:
             "timeline": self.timeline._asdict(),
             "load_unit": self.unit,
             "best_load": None if best is None else best.load,
+            "best_load_interval": None if self.capacity is None else list(self.capacity),
             "best_load_per_gpu": None if best is None else best.load / self.gpus,
             "trials": [
                 {
@@ -323,6 +360,56 @@ def _plain(one: ReplicatedMean) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in one._asdict().items()}
 
 
+# -- the stream of a model that is named alone ---------------------------------------------------
+
+
+_CHAT: Mapping[str, Any] = {
+    "arrivals": {"kind": "poisson", "request_rate": 1},
+    "prompt": {"kind": "lognormal", "median": 1032, "sigma": 0.97, "max": 7930},
+    "output": {"kind": "lognormal", "median": 238, "sigma": 0.91, "max": 1000},
+}
+"""Requests of a chat: a rate of our choice, and lengths as in Azure's conversations of 2023 (traces/)."""
+
+
+_SLOTS = {"max_num_batched_tokens": 2048, "max_num_seqs": 4}
+"""Limits of a program that has none of its own: those with which llama-server begins (``-b``, ``-np``)."""
+
+
+def chat_overrides(stated: Sequence[str]) -> list[str]:
+    """Return the overrides that make requests of a chat arrive at a model, unless other overrides state a
+    stream or its trace."""
+    keys = [split_assignment(one)[0] for one in stated]
+    if any(key == "stream" or key.startswith("stream.trace") for key in keys):
+        return []
+    return [Edit(("stream",), dict(_CHAT)).assignment]
+
+
+def with_requests_named(scenario: LoadedScenario) -> LoadedScenario:
+    """Return a scenario whose answer says which requests arrive, as nobody stated all of them; a program that
+    is no engine serves a few at a time."""
+    options, named = scenario.scenario.stream, list[str]()
+    unknown = options is not None and None in (options.max_num_batched_tokens, options.max_num_seqs)
+    if options is not None and unknown and getattr(scenario.plan(), "serving_limits", None) is None:
+        longest = sum(getattr(one, "max", 0) for one in (options.prompt, options.output))
+        limits = {**_SLOTS, "kv_blocks": _SLOTS["max_num_seqs"] * -(-longest // 16) or None}
+        stated = scenario.document.data["stream"]
+        scenario = scenario.edited(
+            *(Edit(("stream", key), value) for key, value in limits.items() if key not in stated)
+        )
+        named.append(f"{_SLOTS['max_num_seqs']} at a time (max_num_seqs)")
+    if options is not None and isinstance(options.arrivals, Poisson):
+        named.append(f"{options.arrivals.request_rate:g} requests/s at random times")
+    for name, length in (("prompts", options and options.prompt), ("outputs", options and options.output)):
+        if isinstance(length, Lognormal):
+            named.append(f"{name} of {length.median:,g} tokens in the median")
+    if not named:
+        return scenario
+    kind = scenario.scenario.strategy.kind
+    text = f"{scenario.model.name} is a model, to which requests of a chat arrive: {', '.join(named)}, under "
+    text += f"{kind}; --set stream.arrivals.request_rate=N, and keys of prompt and output, change them"
+    return replace(scenario, remarks=(*scenario.remarks, text))
+
+
 def stream(
     scenario: ScenarioSource,
     *,
@@ -349,7 +436,7 @@ def simulated_stream(
     """Simulate all replications, and with ``search`` also find the largest load within the limits."""
     measures, stopped = list[StreamMeasures](), ""
     trials, rescaled = dict[float, RateTrial](), tuple[StreamMeasures, ...]()
-    passes = None
+    passes = at_best = capacity = None
     try:
         for number in steps(range(simulation.replications), lambda one: f"replication {one + 1}"):
             measures.append(simulation.run(simulation.options, number))
@@ -357,7 +444,9 @@ def simulated_stream(
         if passes is not None:
             rescaled = _rescaled(simulation, measures[0], passes)
         if search:
-            _search(simulation, trials)
+            at_best = _search(simulation, trials)
+        if at_best is not None and passes is not None:
+            capacity = _capacity(simulation, trials, at_best, step_errors(passes))
     except WorkLimitError as error:
         stopped = f"{error}{simulation.checkpoints.advice()}"
         if not measures:
@@ -374,10 +463,12 @@ def simulated_stream(
         simulation.table.worst,
         passes,
         rescaled,
-        tuple(simulation.notes(measures)),
+        (*simulation.scenario.remarks, *simulation.notes(measures)),
         tuple(trials[load] for load in sorted(trials)),
         stopped,
         costs,
+        at_best,
+        capacity,
     )
 
 
@@ -422,7 +513,7 @@ def _rescaled(
 # -- the largest load ----------------------------------------------------------------------------
 
 
-def _rate(options: StreamOptions) -> float:
+def stated_rate(options: StreamOptions) -> float:
     """Return the rate of open arrivals [1/s]; 0 of those that have none."""
     match options.arrivals:
         case Poisson(request_rate=rate) | Constant(request_rate=rate):
@@ -442,7 +533,7 @@ def _at(scenario: LoadedScenario, load: float) -> StreamOptions:
         case Poisson() | Constant():
             edits = [Edit((*arrivals, "request_rate"), load)]
         case Clients(clients=clients):
-            factor = load / _rate(options)
+            factor = load / stated_rate(options)
             edits = [
                 Edit((*arrivals, "clients", at, "request_rate"), one.request_rate * factor)
                 for at, one in enumerate(clients)
@@ -459,48 +550,146 @@ def _at(scenario: LoadedScenario, load: float) -> StreamOptions:
     return changed
 
 
-def _search(simulation: StreamSimulation, tried: dict[float, RateTrial]) -> None:
-    """Try loads until the largest one that keeps the limits is known.
+def _search(simulation: StreamSimulation, tried: dict[float, RateTrial]) -> LoadCosts | None:
+    """Try loads until the largest one that keeps the limits is known, and return it.
 
     Rates are doubled until two do not, or halved until one does, as goodput need not fall evenly with the
     load; then the range between is halved.
     """
     options = simulation.options
-    begin = _rate(options) or 1.0
+    begin = stated_rate(options) or 1.0
     _at(simulation.scenario, begin)  # refuses a ramp
+    best: LoadCosts | None = None
 
     def margin(load: float) -> float:
         """Return by how much more requests keep the limits than must."""
+        nonlocal best
         if load not in tried:
             step(f"at {load:.4g}")
-            tried[load] = _tried(simulation, load)
+            tried[load], measures = _tried(simulation, load)
+            if tried[load].holds(options.slo) and (best is None or load > (best.load or 0)):
+                best = LoadCosts(load, tuple(measures), None)
         return tried[load].attained.value - options.slo.attain
 
     with stage():
         if isinstance(options.arrivals, Closed):
-            most = simulation.users(_at(simulation.scenario, _MOST))
-            largest_that_fits(
-                lambda users: {"attained": margin(users)},
-                start=options.arrivals.users,
-                most=most,
-                falls=lambda _: False,
-            )
-            return
-        load, missed = begin, 0
-        if margin(begin) >= 0:
-            while missed < 2 and (load := 2 * load) <= _MOST:
-                missed = 0 if margin(load) >= 0 else missed + 1
-        while max(map(margin, list(tried))) < 0 and len(tried) <= _DOUBLINGS:
-            load /= 2
-            margin(load)
-        held = max((one for one in tried if margin(one) >= 0), default=0.0)
-        above = min((one for one in tried if one > held and margin(one) < 0), default=0.0)
-        if held and above:
-            gaps = {1 / one: margin(one) for one in (held, above)}
-            least_factor(1 / above, 1 / held, lambda gap: margin(1 / gap), gaps)
+            _most_users(simulation, options.arrivals.users, margin)
+        else:
+            load, missed = begin, 0
+            if margin(begin) >= 0:
+                while missed < 2 and (load := 2 * load) <= _MOST:
+                    missed = 0 if margin(load) >= 0 else missed + 1
+            while max(map(margin, list(tried))) < 0 and len(tried) <= _DOUBLINGS:
+                load /= 2
+                margin(load)
+            _largest_rate({load: margin(load) for load in list(tried)}, margin)
+    if best is None:
+        return None
+    return best._replace(passes=stream_passes(simulation.planned, simulation.steps, best.measures))
 
 
-def _tried(simulation: StreamSimulation, load: float) -> RateTrial:
+def _most_users(simulation: StreamSimulation, begin: int, margin: Callable[[float], float]) -> float:
+    """Return the largest number of users at which a margin is not negative; 0 if there is none."""
+    most = simulation.users(_at(simulation.scenario, _MOST))
+    found = largest_that_fits(
+        lambda users: {"attained": margin(users)}, start=begin, most=most, falls=lambda _: False
+    )
+    return found or 0.0
+
+
+def _largest_rate(known: Mapping[float, float], margin: Callable[[float], float]) -> float:
+    """Return the largest rate at which a margin is not negative, which lies above the largest known one; 0
+    if there is none."""
+    held = max((one for one in known if known[one] >= 0), default=0.0)
+    above = min((one for one in known if one > held and known[one] < 0), default=0.0)
+    if not (held and above):
+        return held
+    return 1 / least_factor(
+        1 / above, 1 / held, lambda gap: margin(1 / gap), {1 / one: known[one] for one in (held, above)}
+    )
+
+
+def _capacity(
+    simulation: StreamSimulation,
+    trials: Mapping[float, RateTrial],
+    best: LoadCosts,
+    errors: tuple[float, float],
+) -> tuple[float, float] | None:
+    """Return the ends of the interval of the largest load within the limits.
+
+    Its first requests are served as they are, and with all steps as short and as long as in one of ten real
+    runs; both change the largest load by a factor. The chance of arrivals and lengths is that with which a
+    load keeps the limits or not.
+    """
+    load, scenario = best.load or 0.0, simulation.scenario
+    if max(trials) <= load:
+        return None  # so few requests that no load is too large
+    if len(best.measures[0].served.queued) > _RESCALED:
+        scenario = scenario.edited(Edit(("stream", "num_prompts"), _RESCALED))
+    as_is, *changed = (
+        _capacity_with(simulation, scenario, load, tuple(one**sign for one in errors)) for sign in (0, 1, -1)
+    )
+    if not as_is:
+        return None
+    attain, number = simulation.options.slo.attain, simulation.replications
+    low, high = capacity_by_chance(list(trials.values()), load, attain=attain, replications=number)
+    factors = [min(1.0, changed[0] / as_is), max(1.0, changed[1] / as_is)]
+    least = exp(-hypot(log(factors[0]), log(low / load))) if factors[0] and low else 0.0
+    return load * least, load * exp(hypot(log(factors[1]), log(high / load)))
+
+
+def _capacity_with(
+    simulation: StreamSimulation, scenario: LoadedScenario, begin: float, longer: Sequence[float]
+) -> float:
+    """Return the largest load within limits with ``longer`` steps, those with chunks of prompts and others,
+    in the first replication; 0 if none was found."""
+    margins, (chunks, decoding) = dict[float, float](), longer
+
+    def margin(load: float) -> float:
+        if load not in margins:
+            found = simulation.run(_at(scenario, load), 0, chunks=chunks, decoding=decoding)
+            margins[load] = found.attained - simulation.options.slo.attain
+        return margins[load]
+
+    if isinstance(simulation.options.arrivals, Closed):
+        return _most_users(simulation, round(begin), margin)
+    factor = _APART if margin(begin) >= 0 else 1 / _APART
+    held, load = margin(begin) >= 0, begin
+    for _ in range(_DOUBLINGS):
+        load = min(_MOST, load * factor)
+        if (margin(load) >= 0) != held or load == _MOST:
+            break
+    return _largest_rate(margins, margin)
+
+
+def capacity_by_chance(
+    trials: Sequence[RateTrial], best: float, *, attain: float, replications: int
+) -> tuple[float, float]:
+    """Return between which loads the largest one lies by the chance of arrivals and lengths: where the ends
+    of the interval of the share of requests within limits cross ``attain``."""
+    if replications < 2:
+        return best, best
+    parts = [(1 + share) / 2 for share in (COVERED, CONFIDENCE)]
+    narrower, wider = (student_quantile(part, replications - 1) for part in parts)
+
+    def crossing(end: Literal["low", "high"], outward: Sequence[RateTrial], sign: int) -> float:
+        """Return the load, from ``best`` on, at which an end of the interval crosses."""
+        before = best, 0.0
+        for one in outward:
+            value = one.attained.value
+            margin = sign * (value + narrower / wider * (getattr(one.attained, end) - value) - attain)
+            if margin >= 0:
+                share = before[1] / (before[1] - margin) if margin > before[1] else 0.0
+                return float(before[0] * (one.load / before[0]) ** share)
+            before = one.load, margin
+        return before[0]
+
+    ordered = sorted(trials, key=lambda one: one.load)
+    below = [one for one in reversed(ordered) if one.load <= best]
+    return crossing("low", below, 1), crossing("high", [one for one in ordered if one.load >= best], -1)
+
+
+def _tried(simulation: StreamSimulation, load: float) -> tuple[RateTrial, list[StreamMeasures]]:
     options = _at(simulation.scenario, load)
     found = [simulation.run(options, number) for number in range(simulation.replications)]
     limits = options.slo
@@ -511,4 +700,5 @@ def _tried(simulation: StreamSimulation, load: float) -> RateTrial:
     }
     metrics = _means(found)
     missed = metrics["attained"].value < 1 and bool(single)
-    return RateTrial(load, metrics, min(single, key=lambda name: single[name]) if missed else "")
+    binds = min(single, key=lambda name: single[name]) if missed else ""
+    return RateTrial(load, metrics, binds), found

@@ -90,8 +90,8 @@ _MOST_NAMED = 3
 def placements_instead(scenario: LoadedScenario, target: str) -> list[str]:
     """Return placements that can be planned where ``target`` was refused: those with its tier, which for the
     optimizer alone come first, or else any."""
-    moved, tier = scenario.named(target.rpartition(":")[2])
-    if moved not in scenario.weights_called:
+    part, tier = scenario.named(target.rpartition(":")[2])
+    if part not in scenario.weights_called:
         return []
     tier = placement_of(tier, scenario.machine).weights
     known = sorted(

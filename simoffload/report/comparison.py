@@ -116,7 +116,7 @@ class Group(NamedTuple):
     def otherwise(self) -> tuple[Metric, ComparisonRow, ComparisonRow] | None:
         """Return the metric that orders the rows most unlike ``measure``, with the row that is best by it and
         the one of the ``leading`` rows that is worst; None if no metric clearly tells them apart."""
-        timed = [row for row in self.ordered if self.value(row) is not None]
+        timed = [row for row in self.judged if self.value(row) is not None]
         found: list[tuple[float, Metric, ComparisonRow, ComparisonRow]] = []
         for metric in self._others if len(timed) > 1 else ():
             valued = [(value, row) for row in timed if (value := row.result.value_of(metric.name))]
@@ -145,9 +145,16 @@ class Group(NamedTuple):
         )
 
     @property
+    def judged(self) -> tuple[ComparisonRow, ...]:
+        """The rows among which a verdict decides, the fastest first: of an offer that is faster with other
+        settings that cost nothing, the row with these."""
+        return tuple(row for row in self.ordered if not row.result.superseded)
+
+    @property
     def leading(self) -> tuple[str, ...]:
-        """Labels of the fastest row, and of those that are as fast within the uncertainty."""
-        timed = [row for row in self.ordered if self.value(row) is not None]
+        """Labels of the fastest row, and of those that are as fast within the uncertainty; of offers with
+        better settings only these."""
+        timed = [row for row in self.judged if self.value(row) is not None]
         best = timed[:1]
         return tuple(row.label for row in timed if row in best or tie(row.result, best[0].result))
 
@@ -164,7 +171,7 @@ class Group(NamedTuple):
 
     def behind(self, row: ComparisonRow) -> str:
         """Return how much slower a row is than the fastest: "4.87× as long"; "" without times."""
-        best, value = self.value(self.ordered[0]), self.value(row)
+        best, value = self.value(self.judged[0]), self.value(row)
         if not best or not value:
             return ""
         ratio = best / value if self.measure.larger else value / best

@@ -137,7 +137,7 @@ def _change(one: Tried) -> str:
 def _typed(result: SimulationResult) -> str:
     """Return the command that runs it, or the file that configures it."""
     exports = result.provenance.exports
-    commands = [one for one in exports.values() if isinstance(one, str)]
+    commands = [one for name, one in exports.items() if name.endswith(".sh") and isinstance(one, str)]
     if commands:
         lines = (line for line in commands[0].splitlines() if line and not line.startswith("#"))
         text = " ".join(line.rstrip("\\").strip() for line in lines)

@@ -377,6 +377,6 @@ def _costs(found: Sequence[Group]) -> tuple[ReportSection, ...]:
         Costed(f"{group.title}, {row.label}" if several else row.label, row.result, row.result.costs)
         for group in found
         for row in group.rows
-        if row.result.costs is not None
+        if row.result.costs is not None and not row.result.superseded
     ]
     return costs_compared(priced) if priced else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
-from simoffload.planning.sizing import Largest, Limit, MachinesNeeded
+from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded, MachinesRun
 from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable, Verdict
 from simoffload.report.formatting import NameFirst, largest
 from simoffload.report.presentation import cells, ranged
@@ -16,6 +16,10 @@ _RULES = (
     "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
     "hbm = without offload: weights and optimizer partitioned over all GPUs, all memory counted",
     f"other columns = with offload to that tier; {_NONE} = refused, or fits on no number of machines",
+)
+_RUN_RULES = (
+    "time = of a token, a step of training; days/1B = for a billion tokens of all sequences",
+    "price and power = of all these machines with the storage in use",
 )
 _LIMITS = (
     "each limit holds with all other settings unchanged",
@@ -80,11 +84,76 @@ def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
             for one in found
             for count in one.counts
             if count.why
+        )
+        + tuple(
+            NameFirst(
+                f"{one.name}, hbm: fewer machines hold the weights with other answers: {_in_formats(one)}"
+            )
+            for one in found
+            if one.formats
+        )
+        + tuple(
+            NameFirst(f"{name}: {why}")
+            for name, why in dict.fromkeys((one.name, run.why) for one, _, run in _timed(found) if run.why)
         ),
-        (ReportTable("", head, tuple(rows), tuple(range(2, len(head))), keys=2),),
-        (*_RULES[:2], *gathers, *_RULES[2:]),
+        (ReportTable("", head, tuple(rows), tuple(range(2, len(head))), keys=2), *_runs(found)),
+        (*_RULES[:2], *gathers, *_RULES[2:], *(_RUN_RULES if any(_timed(found)) else ())),
         notes_on_terminal=True,
     )
+
+
+def _timed(found: Sequence[MachinesNeeded]) -> Iterator[tuple[MachinesNeeded, MachineCount, MachinesRun]]:
+    """Yield the counts whose work was simulated."""
+    for one in found:
+        yield from ((one, count, count.run) for count in one.counts if count.run is not None)
+
+
+def _runs(found: Sequence[MachinesNeeded]) -> Iterator[ReportTable]:
+    """Yield the table of the work on each number of machines: its time, price, power and days."""
+    timed = [(one, count, run) for one, count, run in _timed(found) if run.result is not None]
+    if not timed:
+        return
+    rows = []
+    for one, count, run in timed:
+        result, cost = run.result, run.economics
+        assert result is not None
+        assert cost is not None
+        least = "≥ " if cost.missing else ""
+        known, rate = cost.at_least(), result.metrics()["tokens_per_s"] or 0.0
+        power = known["power_w"]
+        rows.append(
+            (
+                one.model,
+                one.work,
+                count.tier,
+                Datum(f"{count.machines:,}", count.machines),
+                Datum(ranged(result, result.step_by), result.step_time_s, "s"),
+                Datum(format_number(rate), rate, "1/s"),
+                "" if run.days is None else Datum(format_number(run.days), run.days, "d"),
+                Datum(f"{least}{known['purchase'] or 0.0:,.0f}", known["purchase"]),
+                "" if power is None else Datum(f"{least}{format_number(power / 1000)} kW", power, "W"),
+            )
+        )
+    currency = timed[0][2].economics
+    assert currency is not None
+    head = (
+        "model",
+        "work",
+        "states on",
+        "machines",
+        "time",
+        "tokens/s",
+        "days/1B",
+        currency.costs.currency,
+        "power",
+    )
+    yield ReportTable("With these machines", head, tuple(rows), tuple(range(3, len(head))), keys=3)
+
+
+def _in_formats(one: MachinesNeeded) -> str:
+    """Return the formats with which fewer machines are enough: "1 machine in fp8 (vllm)"."""
+    texts = (f"{plural(each.machines, 'machine')} in {each.format} ({each.program})" for each in one.formats)
+    return ", ".join(texts)
 
 
 def _count(machines: int | None) -> Entry:

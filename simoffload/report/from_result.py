@@ -82,8 +82,11 @@ def advice_document(
     found = (*findings(advice.result), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
     verdicts = (*bought, advice_verdict(advice, service))
-    return result_document(advice.result, command=command)._replace(
+    warned = (f"with {' or '.join(of[:2])}: {text}" for text, of in advice.new_warnings.items())
+    document = result_document(advice.result, command=command)
+    return document._replace(
         verdicts=verdicts,
+        warnings=(*document.warnings, *warned),
         summary=verdicts,
         sections=(*looked, *advised(advice, curve), *unchanged),
     )

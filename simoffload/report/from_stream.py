@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from simoffload.planning.streams import COVERED, RateTrial, StreamResult
+from simoffload.planning.streams import COVERED, RateTrial, StreamResult, stated_rate
 from simoffload.report import charts
 from simoffload.report.document import (
     Chart,
@@ -21,7 +21,7 @@ from simoffload.report.document import (
 from simoffload.report.sections.background import COMMAND
 from simoffload.report.sections.costs import costs
 from simoffload.results import Metric
-from simoffload.scenario.streams import StreamLimits
+from simoffload.scenario.streams import Closed, StreamLimits
 from simoffload.serving.answers import CONFIDENCE, ReplicatedMean, StreamMeasures
 from simoffload.units import format_number, format_seconds, percent, plural
 
@@ -41,13 +41,30 @@ def stream_document(found: StreamResult, *, command: str = "") -> ReportDocument
     if command:
         sections.append(ReportSection(COMMAND, listings=(Listing("", command),), page_only=True))
     return ReportDocument(
-        (found.scenario.name, found.scenario.model.name, found.scenario.machine.platform),
+        _headline(found),
         None,
         (_verdict(found),),
         (*found.notes, *([f"not complete: {found.stopped}"] if found.stopped else [])),
         tuple(sections),
         (),
     )
+
+
+def _headline(found: StreamResult) -> tuple[str, ...]:
+    """Model, data type, load and machine, in a few words each; the name of a scenario may be of another
+    machine than the one that is simulated."""
+    model, machine, load = found.scenario.model, found.scenario.machine, _stated(found)
+    gpus = f"{plural(found.gpus, 'GPU')} {machine.accelerator.id}"
+    return model.name, model.dtype, *([load] if load else []), gpus, machine.platform
+
+
+def _stated(found: StreamResult) -> str:
+    """Return the load that the scenario states; "" of one that is not one number."""
+    arrivals = found.options.arrivals
+    if isinstance(arrivals, Closed):
+        return plural(arrivals.users, "user")
+    rate = stated_rate(found.options)
+    return f"{format_number(rate)} {found.unit}" if rate else ""
 
 
 def _verdict(found: StreamResult) -> Verdict:
@@ -74,7 +91,8 @@ def _best(found: StreamResult) -> Verdict:
         least = found.trials[0]
         given = f"; with {format_number(least.load)} {found.unit} {percent(least.attained.value)} keep them"
         return Verdict.of(f"no load that was tried keeps {what}", VerdictPart(given))
-    load = f"{format_number(best.load)} {found.unit} with {what}"
+    ends = f" [{' to '.join(map(format_number, found.capacity))}]" if found.capacity else ""
+    load = f"{format_number(best.load)} {found.unit}{ends} with {what}"
     each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
     above = next((one for one in found.trials if one.load > best.load), None)
     beyond = f"; beyond, {above.binds} is missed first" if above is not None and above.binds else ""
@@ -134,9 +152,9 @@ def _metrics(found: StreamResult) -> ReportSection:
     text += f", after {cut} that are left out as warm-up" if cut else ""
     chart = Chart("running and waiting requests over time", partial(charts.requests_over_time, found))
     table = ReportTable("", head, rows, tuple(range(1, len(head))))
-    return ReportSection(
-        "What requests meet", (text,), (table,), _MEANINGS, charts=(chart,), notes_on_terminal=True
-    )
+    load = _stated(found)
+    heading = f"What requests meet at {load}" if load else "What requests meet"
+    return ReportSection(heading, (text,), (table,), _MEANINGS, charts=(chart,), notes_on_terminal=True)
 
 
 _OF_LIMITS = ("goodput_per_s", "attained")
@@ -166,7 +184,8 @@ _COSTS = {
 
 def _costs(found: StreamResult) -> Iterator[ReportSection]:
     """Yield what tokens and requests cost, and the bill and the power behind it."""
-    if found.passes is None or found.costs is None:
+    at = found.priced_at
+    if at.passes is None or found.costs is None:
         return
     units = {"kwh_per_million_tokens": "kWh", "energy_per_token_j": "J", "power_w": "W"}
     least = "≥ " if found.costs.missing else ""
@@ -176,9 +195,10 @@ def _costs(found: StreamResult) -> Iterator[ReportSection]:
             continue
         unit = units.get(name, found.costs.costs.currency)
         rows.append((_COSTS[name], Datum(f"{least}{format_number(value)} {unit}".rstrip(), value, unit)))
-    _, details = costs(found.passes, found.costs)
+    _, details = costs(at.passes, found.costs)
     table = ReportTable("", ("", "cost or energy"), tuple(rows), (1,))
-    yield ReportSection("Costs and energy", found.costs.warnings, (table,))
+    load = "" if at.load is None else f" at {format_number(at.load)} {found.unit}"
+    yield ReportSection(f"Costs and energy{load}", found.costs.warnings, (table,))
     yield details
 
 

@@ -189,6 +189,10 @@ _BOUND_LEGEND = "time of the step if its busiest link, GPU or host thread never 
 _GATHERED = "{}: every GPU gathers every layer for every token"
 
 
+def _room(result: InferenceResult) -> str:
+    return "" if result.context is None else f", room for {result.context:,}"
+
+
 def _inference(result: InferenceResult) -> Presentation:
     weights, several = result.placement_name or result.target, result.output_length > 1
     places = (TierAssignment("weights", weights),)
@@ -204,7 +208,7 @@ def _inference(result: InferenceResult) -> Presentation:
         verb="runs",
         work=(
             _batch(result),
-            f"{result.prompt_length} tokens in, {result.output_length} out",
+            f"{result.prompt_length} tokens in, {result.output_length} out{_room(result)}",
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
         ),
         step="TPOT" if several else "TTFT",

@@ -51,28 +51,32 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     The model is named if the group is ``titled``.
     """
     title = f"{group.title}: " if titled else ""
-    timed = [row for row in group.ordered if group.value(row) is not None]
+    timed = [row for row in group.judged if group.value(row) is not None]
     if not timed:
         return Verdict.of(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
     name = f"{best.label} ({ADDED})" if best.added else best.label
     value = _value(best.result, group.measure)
+    settings = [VerdictPart(f" with {text}", 3)] if (text := best.result.settings) else []
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
     otherwise = list(_otherwise(group))
     priced = group.measure.unit.name != "currency"  # else the first number is the cost
-    cost = list(_cost(best.result, " for ", rank=2 if otherwise else 0)) if priced else []
+    rank = 4 if settings else 2 if otherwise else 0
+    cost = list(_cost(best.result, " for ", rank=rank)) if priced else []
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         verb = "gives" if group.measure.larger else "takes"
-        tied = VerdictPart(f"; {_tied(best, ties, alike='fast' if group.is_speed else 'good')}")
-        return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *otherwise, *others)
+        tied = VerdictPart(f"; {_tied(best, ties, as_good='fast' if group.is_speed else 'good')}")
+        return Verdict.of(f"{title}{name} {verb} {value}", *settings, *cost, tied, *otherwise, *others)
     if len(timed) > 1:
         slower = timed[1]
         verb = "takes" if group.is_speed else "has"
         behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
-        return Verdict.of(f"{title}{name} {group.best}: {value}", *cost, behind, *otherwise, *others)
+        first = f"{title}{name} {group.best}: {value}"
+        named = (one._replace(rank=0) for one in settings)
+        return Verdict.of(first, *named, *cost, behind, *otherwise, *others)
     only = f"only {name} fits" if out else name
-    return Verdict.of(f"{title}{only}: {value}", *cost)
+    return Verdict.of(f"{title}{only}: {value}", *settings, *cost)
 
 
 def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
@@ -151,12 +155,12 @@ def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Verdi
         yield VerdictPart(f"{text} per million {tokens}", rank, tabled=True)
 
 
-def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, alike: str) -> str:
+def _tied(best: ComparisonRow, ties: Sequence[ComparisonRow], *, as_good: str) -> str:
     """Return what is as fast as the fastest, and whether it costs more: "raid is as fast within the
     uncertainty and costs more"."""
     verb, plural = ("is", "costs") if len(ties) == 1 else ("are", "cost")
     prices = [_per_million(row.result) for row in (best, *ties)]
-    text = f"{_names(ties)} {verb} as {alike} within the uncertainty"
+    text = f"{_names(ties)} {verb} as {as_good} within the uncertainty"
     if not prices[0] or None in prices:
         return text
     ratios = [(price or 0.0) / prices[0] - 1 for price in prices[1:]]

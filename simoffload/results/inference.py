@@ -30,6 +30,8 @@ class InferenceResult(SimulationResult):
     batch_size: int
     prompt_length: int
     output_length: int
+    context: int | None = None
+    """[tokens] for which the cache of a sequence must have room; None: for prompt and output."""
     prefill_chunks: int = 1
     """Number of parts in which the prefill is computed, one after the other."""
     prefill_weight_moves: int = 0
@@ -78,8 +80,9 @@ class InferenceResult(SimulationResult):
 
     @property
     def workload(self) -> dict[str, Any]:
-        """Batch size, prompt length and output length."""
-        return by_name(self, "batch_size prompt_length output_length")
+        """Batch size, prompt length and output length, and the room of the cache if that is more."""
+        more = " context" if self.context is not None else ""
+        return by_name(self, f"batch_size prompt_length output_length{more}")
 
     @property
     def spent(self) -> Passes:

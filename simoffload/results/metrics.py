@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
@@ -155,7 +156,9 @@ class MetricAttribute(cached_property[V], Generic[V]):
         unit = next((one for one in _UNITS if stated and one.name == (stated["unit"] or "")), None)
         if stated is None or unit is None:
             known = ", ".join(one.name for one in _UNITS if one.name)
-            raise ValueError(f'{name}: write its docstring as "Label [unit]: formula."; units: {known}')
+            removed = "; python -OO removes docstrings: use -O" if sys.flags.optimize > 1 else ""
+            text = f'{name}: write its docstring as "Label [unit]: formula."; units: {known}{removed}'
+            raise ValueError(text)
         title = stated["label"]
         label = title if title[1:2].isupper() else title[:1].lower() + title[1:]
         usual: dict[str, Any] = {"text": unit.text, "better": unit.better, "title": title}

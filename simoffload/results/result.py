@@ -190,6 +190,10 @@ class SimulationResult(WithMetrics, ABC):
     """Name of the metric, of results or of costs, by which whoever asked judges it; "": the usual one."""
     label: str = field(default="", compare=False)
     """Name in comparisons, given by who compares; "": the shortest one that distinguishes the result."""
+    settings: str = field(default="", compare=False)
+    """The free settings that were found for it in a comparison of offers, as text."""
+    superseded: bool = field(default=False, compare=False)
+    """Whether another result of the comparison is of the same offer, at its best free settings."""
     extrapolations: tuple[str, ...] = ()
     """Descriptions of numbers that are used outside the range in which they were measured."""
     evidence: str = ""

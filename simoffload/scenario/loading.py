@@ -33,12 +33,15 @@ from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
     Drives,
+    GpuSlots,
     Library,
     Machine,
     Platform,
     installed_memory,
     list_profiles,
+    load_platform,
     memory_warnings,
+    platforms_for_more,
     platforms_with,
     spelled,
 )
@@ -51,8 +54,11 @@ from simoffload.models import (
     is_model,
     is_model_file,
     list_models,
+    model_file,
+    model_label,
     read_gguf,
     resembled_model,
+    similar_models,
 )
 from simoffload.results import ProgramChoice
 from simoffload.scenario.cache import ScenarioCache
@@ -100,11 +106,14 @@ class MachineParts(NamedTuple):
     """Size of the host memory; as modules are sold, 64 GB are 64 GiB."""
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
+    networked: bool = False
+    """Whether several of the machine are asked for, so that one with a network between them is preferred."""
 
     def platforms(self) -> list[str]:
-        """Return the shipped platforms with enough of the GPU, the smallest first; none if no GPU is named.
+        """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
+        many (``GpuSlots``); none if no GPU is named.
 
-        Raises InputError for an unknown GPU and for one that no platform has.
+        Raises InputError for an unknown GPU, and for one that no platform has or takes.
         """
         if self.gpu is None:
             return []
@@ -112,10 +121,27 @@ class MachineParts(NamedTuple):
         with _option("--gpu"):
             gpu = library.find(self.gpu, ("accelerator",)).profile.id
             try:
-                return platforms_with(library, gpu, self.gpus or 1)
+                with suppress(InputError):
+                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
+                return platforms_for_more(library, gpu, self.gpus or 1)
             except InputError as error:
                 hint = "name a platform with --set platform=ID, which then gets this GPU"
                 raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+
+    def _connected(self, platforms: list[str]) -> list[str]:
+        """Return platforms, those first that have a network if that is preferred."""
+        if not self.networked:
+            return platforms
+        return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
+
+    def is_composed(self, platform: str | None) -> bool:
+        """Return whether more GPUs are named than a shipped platform has, so that only ``edits`` sets their
+        number."""
+        if self.gpus is None or platform is None:
+            return False
+        with suppress(InputError):
+            return self.gpus > len(load_platform(platform).profile.gpus)
+        return False
 
     def edits(self, scenario: LoadedScenario) -> tuple[Edit, ...]:
         """Return the edits that give a scenario's machine these parts. Raises InputError."""
@@ -134,12 +160,53 @@ class MachineParts(NamedTuple):
         if self.drive is not None:
             with _option("--drive"):
                 yield self._storage(platform, Drives.read(Library(), self.drive))
+        if (slots := self._slots(scenario)) is not None:
+            yield from slots.edits
         if self.gpus is not None and self.gpus != scenario.scenario.strategy.gpus:
             edits = scenario.scenario.strategy.sizes().gpus(self.gpus)
             if not edits:
                 text = f"{scenario.scenario.strategy.kind} cannot use {self.gpus} GPUs"
                 raise InputError.at("", text, path="--gpus")
             yield from edits
+
+    def assumed(self, scenario: LoadedScenario) -> tuple[str, ...]:
+        """Return what is assumed of a machine that is composed, as more GPUs than its platform has are asked
+        for; nothing for others."""
+        slots = self._slots(scenario)
+        if slots is None:
+            return ()
+        here = self._with_gpu(scenario)
+        text = (
+            f"the machine is composed: {here.profile.id} with {self.gpus} x {here.accelerator.id}, "
+            f"{slots.about}; assumed are its host ({here.host.id}), slots, cooling and a power supply for "
+            "all of them, and no copies between GPUs except through host memory"
+        )
+        return (text,)
+
+    def _slots(self, scenario: LoadedScenario) -> GpuSlots | None:
+        """Return where the GPUs are of which the platform's file has fewer; None if it has enough.
+
+        Raises InputError if the platform does not take so many.
+        """
+        if self.gpus is None or scenario.scenario.nodes > 1:
+            return None
+        platform = self._with_gpu(scenario)
+        if self.gpus <= len(platform.profile.gpus):
+            return None
+        slots = GpuSlots.of(platform, self.gpus)
+        if slots is None:
+            text = f"{platform.profile.id} does not take {self.gpus} GPUs; name the GPU without a platform, "
+            text += "for a machine that does, or several machines (nodes)"
+            raise InputError.at("", text, path="--gpus")
+        return slots
+
+    def _with_gpu(self, scenario: LoadedScenario) -> Platform:
+        """Return the platform of a scenario with the GPU that is named."""
+        if self.gpu is None:
+            return scenario.platform()
+        with _option("--gpu"):
+            gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+        return scenario.platform(Edit(("equipment", "accelerator"), gpu))
 
     def _storage(self, platform: Platform, drives: Drives) -> Edit:
         """Return the edit that puts storage in the place of the first tier of its kind, or else of the first
@@ -189,7 +256,7 @@ class LoadedScenario:
     """The cache that it was built with, which its variants share."""
     choice: ProgramChoice | None = field(default=None, repr=False, compare=False)
     """How its program was chosen; None if the scenario states it."""
-    moved: str = ""
+    moved_part: str = ""
     """Name of the part of ``parts`` that ``on`` moved; "" for the weights, and where it moved nothing."""
 
     @property
@@ -202,10 +269,11 @@ class LoadedScenario:
 
         ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
         ``weights+optimizer`` names both tiers. ``part=tier`` says what moves: "weights", or one of ``parts``.
-        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``). "gpu" and
-        "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but another strategy, a complete copy
-        in each GPU without ZeRO, which replaces the section ``strategy``. Raises InputError if the machine
-        has no such tier, and its subclass PlacementError if the strategy cannot use it.
+        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``), but "hbm"
+        is for the weights. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but
+        another strategy, a complete copy in each GPU without ZeRO, which replaces the section ``strategy``.
+        Raises InputError if the machine has no such tier, and its subclass PlacementError if the strategy
+        cannot use it.
         """
         part, tier = self.named(target)
         if part not in self.weights_called:
@@ -251,8 +319,8 @@ class LoadedScenario:
         have."""
         part, equals, tier = target.rpartition("=")
         if not equals:
-            whole = tier == RESIDENT or "+" in tier
-            return (self.weights_called[0] if whole else self.offloaded), tier
+            of_weights = canonical_target(tier) in {RESIDENT, "hbm"} or "+" in tier
+            return (self.weights_called[0] if of_weights else self.offloaded), tier
         known = (self.weights_called[0], *self.parts)
         if part not in (*known, *self.weights_called):
             has = ", ".join(known)
@@ -265,7 +333,7 @@ class LoadedScenario:
         part = self.parts[name]
         there = READ_TIER[part.choice](tier, self.machine, name)
         edits = part.edits(there) if there != part.tier else ()
-        return replace(self._resolved(edited(self.document, edits)), moved=name)
+        return replace(self._resolved(edited(self.document, edits)), moved_part=name)
 
     def _naming_parts(self, problems: Iterable[Problem]) -> list[Problem]:
         """Return the problems of a placement, of which the first says what else can be moved."""
@@ -616,9 +684,9 @@ def gguf_document(source: str) -> Document | None:
 
 
 def names_model(source: str) -> bool:
-    """Return whether a text is the name of a model, and of neither a file nor a shipped scenario; in
-    ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
-    if source.lower().endswith(GGUF):
+    """Return whether a text names a model, by name or by its file, and neither another file nor a shipped
+    scenario; in ddn/bloom-1b1 a folder of scenarios is no organisation of the hub."""
+    if model_file(source) is not None:
         return True
     if not is_model(source) or Path(source).is_file() or find_scenario(source) is not None:
         return False
@@ -825,7 +893,7 @@ def _with_value(part: M, path: list[str], changed: Callable[[str], str]) -> M:
 def locate(source: str | Path) -> Path:
     """Return the file of a scenario given by path or shipped name. Raises InputError if there is none."""
     path = Path(source)
-    if path.suffix in SUFFIXES or exists(path):
+    if model_file(str(source)) is None and (path.suffix in SUFFIXES or exists(path)):
         return path
     shipped = find_scenario(str(source))
     if shipped is not None:
@@ -834,13 +902,13 @@ def locate(source: str | Path) -> Path:
 
 
 def _no_scenario(name: str) -> str:
-    """Return what is wrong with a name that is neither a file nor a shipped scenario."""
+    """Return what is wrong with a name that is neither the file of a scenario nor a shipped one."""
     if names_model(name):
         return "is a model, not a scenario; question (run, fit and compare) makes a scenario from it"
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
-    hint = candidates(name, [*list_scenarios(), *list_models()])
+    hint = candidates(name, [*list_scenarios(), *list_models()]) or similar_models(name)
     return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
 
 
@@ -856,7 +924,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
-        document = edited(document, [Edit(("workload",), USUAL_WORK["inference"])], in_place=True)
+        document = edited(document, [Edit(("workload",), _BESIDE_STREAM)], in_place=True)
     document = _with_kind(document, "workload", "inference")
     workload = document.data.get("workload")
     if "strategy" not in document.data:
@@ -933,7 +1001,13 @@ def _try(document: Document, problems: list[Problem], key: str, action: Callable
 
 
 USUAL_WORK: Mapping[str, dict[str, Any]] = {
-    "inference": {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32},
+    "inference": {
+        "kind": "inference",
+        "batch_size": 1,
+        "prompt_length": 2048,
+        "output_length": 512,
+        "context": 8192,
+    },
     "training": {
         "kind": "training",
         "batch_size": 1,
@@ -941,8 +1015,10 @@ USUAL_WORK: Mapping[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
     },
 }
-"""The workload of a default scenario by its kind: one short conversation, or one sequence that is trained, on
-each GPU (our choice)."""
+"""The workload of a default scenario by its kind: one turn of a conversation with room for some more, or one
+sequence that is trained, on each GPU (our choice)."""
+_BESIDE_STREAM = {"kind": "inference", "batch_size": 1, "prompt_length": 512, "output_length": 32}
+"""The workload of a scenario that has only a stream of requests."""
 
 
 @limited
@@ -957,14 +1033,16 @@ def default_scenario(
     """Return a scenario of a model, by name or file, on ``gpus`` GPUs of a platform, by default on all, whose
     program is yet to be chosen.
 
-    It has one sequence on each GPU, 512 tokens in and 32 out. With ``workload.kind=training`` among the
-    overrides it trains 2048 tokens with gradient checkpointing.
+    It has one sequence on each GPU, 2048 tokens in and 512 out with room for 8192 (fewer if the model has
+    fewer positions). With ``workload.kind=training`` among the overrides it trains 2048 tokens with gradient
+    checkpointing.
     ``overrides`` (``a.b=value``) replace any of these, including the platform. ``placed`` as in ``resolve``.
     Raises InputError for an unknown model or platform, or if there is no platform.
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    data: dict[str, Any] = {"name": Path(model).name, "model": model, "workload": work}
+    named, model = model_label(model), model_file(model) or model
+    data: dict[str, Any] = {"name": named, "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
     document = Document(model, {**data, "strategy": {}}, Path())
@@ -975,8 +1053,32 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
         raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
-    filled = _filled(resolve(document, cache=cache, placed=placed), gpus)
+    scenario = resolve(document, cache=cache, placed=placed)
+    given = {split_assignment(one)[0] for one in overrides}
+    filled = edited(_filled(scenario, gpus), _within_positions(scenario, given))
     return resolve(filled, cache=cache, placed=placed)
+
+
+def _within_positions(scenario: LoadedScenario, given: set[str]) -> tuple[Edit, ...]:
+    """Return the edits of usual lengths for which a model has too few positions, unless they are given."""
+    most, work, usual = (
+        scenario.model.max_position_embeddings,
+        scenario.scenario.workload,
+        USUAL_WORK["inference"],
+    )
+    if most is None or not isinstance(work, Inference) or most >= usual["context"] or "workload" in given:
+        return ()
+    free = {key for key in ("prompt_length", "output_length", "context") if f"workload.{key}" not in given}
+    output = work.output_length
+    if "output_length" in free:
+        taken = 0 if "prompt_length" in free else work.prompt_length
+        output = max(1, min(output, most // 4, most - taken))
+    fitting = {
+        "prompt_length": max(1, min(work.prompt_length, most - output)),
+        "output_length": output,
+        "context": most,
+    }
+    return tuple(Edit(("workload", key), size) for key, size in fitting.items() if key in free)
 
 
 def _filled(scenario: LoadedScenario, gpus: int | None) -> Document:

@@ -275,6 +275,22 @@ class StreamMeasures(WithMetrics):
         prompts = self.served.prompt[self._happens(self.served.first)].sum()
         return self._rate(self.tokens + float(prompts))
 
+    @property
+    def _whole_s(self) -> float:
+        """Time from the first arrival to the last token [s]."""
+        served = self.served
+        return float(served.finished.max() - served.queued.min()) if len(served.queued) else nan
+
+    @metric(text=_per_second)
+    def whole_requests_per_s(self) -> float:
+        """Requests, whole run [1/s]: requests over the time from the first arrival to the last token."""
+        return len(self.served.queued) / self._whole_s if self._whole_s else nan
+
+    @metric()
+    def whole_output_tokens_per_s(self) -> float:
+        """Output tokens, whole run [1/s]: their tokens over the same time, as vllm bench serve prints it."""
+        return float(self.served.output.sum()) / self._whole_s if self._whole_s else nan
+
     def share_within(self, limits: StreamLimits) -> float:
         """Return the share of counted requests that keep other limits."""
         good = RequestMetrics(self.served, limits=limits).attain[self._counted]

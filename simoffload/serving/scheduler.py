@@ -281,7 +281,8 @@ class ReplicaState:
     def admit(self, request: int, new: int, cached: int, blocks: int) -> None:
         """Move the first of the waiting requests to the running ones: ``cached`` tokens are found, ``new``
         ones are computed, for both of which ``blocks`` are no longer free."""
-        assert self.waiting.popleft() == request
+        first = self.waiting.popleft()
+        assert first == request
         self.running[request] = self.prefilling[request] = None
         if cached and self.cache is not None:
             self.cache.pin(request, self.runs[request], cached)

@@ -44,6 +44,18 @@ def requests_of(options: StreamOptions, number: int = 0, *, root: Path | None) -
     return read_trace(options, root=root, draw=draw)
 
 
+def _refuse_stores(scenario: LoadedScenario) -> None:
+    """Raise InputError for a connector, whose store a stream would leave out without a word."""
+    cache = getattr(scenario.scenario.strategy, "kv_cache", None)
+    if getattr(cache, "connector", None) is not None:
+        text = (
+            "a stream has no store of prefixes beyond the memory of the GPU yet; remove it, or simulate one "
+            "batch that finds its prefix there with simoffload run"
+        )
+        key = ("strategy", "kv_cache", "connector")
+        raise InputError([scenario.document.problem(key, text, at_key=True)])
+
+
 class StreamSimulation:
     """A StreamSimulation serves the stream of a scenario, with a common table of steps for all replications.
 
@@ -69,6 +81,7 @@ class StreamSimulation:
                 "serving/llama-3.1-8b-chat has one"
             )
             raise InputError([scenario.document.problem((), text)])
+        _refuse_stores(scenario)
         self.scenario, self.options = scenario, options
         self.failed, self.assumed = 0, False
         strategy = scenario.scenario.strategy

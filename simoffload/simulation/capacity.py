@@ -121,7 +121,7 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
     if work.kind != "inference" or not machine.is_personal or scenario.scenario.strategy.traits.on_cpu:
         return ()
     has = machine.gpus * (machine.tiers["hbm"].capacity - machine.accelerator.reserved_bytes)
-    needed = model.weight_bytes + model.kv_cache_bytes(batch=1, tokens=work.max_context)
+    needed = model.weight_bytes + model.kv_cache_bytes(batch=1, tokens=work.room)
     if needed <= has:
         return ()
     gpus = {1: "the GPU", 2: "both GPUs"}.get(machine.gpus, f"the {machine.gpus} GPUs together")

@@ -104,6 +104,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
             batch_size=workload.batch_size,
             prompt_length=workload.prompt_length,
             output_length=workload.output_length,
+            context=workload.context if workload.room > workload.max_context else None,
         )
 
     def capacity(self, plan: Plan) -> InferenceResult:

@@ -117,6 +117,15 @@ def weights_tiers(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
 
 
+def offloaded_tiers(plan: Plan) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth of all weights or more, in the platform's order."""
+    sizes = dict.fromkeys(plan.machine.tiers, 0)
+    for one in plan.held:
+        sizes[one.tier] += one.size if one.kind == "weights" else 0
+    least = max(1, sum(sizes.values()) // 10)
+    return tuple(name for name, size in sizes.items() if name != "hbm" and size >= least)
+
+
 def optimizer_target(plan: Plan) -> str:
     """Return the tier that holds the optimizer states, the last one if there are several; "" if there are
     none."""

@@ -89,6 +89,12 @@ class StepPart(NamedTuple):
     simulated."""
 
 
+def _of_context(held: Held) -> Held:
+    """Return memory with a remedy that names the room that a scenario asks for, if it can shrink."""
+    begin = "lower batch_size"
+    return held._replace(remedy=held.remedy.replace(begin, "lower context, batch_size", 1))
+
+
 class InferencePlan(Plan):
     """An InferencePlan is a plan whose phases are forward passes; subclasses list the modules and write
     passes."""
@@ -285,7 +291,7 @@ class InferencePlan(Plan):
         paged = self.fused
         return self.cache.form(
             dtype_bytes=self.model.dtype_bytes,
-            length=self.workload.max_context,
+            length=self.workload.room,
             paged=paged,
             expanded=self.model.latent_width is not None and not paged,
         )
@@ -345,7 +351,7 @@ class InferencePlan(Plan):
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;
         () for a part without layers."""
-        cache, work = self.cache, self.workload
+        cache, work = self.cache, self.workload.filled
         if not part.groups:
             return ()
         if cache.streamed:
@@ -355,7 +361,8 @@ class InferencePlan(Plan):
             )
         if cache.attends_on_cpu:
             return cpu_attention_memory(cache, part, work, copies=copies)
-        return cache_memory(cache, part, work, copies=copies, paged=self.fused)
+        found = cache_memory(cache, part, work, copies=copies, paged=self.fused)
+        return found if work is self.workload else tuple(map(_of_context, found))
 
     def working_memory(self, part: ModelShape, cache: tuple[Held, ...] | None = None) -> tuple[Held, ...]:
         """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
@@ -385,7 +392,7 @@ class InferencePlan(Plan):
         cache, part = self.cache, part or self.model
         if cache.streamed:
             return streamed_updates(cache, part, batch)
-        return layer_updates(cache, part, batch, length=self.workload.max_context)
+        return layer_updates(cache, part, batch, length=self.workload.room)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
         """Return the pass of any mixture of sequences, each with its own number of new tokens and context.

@@ -101,7 +101,8 @@ def _unchosen(variant: Variant) -> LoadedScenario:
         text = "no shipped scenario and no model has this name; the page reads no files of the server"
         text += " but the model with which it was started: simoffload serve FILE.gguf"
         raise InputError.at("", text, path=shortened(base))
-    return asked(base, DESKTOP, parts=MachineParts(), overrides=edits)
+    named = base if base in _OPENED else base.rstrip("/").rpartition("/")[2]  # no folder
+    return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
 
 
 def model_files(scenario: LoadedScenario) -> tuple[str, ...]:
@@ -281,8 +282,8 @@ def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
     gpus = _now(variant).scenario.strategy.gpus
     section = {"kind": BEST, "ranks": gpus} if usual else {"kind": str(value)}
-    work = Edit(("workload",), {**work, "kind": str(value)})
-    return variant.edited(work.assignment, Edit(("strategy",), section).assignment)
+    does = Edit(("workload",), {**work, "kind": str(value)})
+    return variant.edited(does.assignment, Edit(("strategy",), section).assignment)
 
 
 def _requests(variant: Variant, _rest: str, value: Any) -> Variant:

@@ -11,14 +11,21 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from flask import Flask, Request, Response, abort, redirect, request
-from werkzeug.exceptions import HTTPException
-
 from simoffload.errors import InputError
 from simoffload.limits import Limits
 from simoffload.web.jobs import Jobs
-from simoffload.web.page import add_callbacks, index, kinds, layout
 from simoffload.web.state import State
+
+try:
+    import waitress
+    from dash import Dash
+    from flask import Flask, Request, Response, abort, redirect, request
+    from werkzeug.exceptions import HTTPException
+
+    from simoffload.web.page import add_callbacks, index, kinds, layout
+except ImportError as missing:
+    text = f"the page needs {missing.name}; install it with: pip install 'simoffload[web]'"
+    raise InputError.at("", text, path="simoffload serve") from None
 
 # -- the guard of the page -------------------------------------------------------------------------
 # Who may ask for it, from where, and how much at once.
@@ -107,14 +114,6 @@ def _check_origin(one: Request, token: str) -> None:
 
 
 # -- the server of the page, for one or several people at once -------------------------------------
-
-
-try:
-    import waitress
-    from dash import Dash
-except ImportError as missing:
-    text = f"the page needs {missing.name}; install it with: pip install 'simoffload[web]'"
-    raise InputError.at("", text, path="simoffload serve") from None
 
 
 _THREADS = 24

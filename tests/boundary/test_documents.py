@@ -293,7 +293,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         assert str(caught.value) == f"{tmp_path / name}: {message}"
     with pytest.raises(InputError, match="not a regular file"):
         read_document(_linked_to(Path("/dev/zero"), tmp_path / "zero.yaml"))
-    with pytest.raises(InputError, match="cannot be read: embedded null byte"):
+    with pytest.raises(InputError, match="cannot be read: its name holds a NUL character"):
         read_document(Path("a\0.yaml"))
 
 

@@ -79,13 +79,8 @@ def test_nothing_in_a_list(text: str) -> None:
         ('{"a\\u0000": 1}', ":1:2: text may not contain a NUL character or half of a surrogate pair"),
         ('{"a": "\x07"}', ":1:8: not text: it contains the character U+0007"),
         ("{'a': 1}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
-        (
-            '{"a": 1,}',
-            (
-                ":1:9: not valid JSON: expecting property name enclosed in double quotes"
-                "; remove the comma before it"
-            ),
-        ),
+        ('{"a": 1,}', ":1:8: not valid JSON: illegal trailing comma before end of object"),
+        ('{"a": [1,\n]}', ":1:9: not valid JSON: illegal trailing comma before end of array"),
         ("{1: 2}", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         ("{", ":1:2: not valid JSON: expecting property name enclosed in double quotes"),
         ('{"a" 1}', ":1:6: not valid JSON: expecting ':' delimiter"),
@@ -102,13 +97,6 @@ def test_nothing_in_a_list(text: str) -> None:
 )
 def test_refused_documents(text: str, message: str) -> None:
     assert refused(text) == f"f.json{message}"
-
-
-@pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": [1,]}'])
-def test_a_comma_too_many(text: str) -> None:
-    """Python 3.13 reports the position of the comma, earlier versions that of the next token."""
-    assert refused(text).startswith("f.json:1:")
-    assert ": not valid JSON: " in refused(text)
 
 
 def test_documents_have_a_size() -> None:

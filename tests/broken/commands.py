@@ -126,13 +126,13 @@ CASES: tuple[Case, ...] = (
     ),
     command(
         "gpu-in-no-platform",
-        "run opt-30b --gpu rtx-4090 --gpus 3",
-        ("--gpu:", "no shipped platform has 3 GPUs rtx-4090; the largest has 2; name a platform with"),
+        "run opt-30b --gpu rtx-4090 --gpus 9",
+        ("--gpu:", "no shipped platform has 9 GPUs rtx-4090; the largest has 2; name a platform with"),
     ),
     command(
         "gpus-not-possible",
         "run s.yaml --gpus 99",
-        ("s.yaml:10:3:", "strategy.ranks: 99 ranks, but the platform has 8 GPUs"),
+        ("--gpus:", "dgx-a100 does not take 99 GPUs; name the GPU without a platform"),
     ),
     command(
         "memory-without-unit",

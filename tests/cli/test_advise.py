@@ -62,7 +62,7 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_narrow", "known")
 def test_a_search_and_its_files(program, tmp_path: Path) -> None:
-    argv = ("--budget", "201,000", "--slo", "ttft=1s", "--output-dir", "out", "--json")
+    argv = ("--budget", "201,000 total", "--slo", "ttft=1s", "--output-dir", "out", "--json")
     answer = program("advise", "small.yaml", *argv, *FAST)
     assert answer.status == 0
     found = json.loads(answer.out)["search"]
@@ -78,7 +78,7 @@ def test_a_search_and_its_files(program, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_narrow", "known")
 def test_nothing_within_the_budget_is_an_answer(program) -> None:
-    answer = program("advise", "small.yaml", "--budget", "5", *FAST)
+    answer = program("advise", "small.yaml", "--budget", "5total", *FAST)
     assert answer.status == 3
     assert "no combination is possible" in answer.out
     assert "the present machine alone costs" in " ".join(answer.out.split())
@@ -86,13 +86,19 @@ def test_nothing_within_the_budget_is_an_answer(program) -> None:
 
 @pytest.mark.usefixtures("_narrow", "known")
 def test_a_budget_beyond_the_machine_is_added_to_its_price(program) -> None:
+    """A scenario names a machine, so that an amount without a sign is beyond it, too."""
     kept = json.loads(program("advise", "small.yaml", "--budget", "+5", "--json", *FAST).out)
+    plain = json.loads(program("advise", "small.yaml", "--budget", "5", "--json", *FAST).out)
+    assert plain["search"]["front"] == kept["search"]["front"]
+    text = " ".join(program("advise", "small.yaml", "--budget", "5", *FAST).out.split())
+    assert "at most 5 USD beyond the present machine" in text
+    assert program("advise", "small.yaml", "--budget", "+5 total", *FAST).status == 2
     price = kept["search"]["front"][0]["purchase"]
     assert all(point["purchase"] <= price + 5 for point in kept["search"]["front"])
     assert kept["search"]["best"] is not None
     wrong = program("advise", "small.yaml", "--budget", "+0", *FAST)
     assert (wrong.status, wrong.err.count("error:")) == (2, 1)
-    assert "an amount above 0, such as 40000 or +1500" in wrong.err
+    assert 'an amount above 0, such as 1500, +1500 or "40000 total"' in wrong.err
 
 
 def test_on_another_tier_and_a_model_by_its_name(program) -> None:

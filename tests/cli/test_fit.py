@@ -125,7 +125,13 @@ def test_machines_of_several_scenarios_are_one_table(program) -> None:
     names = ("ddn/bloom-176b", "ddn/bloom-mod-2", "training/bloom-176b")
     answer = program("fit", *names, "--machines", "--on", "raid")
     assert answer.status == 0
-    assert answer.out.startswith(MACHINES)
+    title, _, table = MACHINES.partition("  model")
+    assert answer.out.startswith(title)
+    assert f"  model{table}" in answer.out
+    words = " ".join(answer.out.split())
+    assert "bloom-176b, hbm: fewer machines hold the weights with other answers: 1 machine in fp8" in words
+    assert "bloom-mod-2: not simulated, as it has more than 1,000 layers" in words
+    assert "bloom-176b training hbm 33 16.1 s [" in words
     assert "rule = machines whose HBM holds the weights" in answer.out
 
 
@@ -135,10 +141,27 @@ def test_machines_as_json(program) -> None:
     (needed,) = data["machines"]
     assert needed["by_rule"] == 2
     assert needed["states_bytes"] == 352_494_542_848
+    runs = [one.pop("run") for one in needed["counts"]]
     assert needed["counts"] == [
         {"tier": "hbm", "machines": 3, "why": ""},
         {"tier": "raid", "machines": 1, "why": ""},
     ]
+    alone = json.loads(program("run", "ddn/bloom-176b", "--on", "raid", "--json").out)
+    assert runs[1]["metrics"]["tpot_s"] == alone["metrics"]["tpot_s"]
+    assert [one["economics"]["purchase"] for one in runs] == [600_000, 200_000]  # three machines, and one
+    assert runs[1]["days_per_billion_tokens"] == pytest.approx(
+        1e9 / alone["metrics"]["tokens_per_s"] / 86_400
+    )
+    assert [(one["format"], one["machines"]) for one in needed["formats"]] == [("fp8", 1), ("int4-g128", 1)]
+
+
+def test_machines_that_are_counted_have_a_network(program) -> None:
+    """A GPU alone names the smallest machine with it, which here has no network: none would be enough."""
+    answer = program("fit", "llama-3.1-405b", "--machines", "--gpu", "h100-sxm", "--on", "dram", "--json")
+    assert answer.status == 0, answer.err
+    (needed,) = json.loads(answer.out)["machines"]
+    assert needed["platform"] == "dgx-h100"
+    assert {one["tier"]: one["machines"] for one in needed["counts"]} == {"hbm": 2, "dram": 1}
 
 
 def test_an_unknown_tier_is_a_slip_of_the_option(program) -> None:

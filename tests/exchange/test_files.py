@@ -37,7 +37,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
         ("folder/file/a.txt", "its folder does not exist; create it first"),
         ("x" * 300 + ".html", "cannot be used: File name too long"),
         ("\ud800.html", "cannot be used: its name holds half of a surrogate pair"),
-        ("a\0.html", "cannot be used: embedded null byte"),
+        ("a\0.html", "cannot be used: its name holds a NUL character"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_the_name_given(tmp_path: Path, name: str, reason: str) -> None:

@@ -182,8 +182,20 @@ def test_a_platform_in_six_lines(tmp_path: Path) -> None:
 def test_more_gpus_than_any_shipped_platform_has(tmp_path: Path) -> None:
     found = platform(tmp_path, "id: a\ngpu: RTX 4090\ngpus: 4\n")
     assert found.profile.gpus == ("cpu",) * 4
-    assert not found.profile.tiers
+    assert set(found.profile.tiers) == {"nvme"}
     assert "all its lanes at the CPU" in found.profile.wiring[0].about
+
+
+def test_drives_are_those_of_the_nearest_platform_unless_they_are_named(tmp_path: Path) -> None:
+    """Without a drive a mapped file cannot be read again: what is not said is not "none"."""
+    text = "id: a\ngpu: rtx-4080\nmemory: 64 GB\n"
+    base, found = load_platform("rtx-4080-desktop"), platform(tmp_path, text)
+    assert found.targets["nvme"] == base.targets["nvme"]
+    assert not found.nics
+    assert "no network; everything else as rtx-4080-desktop" in found.profile.wiring[0].about
+    assert not platform(tmp_path, f"{text}drives: []\n").profile.tiers
+    other = platform(tmp_path, f"{text}drives: [samsung-980-pro-2tb]\n")
+    assert other.profile.tiers["nvme"].profile == "samsung-980-pro-2tb"
 
 
 def test_parts_of_a_stated_base(tmp_path: Path) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.models import is_model, list_models, load_model
+from simoffload.models import (
+    canonical_model,
+    find_model,
+    is_model,
+    list_models,
+    load_model,
+    model_file,
+    model_label,
+)
 from simoffload.models.sizes import find_size
 
 
@@ -46,27 +57,83 @@ def test_a_release_is_its_model(name: str, listed: str) -> None:
         ("llama-3.1", '"llama-3.1" may be llama-3.1-8b, llama-3.1-70b, llama-3.1-405b; write which'),
         ("Llama-3.1-7B-Instruct", "unknown model"),
         ("-instruct", "unknown model"),
-        ("qwen3-235b-a22b-fp8", "unknown model"),
         ("pythia", "may be "),
         ("mistralai/Mistral-Small-Instruct-2409", "unknown model"),  # 22 billion parameters, not 24
         ("mistralai/Mistral-7B-Instruct-v0.2", "unknown model"),
         ("moonshotai/Kimi-K2-Thinking", "its experts are stored in 4 bits"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "unknown model"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "unknown model"),  # ties no embeddings
         ("google/gemma-2b", "unknown model"),
-        (
-            "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8",
-            "(fp8); write {name: qwen3-30b-a3b, quantization: fp8}",
-        ),
-        ("Qwen/Qwen3-32B-AWQ", "quantization: int4-g128}"),
-        ("unsloth/Qwen3-8B-GGUF", "quantization: q4_k_m}"),
-        ("Qwen3-8B-Q4_K_S", "quantization: q4_k_s}"),
-        ("unsloth/gpt-oss-20b-BF16", "quantization: none}"),
+        ("mlx-community/Qwen3-8B-MLX-4bit", "a format of Apple's MLX, which no program here runs"),
+        ("RedHatAI/Qwen3-8B-quantized.w8a8", "not modelled; write qwen3-8b:int8-g128 or the path"),
+        ("qwen3-8b-4bit", "does not say in which form; write qwen3-8b:int4-g128 (GPTQ, AWQ), "),
+        ("qwen3-8b:q4_k_x", 'is called "q4-k-x"; write qwen3-8b:q4_k_s, qwen3-8b:q4_k_m, qwen3-8b:q4_k_l'),
+        ("qwen3-8b:70b", 'unknown model "qwen3-8b:70b"'),
+        ("llama3.4:70b", 'did you mean "llama-3.3-70b" or "Llama-3.1-70B"?'),
+        ("gpt-oss", '"gpt-oss" may be gpt-oss-20b, gpt-oss-120b; write which'),
     ],
 )
 def test_what_may_be_several_is_refused(name: str, message: str) -> None:
     assert not is_model(name)
     with pytest.raises(InputError, match=re.escape(message)):
         load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "form"),
+    [
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8-channel"),
+        ("amd/Llama-3.1-70B-Instruct-FP8-KV", "llama-3.1-70b", "fp8"),
+        ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "int4-g128"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", "int4-g128"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b", "int8-g128"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "llama-3.1-8b", "int4-g128"),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w4a16", "llama-3.1-70b", "int4-g128"),
+        ("unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "llama-3.3-70b", "nf4-dq"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "qwen3-235b-a22b", "nvfp4"),
+        ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-v3", "nvfp4"),
+        ("unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF", "qwen3-30b-a3b", "q4_k_m"),
+        ("hf.co/unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "qwen3-8b", "ud-q4_k_xl"),
+        ("qwen3-8b:Q4_K_M", "qwen3-8b", "q4_k_m"),
+        ("Qwen3-8B-IQ4_NL", "qwen3-8b", "iq4_nl"),
+        ("bartowski/google_gemma-3-27b-it-GGUF", "gemma-3-27b", "q4_k_m"),
+        ("google/gemma-3-27b-it-qat-q4_0-gguf", "gemma-3-27b", "q4_0"),
+        ("llama3.3:70b", "llama-3.3-70b", "q4_k_m"),  # what Ollama loads
+        ("llama3.3:70b-instruct-q4_K_M", "llama-3.3-70b", "q4_k_m"),
+        ("llama3.3:70b-instruct-fp16", "llama-3.3-70b", "none"),
+        ("llama3.3:latest", "llama-3.3-70b", "q4_k_m"),
+        ("gemma3:27b", "gemma-3-27b", "q4_k_m"),
+        ("deepseek-r1:70b", "llama-3.3-70b", "q4_k_m"),  # distilled, into that shape
+        ("deepseek-r1:671b", "deepseek-v3", "q4_k_m"),
+        ("qwen3-coder:30b", "qwen3-30b-a3b", "q4_k_m"),
+        ("qwen3-coder-30b", "qwen3-30b-a3b", None),
+        ("gpt-oss:120b", "gpt-oss-120b", None),
+        ("unsloth/gpt-oss-120b-GGUF", "gpt-oss-120b", None),  # MXFP4, as released
+        ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "none"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3", None),
+        ("deepseek-v3:fp8", "deepseek-v3", None),
+        ("unsloth/Qwen3-8B-128K-GGUF", "qwen3-8b", "q4_k_m"),
+        ("https://huggingface.co/Qwen/Qwen3-8B", "qwen3-8b", None),
+    ],
+)
+def test_a_name_says_the_form_of_the_weights(name: str, row: str, form: str | None) -> None:
+    found = find_model(name)
+    assert (found.name, found.form) == (row, form)
+    stated = {"name": row} if form is None else {"name": row, "quantization": form}
+    assert load_model(name) == load_model(stated)
+    assert load_model(canonical_model(name)) == load_model(stated)
+
+
+def test_what_a_scenario_states_comes_before_the_name() -> None:
+    assert load_model({"name": "qwen3-8b:fp8", "quantization": "q4_k_m"}).name == "qwen3-8b, q4_k_m"
+    assert load_model({"name": "qwen3-8b:fp8", "quantization": "none"}) == load_model("qwen3-8b")
+
+
+def test_gguf_files_of_gpt_oss_keep_its_experts() -> None:
+    released, other = load_model("gpt-oss-20b"), load_model("unsloth/gpt-oss-20b-GGUF:Q4_K_M")
+    assert other.weight_bytes == released.weight_bytes
+    (note,) = other.notes
+    assert note.startswith("experts are in MXFP4 as released, as they are in GGUF files called Q4_K_M")
 
 
 def test_a_name_of_many_words_costs_no_time() -> None:
@@ -77,3 +144,83 @@ def test_every_id_of_the_hub_in_the_data_is_its_model() -> None:
     for name in list_models():
         for alias in find_size(name)[1].names:
             assert find_size(f"some-organisation/{alias}")[0] == name
+
+
+CONFIG = json.dumps(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+        "dtype": "bfloat16",
+    }
+)
+
+
+def written(folder: Path, **more: object) -> str:
+    """Write a config.json into a new folder and return its path."""
+    folder.mkdir(parents=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(CONFIG) | more))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("folder", "stated", "name"),
+    [
+        ("Qwen3-8B", None, "Qwen3-8B"),
+        ("mine", "meta-llama/Llama-3.1-8B", "Llama-3.1-8B"),
+        ("mine", "/data/checkpoint-400", "mine"),
+        ("Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen3-8B"),
+        ("models--Qwen--Qwen3-8B/snapshots/0a1b2c", None, "Qwen3-8B"),
+    ],
+)
+def test_a_config_json_has_the_name_of_its_folder_or_the_one_it_states(
+    folder: str, stated: str | None, name: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path / folder, _name_or_path=stated)
+    assert load_model({"config": file}).name == model_label(file) == name
+    assert model_file(file) == model_file(f"{Path(file).parent}/") == file
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct-NVFP4", "Llama-3.1-8B-FP4", "Llama-3.1-8B-FP8"])
+def test_a_config_json_whose_name_alone_says_a_format_is_refused(name: str, tmp_path: Path) -> None:
+    form = "fp8" if name.endswith("FP8") else "nvfp4"
+    file = written(tmp_path / name)
+    text = f"the format is in hf_quant_config.json; put it beside, or give quantization: {form} "
+    with pytest.raises(InputError, match=re.escape(text)):
+        load_model(file)
+    Path(file).with_name("hf_quant_config.json").write_text("{}")
+    text = f"is in hf_quant_config.json beside it, which is not read yet; give quantization: {form} "
+    with pytest.raises(InputError, match=re.escape(text)):
+        load_model(file)
+    assert load_model({"config": file, "quantization": form}).quantization == form
+    assert load_model({"config": file, "quantization": "none"}).quantization is None
+    released = written(tmp_path / "stated" / name, quantization_config={"quant_method": "fp8"})
+    assert load_model(released).quantization == "fp8"
+
+
+def test_a_name_that_the_file_states_may_say_the_format(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine", _name_or_path="nvidia/Llama-3.1-8B-Instruct-FP4")
+    with pytest.raises(InputError, match="the name says FP4, but no key states"):
+        load_model(file)
+
+
+COLLECTED = Path(__file__).parents[2].parent / "shared" / "data" / "model-configs"
+
+
+@pytest.mark.skipif(not COLLECTED.is_dir(), reason="the collection of config.json files is not here")
+def test_collected_files_are_read_in_their_format_or_refused() -> None:
+    read = 0
+    for file in sorted(COLLECTED.glob("*_config.json")):
+        with suppress(InputError):
+            shape = load_model(str(file))
+            quantized = re.search("FP8|FP4|Kimi-K2|R1|MiniMax|gpt-oss", file.name) is not None
+            assert (shape.quantization is not None) is quantized, file
+            assert shape.unquantized_name == file.name.removesuffix("_config.json").partition("--")[2]
+            read += 1
+    assert read >= 20

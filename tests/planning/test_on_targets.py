@@ -163,3 +163,60 @@ def test_a_purchase_of_another_platform_keeps_what_has_a_slot_there() -> None:
     own = load_scenario("ddn/bloom-7b1", overrides=["equipment.pcie.gen4=gen5"])
     other = own.edited(Edit.at("platform", "dgx-h100"), Edit.at("strategy.weights", "dram"))
     assert (other.machine.platform, other.document.data["equipment"]) == ("dgx-h100", {"pcie": {}})
+
+
+# -- what moves -----------------------------------------------------------------------------------
+
+
+def tiers(found: dict[str, LoadedScenario], part: str) -> dict[str, str]:
+    return {label: one.parts[part].tier for label, one in found.items()}
+
+
+def test_blocks_of_a_connector_move_where_the_weights_stay() -> None:
+    store = load_scenario("mooncake/qwen3-8b")
+    named = on_targets(store, ["connector=dram", "raid"])
+    assert tiers(named, "connector") == {"connector=dram": "dram", "connector=raid": "raid"}
+    assert tiers(on_targets(store, ["dram", "peer"]), "connector") == {"dram": "dram", "peer": "peer"}
+    assert {one.places[0] for one in named.values()} == {"hbm"}
+    assert store.on("gpu").document.data == store.document.data, "its weights are there"
+    connector = named["connector=raid"].document.data["strategy"]["kv_cache"]["connector"]
+    assert connector["direct"] is False, "only the present tier is known to be reached directly"
+    every = on_targets(store, ["connector=all"])
+    assert list(every) == ["connector=dram", "connector=raid", "connector=peer"]
+
+
+def test_rows_are_called_what_was_typed() -> None:
+    found = compare("mooncake/qwen3-8b", ["dram", "raid"])
+    assert [one.label for one in found.results.values()] == ["dram", "raid"]
+    assert found.ranking[0] == "dram"
+
+
+def test_weights_that_are_offloaded_move_unless_something_else_is_named() -> None:
+    training = load_scenario("checkpoint/llama-3.1-8b-training")
+    moved = on_targets(training, ["checkpoint=nfs", "dataset=nfs", "weights=dram+dram"])
+    assert tiers(moved, "checkpoint") == {
+        "checkpoint=nfs": "nfs",
+        "dataset=nfs": training.parts["checkpoint"].tier,
+        "weights=dram+dram": training.parts["checkpoint"].tier,
+    }
+    assert tiers(moved, "dataset")["dataset=nfs"] == "nfs"
+    assert moved["weights=dram+dram"].places == ("dram", "dram")
+    assert training.on("dram").places[0] == "dram"
+    cached = load_scenario("zero-inference-2023/opt-30b-kv").on("cache=hbm")
+    assert (cached.places[0], cached.parts["cache"].tier) == ("dram", "hbm")
+    saved = load_scenario("checkpoint/mlperf-8b")
+    assert saved.on("checkpoint=pfs").places == saved.on("pfs").places
+
+
+def test_what_a_scenario_does_not_have_is_refused_with_what_it_has() -> None:
+    store = load_scenario("mooncake/qwen3-8b")
+    with pytest.raises(InputError, match=r'"cache" is nothing .* \(it has: weights, connector\)'):
+        store.on("cache=dram")
+    with pytest.raises(InputError, match='did you mean "connector"'):
+        store.on("conector=dram")
+    with pytest.raises(InputError, match=r'no tier "tape" on platform "hgx-h800" \(has: '):
+        store.on("connector=tape")
+    with pytest.raises(InputError) as refused:
+        store.on("weights=dram")
+    assert "what can be elsewhere: connector=TIER" in str(refused.value)
+    assert "zero_inference" not in str(refused.value)

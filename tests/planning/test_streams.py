@@ -16,9 +16,10 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
-from simoffload.planning.streams import StreamResult, error_interval
+from simoffload.planning.streams import RateTrial, StreamResult, capacity_by_chance, error_interval
 from simoffload.report.from_stream import stream_document
 from simoffload.scenario import resolve
+from simoffload.serving.answers import ReplicatedMean
 from simoffload.serving.simulate import StreamSimulation
 
 TEXT = """\
@@ -79,7 +80,7 @@ def test_costs_and_load_agree_with_the_rate_of_users() -> None:
     assert values["requests_per_s"] == pytest.approx(8 / values["e2el_mean_s"], rel=0.03)
     assert values["running"] + values["waiting"] == pytest.approx(8, rel=1e-3)
     assert values["goodput_per_s"] == values["requests_per_s"]
-    priced = found.priced()
+    priced = stream(users, "stream.num_prompts=400").priced()
     assert priced["energy_per_token_j"] == pytest.approx(
         priced["power_w"] / values["output_tokens_per_s"], rel=0.01
     )
@@ -330,7 +331,73 @@ def test_other_commands_say_that_they_simulate_one_batch(capsys: pytest.CaptureF
         assert main([command, "serving/llama-3.1-8b-chat"]) == 0
         assert "which simoffload stream simulates; this is one batch" in capsys.readouterr().err
     assert main(["stream", "serving/llama-3.1-8b-chat", "--set", "stream.num_prompts=5"]) == 0
-    assert capsys.readouterr().err == ""
+    keys = "workload.batch_size, workload.prompt_length, workload.output_length"
+    assert f"stream does not use {keys}; simoffload run simulates" in capsys.readouterr().err
+
+
+def test_a_model_named_alone_gets_requests_of_a_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["stream", "llama-3.1-8b", "--gpu", "rtx-4090", "--set", "stream.num_prompts=20"]
+    assert main(question) == 0
+    printed = capsys.readouterr()
+    assert "does not use" not in printed.err
+    assert "1 requests/s · 1 GPU rtx-4090 · rtx-4090-desktop" in printed.out
+    assert "prompts of 1,032 tokens in the median, outputs of 238" in " ".join(printed.out.split())
+    users = "stream.arrivals={kind: closed, users: 3}"
+    assert main([*question, "--set", users]) == 0
+    assert "· 3 users · 1 GPU rtx-4090" in capsys.readouterr().out
+    few = ["--set", "stream.num_prompts=2", "--set", "stream.replications=1"]
+    assert main(["stream", "gpt-oss-20b", "--gpu", "rtx-4080", "--program", "llama_cpp", *few]) == 0
+    assert "4 at a time (max_num_seqs)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_title_is_that_of_the_machine_that_is_simulated(usual: StreamResult) -> None:
+    assert stream_document(usual).title[2:] == ("8 requests/s", "1 GPU h100-sxm", "h100-1gpu-vm")
+    other = stream("equipment.accelerator=h200-sxm", "stream.num_prompts=5", "stream.replications=1")
+    assert stream_document(other).title[3] == "1 GPU h200-sxm"
+
+
+def test_costs_are_those_of_the_largest_load_within_limits() -> None:
+    found = stream("stream.replications=1", slo="ttft=60ms")
+    assert found.best is not None
+    there = stream("stream.replications=1", f"stream.arrivals.request_rate={found.best.load}")
+    limited, plain = found.priced(), there.priced()
+    assert limited["cost_per_million_tokens"] == plain["cost_per_million_tokens"]
+    assert limited["power_w"] == plain["power_w"]
+    assert found.to_dict()["costs_load"] == found.best.load
+    heading = f"Costs and energy at {found.best.load:.3g} requests/s"
+    assert heading in [one.title for one in stream_document(found).sections]
+
+
+def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are a fifth longer serve a fifth less where there is no chance."""
+    even = ("stream.arrivals={kind: constant, request_rate: 8}", "stream.replications=1")
+    for factor in (1.0, 1.2):
+        monkeypatch.setattr("simoffload.planning.streams.step_errors", lambda _, by=factor: (by, by))
+        found = stream(*even, "stream.num_prompts=300", slo=["ttft=2s"])
+        assert found.best is not None
+        assert found.capacity == pytest.approx(
+            (found.best.load / factor, found.best.load * factor), rel=0.1 if factor > 1 else 0.02
+        )
+
+
+def test_a_capacity_has_the_interval_of_chance() -> None:
+    """The ends of the share of requests within limits, at 80 %, cross what must be attained."""
+
+    def tried(load: float, value: float, half: float) -> RateTrial:
+        return RateTrial(load, {"attained": ReplicatedMean(value, value - half, value + half)}, "")
+
+    wider = 2.131847 / 1.533206  # Student's t of four degrees of freedom, at 90 and 80 %
+    trials = [tried(4, 0.99, 0.0), tried(8, 0.92, 0.04 * wider), tried(16, 0.88, 0.04 * wider)]
+    low, high = capacity_by_chance(trials, 8, attain=0.9, replications=5)
+    assert low == pytest.approx(8 * (1 / 2) ** (0.02 / 0.11), rel=1e-4)
+    assert high == 16
+    assert capacity_by_chance(trials, 8, attain=0.9, replications=1) == (8, 8)
+
+
+def test_a_stream_has_no_store_yet() -> None:
+    """A connector was left out without a word, so that a buyer read that memory gains nothing."""
+    with pytest.raises(InputError, match=r"kv_cache\.connector: a stream has no store .* simoffload run"):
+        stream("strategy.kv_cache={connector: {tier: dram, prefix: 512}}")
 
 
 def test_intervals_contain_errors_of_steps_which_a_queue_amplifies() -> None:

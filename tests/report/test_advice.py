@@ -126,7 +126,7 @@ def test_what_was_looked_for_and_found(search: Search) -> None:
     looked, counts, *_ = section.sentences
     best = purchase_verdict(search, budget=250_000, service=[level]).in_full
     kinds = "storage, drives, memory, program, format and batch"
-    assert looked == f"15 combinations of {kinds}; at most 250,000 USD, ttft ≤ 2 s"
+    assert looked == f"15 combinations of {kinds}; at most 250,000 USD for a whole machine, ttft ≤ 2 s"
     assert best.startswith("highest throughput: weights on hbm, batch 16; ")
     assert re.search(r"; 730 tokens/s \[\d+ to [\d,]+\] for 200,000 USD; 80 % intervals in brackets\.$", best)
     assert counts == "1 simulated, 6 exceed the budget, 8 cannot be among the best"

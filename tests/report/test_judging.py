@@ -40,7 +40,8 @@ def make(make_result: Make) -> Make:
 
 
 def verdict(*results: SimulationResult) -> tuple[str, Group]:
-    """The verdict in full, whose winner has the best value of the table, and is first in chart and ranking."""
+    """The verdict in full, whose winner has the best value of the table, and is first in chart and
+    ranking."""
     (group,) = groups(results)
     text, best = group_summary(group).in_full, group.ordered[0]
     values = [group.value(row) or 0.0 for row in group.rows]
@@ -134,12 +135,12 @@ def test_a_limit_that_is_missed_has_its_own_bottleneck(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "metric"), [("energy_per_token_j", "energy_per_token_j"), ("cost", "")]
+    ("objective", "metric"),
+    [("energy_per_token_j", "energy_per_token_j"), ("cost", "cost_per_million_tokens")],
 )
 def test_energy_and_money_decide_where_they_are_asked_for(objective: str, metric: str) -> None:
     found = compare("xinnor/llama-1b", ["hbm+dram", "hbm+nvme"], objective=objective)
     (group,) = groups(tuple(found.results.values()))
-    metric = metric or "cost_per_million_tokens"
     each = {row.label: found.economics[row.label].metrics()[metric] or 0.0 for row in group.rows}
     best = min(each, key=each.__getitem__)
     assert found.ranking[0] == group.ordered[0].label == best

@@ -21,10 +21,31 @@ def buffer_size(*arguments: str, overrides: tuple[str, ...] = ()) -> int | str:
 def test_it_uses_all_gpus_and_host_memory() -> None:
     scenario = question("llama-3.1-70b", "dgx-h100", program="deepspeed", on="dram")
     assert scenario.name == "llama-3.1-70b"
-    assert scenario.scenario.workload == Inference(batch_size=1, prompt_length=512, output_length=32)
+    usual = Inference(batch_size=1, prompt_length=2048, output_length=512, context=8192)
+    assert scenario.scenario.workload == usual
     strategy = scenario.scenario.strategy
     assert isinstance(strategy, ZeroInference)
     assert (strategy.ranks, strategy.weights) == (8, "dram")
+
+
+@pytest.mark.parametrize(
+    ("model", "stated", "lengths"),
+    [
+        ("llama-2-7b", {}, (2048, 512, 4096)),
+        ("opt-13b", {}, (1536, 512, 2048)),  # of 2,048 learned positions
+        ("opt-13b", {"prompt_length": 2000}, (2000, 48, 2048)),
+        ("opt-13b", {"output_length": 1000}, (1048, 1000, 2048)),
+        ("opt-13b", {"context": 4096}, (1536, 512, 4096)),
+        ("qwen3-8b", {"prompt_length": 16_000}, (16_000, 512, 8192)),
+    ],
+)
+def test_lengths_are_within_the_positions_of_the_model(
+    model: str, stated: dict[str, int], lengths: tuple[int, int, int]
+) -> None:
+    overrides = tuple(f"workload.{key}={value}" for key, value in stated.items())
+    work = default_scenario(model, "dgx-a100", overrides=overrides).scenario.workload
+    assert isinstance(work, Inference)
+    assert (work.prompt_length, work.output_length, work.context) == lengths
 
 
 def test_buffers_hold_the_largest_parameter() -> None:
@@ -73,9 +94,10 @@ def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
 
 
 def test_deepspeed_says_which_buffers_are_too_few() -> None:
+    stated = ("strategy={kind: deepspeed}",)
+    scenario = default_scenario("qwen3-next-80b-a3b", "h100-2nvme", overrides=stated).on("raid")
     with pytest.raises(InputError, match=r"raise offload_param\.buffer_count \(now 5\)"):
-        kind = "strategy={kind: deepspeed}"
-        fit(default_scenario("qwen3-next-80b-a3b", "h100-2nvme", overrides=(kind,)).on("raid"))
+        fit(scenario)
 
 
 def test_without_a_platform_the_platforms_are_listed() -> None:

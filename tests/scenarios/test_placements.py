@@ -37,7 +37,7 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "transformers": (INFERENCE, {"kind": "transformers", "ranks": 2}),
     "deepspeed, training": (TRAINING, {"kind": "deepspeed", "ranks": 2, "optimizer": "cpu"}),
     "deepspeed, training, ds_config": (TRAINING, {"ranks": 2, "ds_config": OFFLOADED}),
-    "deepspeed, LoRA": (TRAINING, {"ranks": 2, "lora": LORA}),
+    "deepspeed, LoRA": (TRAINING, {"kind": "deepspeed", "ranks": 2, "lora": LORA}),
     "fsdp": (TRAINING, {"kind": "fsdp", "ranks": 2, "limit_all_gathers": False}),
     "fsdp, offloaded": (TRAINING, {"kind": "fsdp", "ranks": 2, "cpu_offload": True}),
     "fsdp, LoRA": (TRAINING, {"kind": "fsdp", "ranks": 2, "lora": LORA}),
@@ -192,6 +192,7 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
     """Those of the section come before those of the sections in it, which may be left out."""
     found = {one.__name__: dict(tier_paths(one)) for one in strategies()}
     assert found == {
+        "Best": {"uses": "any", "weights": "any", "optimizer": "any"},
         "ZeroInference": {"weights": "any", **CACHE},
         "ZeroTraining": {"weights": "any", "optimizer": "any"},
         "Fsdp": {},
@@ -205,4 +206,4 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "CheckpointStorage": {"tier": "storage", "swap": "storage"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
-    assert first == ["weights", "offload_folder", "offload_tier", "file"]
+    assert first == ["uses", "weights", "offload_folder", "offload_tier", "file"]

@@ -56,6 +56,9 @@ def test_rates_are_those_of_a_window_without_the_warm_up_and_the_drain() -> None
     assert found.completed == 2
     assert found.tokens == pytest.approx(6.5)
     assert found.metrics()["goodput_per_s"] == pytest.approx(1 / 6.5)
+    # As vllm bench serve prints them: four requests and 16 tokens in 16 s.
+    assert found.metrics()["whole_requests_per_s"] == 0.25
+    assert found.metrics()["whole_output_tokens_per_s"] == 1
     assert found.metrics()["running"] == 1
 
 
@@ -132,7 +135,7 @@ def test_a_stream_of_nothing_has_no_latencies() -> None:
 
 
 def test_every_metric_is_declared_once() -> None:
-    assert len(StreamMeasures.declared) == 4 * 5 + 9
+    assert len(StreamMeasures.declared) == 4 * 5 + 11
     assert StreamMeasures.declared["ttft_p99_s"].label == "TTFT p99"
     assert StreamMeasures.declared["itl_p50_s"].text(0.0123) == "12.3 ms"
 

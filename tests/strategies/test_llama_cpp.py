@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ GIB = 1 << 30
 
 
 def scenario(model: str = "llama-3.1-8b", *sets: str, platform: str = "rtx-4090-desktop") -> LoadedScenario:
-    own = ("strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
+    work = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+    own = (work, "strategy.kind=llama_cpp", "model.quantization=q8_0", "model.dtype=float16", *sets)
     return default_scenario(model, platform, overrides=own)
 
 
@@ -137,7 +139,7 @@ def test_a_released_mxfp4_is_its_mixture() -> None:
     """A file of gpt-oss-120b has 59.02 GiB (ggml-org/gpt-oss-120b-GGUF)."""
     one = default_scenario("gpt-oss-120b", "rtx-4090-desktop", overrides=("strategy.kind=llama_cpp",))
     assert plan_of(one).model.weight_bytes / GIB == pytest.approx(59.02, abs=0.005)
-    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 768\n"]
+    assert [*one.exports().values()] == ["llama-server -m gpt-oss-120b-MXFP4_MOE.gguf -c 8192\n"]
 
 
 def _faulted(plan: Any, matrix: float) -> float:
@@ -199,6 +201,19 @@ def test_without_a_drive_pages_have_nowhere_to_go() -> None:
     loaded = so.fit(scenario("llama-3.1-405b", "strategy.load_mode=none", platform="h100-1gpu-vm"))
     assert [need in one for one in loaded.advice] == [False]
     assert so.fit(scenario("llama-3.1-405b")).fits, "this machine has a drive"
+
+
+def test_without_a_drive_a_mapped_file_has_room_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU reads experts of 48 GiB, of a file of 59: as many pages have no room in 56."""
+    (tmp_path / "box.yaml").write_text("id: box\ngpu: rtx-4080\nmemory: 64 GB\ndrives: []\n")
+    monkeypatch.chdir(tmp_path)
+    mapped = so.fit(default_scenario("gpt-oss-120b", "box.yaml", overrides=("strategy.kind=llama_cpp",)))
+    assert not mapped.fits
+    assert ["or load it (strategy.load_mode=none)" in one for one in mapped.advice] == [True]
+    loaded = ("strategy.kind=llama_cpp", "strategy.load_mode=none")
+    assert so.fit(default_scenario("gpt-oss-120b", "box.yaml", overrides=loaded)).fits
 
 
 @pytest.mark.parametrize(

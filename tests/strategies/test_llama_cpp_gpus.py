@@ -20,7 +20,8 @@ MEMORY = "profiles.host/desktop-ddr4-64gb.memory_capacity=128 GiB"
 
 
 def scenario(model: str, *sets: str, gpus: int = 2, formats: str = "q8_0") -> LoadedScenario:
-    own = ("strategy.kind=llama_cpp", f"strategy.num_gpus={gpus}", "model.dtype=float16")
+    work = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+    own = (work, "strategy.kind=llama_cpp", f"strategy.num_gpus={gpus}", "model.dtype=float16")
     quantized = (f"model.quantization={formats}",) if formats else ()
     return default_scenario(model, "rtx-4090-2gpu", overrides=(*own, *quantized, *sets))
 

@@ -260,7 +260,8 @@ def test_a_curve_goes_through_the_present_point(name: str) -> None:
     assert "<table>" in drawn
 
 
-VLLM = ("platform=h100-1gpu-vm", "strategy={kind: vllm}")
+SHORT = "workload={kind: inference, batch_size: 1, prompt_length: 512, output_length: 32}"
+VLLM = ("platform=h100-1gpu-vm", "strategy={kind: vllm}", SHORT)
 ENGINE = State((Variant("llama-3.1-8b", VLLM),))
 
 
@@ -381,7 +382,7 @@ def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
     state = with_stream(START, "stream.num_prompts=4", "stream.replications=1", "stream.slo={}")
     options = load(state.current).scenario.stream
     assert options is not None
-    assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 34)
+    assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 160)
     assert len(requests(state, "stream")) > 3
 
 
@@ -407,6 +408,17 @@ def test_a_trace_of_the_server_is_not_read(path: str, folder: Path) -> None:
     with pytest.raises(InputError, match="the page reads no files of the server") as caught:
         requests(state, "stream")
     assert "4711" not in str(caught.value)
+
+
+def test_a_name_of_a_release_is_its_model_and_no_folder_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unsloth" / "gpt-oss-20b-GGUF").mkdir(parents=True)
+    (tmp_path / "unsloth" / "gpt-oss-20b-GGUF" / "config.json").write_text('{"model_type": "llama"}')
+    assert load(Variant("unsloth/gpt-oss-20b-GGUF")).model.name == "gpt-oss-20b, mxfp4"
+    edited = Variant("qwen3-8b", ("model=llama3.3:70b-instruct-q8_0",))
+    assert load(edited).model.name == "llama-3.3-70b, q8_0"
 
 
 def test_a_slider_that_is_not_there_has_no_curve() -> None:

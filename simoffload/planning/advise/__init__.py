@@ -8,7 +8,6 @@ from simoffload.planning.advise.evaluate import (
     Objective,
     Tried,
     advise,
-    metric_named,
     objective_of,
 )
 from simoffload.planning.advise.purchases import (
@@ -25,7 +24,6 @@ __all__ = [
     "SimulatedPurchase",
     "Tried",
     "advise",
-    "metric_named",
     "objective_of",
     "search_catalogue",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simoffload.documents import Edit, Location, suggest
-from simoffload.errors import InputError, SimulationError, WorkLimitError, shortened
+from simoffload.documents import Edit, Location
+from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import limited
 from simoffload.planning.advise.options import memory, options_of
 from simoffload.planning.alternatives import only_with
@@ -17,10 +18,11 @@ from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
-from simoffload.planning.service_levels import limited_metrics, short_name
+from simoffload.planning.service_levels import metric_named, short_name
 from simoffload.progress import Watcher, steps, watched_by
-from simoffload.results import KINDS, Change, Metric, SimulationResult, by_name
+from simoffload.results import Change, Metric, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
+from simoffload.simulation.capacity import BEYOND
 from simoffload.workload import Checkpointing, Inference
 
 # -- what changes and purchases are ranked by ------------------------------------------------------
@@ -130,22 +132,9 @@ def objective_of(scenario: LoadedScenario, asked: str | None) -> Objective:
         asked = "latency" if one_at_a_time(scenario) else "throughput"
     if asked in _NAMED:
         return Objective(asked)
-    kind = next(one for one in KINDS if one.kind == scenario.scenario.workload.kind)
-    metric = metric_named(asked, (*kind.declared.values(), *COST_METRICS.values()), besides=_NAMED)
+    kind = scenario.scenario.workload.kind
+    metric = metric_named(asked, kind, besides=(*_NAMED, *COST_METRICS.values()))
     return Objective(metric.name, metric)
-
-
-def metric_named(asked: str, metrics: Iterable[Metric], *, besides: Sequence[str] = ()) -> Metric:
-    """Return the metric with a better direction that ``--objective`` names, as people write it or in full.
-
-    Raises InputError for an unknown one, which also names what is allowed ``besides``.
-    """
-    found = limited_metrics(metrics)
-    metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)
-    if metric is not None:
-        return metric
-    given, known = shortened(str(asked)), (*besides, *found)
-    raise InputError.at(given, f"is not one of {', '.join(known)}{suggest(given, known)}", path="--objective")
 
 
 def check_improvable(objective: Objective, result: SimulationResult, cost: Economics) -> None:
@@ -179,6 +168,9 @@ TOGETHER = "settings"
 """Key of the change that combines all settings that gain."""
 WORTH = 1.005
 """Smallest relative speed that counts as an improvement: the least that three digits show."""
+EQUAL = 1.02
+"""Ratio of gains up to which two changes gain as much, however sure that is: our choice, as for what a
+verdict names."""
 SOONER = 1.1
 """Smallest gain of the time to the first token alone that is reported (our choice)."""
 
@@ -199,6 +191,13 @@ class Tried(Evaluated):
     """Throughput relative to the unchanged scenario, by time per ``unit``; None if that does not fit."""
     only_throughput: bool = False
     """Whether it processes more sequences at once, none of them faster, where latency is the objective."""
+    instead: Change | None = None
+    """Change that costs nothing and gains as much as this purchase, within the uncertainty; None without."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing has to be bought."""
+        return self.extra == 0
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
@@ -229,10 +228,11 @@ class Tried(Evaluated):
             **by_name(self.change, "key description kind changes=edits same_answers=same_work quality"),
             **by_name(self, "gain gain_interval margin throughput_gain=throughput only_throughput"),
             **by_name(self, "extra_cost=extra gain_per_1000=gain_per_cost"),
+            "as_much_for_nothing": None if self.instead is None else self.instead.key,
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
             "intervals": {name: list(ends) for name, ends in confidence(self.result).intervals().items()},
-            **by_name(self.result, "bottleneck limit"),
+            **by_name(self.result, "bottleneck limit warnings"),
             "economics": self.economics.metrics(),
             **by_name(self.economics, "missing_prices=missing"),
             **by_name(self.result.provenance, "exports"),
@@ -293,6 +293,18 @@ class Advice:
         rest = (one for one in self.tried if not one.helps and not one.only_throughput)
         return tuple(one for one in rest if (one.gain or 0.0) >= WORTH)
 
+    @property
+    def new_warnings(self) -> dict[str, list[str]]:
+        """Warnings about placements with the same answers that help or may help, with the descriptions of
+        these changes; without those that the unchanged scenario has, and what intervals say of accuracy."""
+        known, found = set(map(_about, self.result.warnings)), dict[str, list[str]]()
+        placed = (one for one in (*self.helping, *self.uncertain) if one.change.kind == "placement")
+        for one in (one for one in placed if one.change.same_work):
+            for text in one.result.warnings:
+                if _about(text) not in known and not text.startswith(BEYOND):
+                    found.setdefault(text, []).append(one.change.description)
+        return found
+
     def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
         """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
         first: dict[Hashable, Tried] = {}
@@ -313,8 +325,9 @@ class Advice:
 
     @property
     def by_cost(self) -> tuple[Tried, ...]:
-        """Changes that help and cost money, the largest gain per cost first."""
-        paid = [one for one in self.helping if one.gain_per_cost is not None]
+        """Changes that help and cost money, the largest gain per cost first; without those for which another
+        one that costs nothing gains as much."""
+        paid = [one for one in self.helping if one.gain_per_cost is not None and one.instead is None]
         return tuple(sorted(paid, key=lambda one: (one.change.rank, -(one.gain_per_cost or 0.0))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -329,6 +342,11 @@ class Advice:
             "untried": [by_name(one, "key description why=barred") for one in self.untried],
             **by_name(self, "number_tried stopped"),
         }
+
+
+def _about(warning: str) -> str:
+    """Return what a warning is about: its text up to its first number."""
+    return re.split(r"\d", warning, maxsplit=1)[0]
 
 
 def _setting(change: Change) -> Hashable:
@@ -383,7 +401,7 @@ def advise(
         trial.tried = [
             one for one in trial.tried if one.change is not together or (one.gain or 0.0) >= single
         ]
-    trial.tried.sort(key=trial.order)
+    trial.sort()
     return Advice(
         trial.scenario,
         trial.result,
@@ -488,13 +506,38 @@ class _Trial:
         slower = more and gain is not None and (change.kind == "workload" or not found.helps)
         return replace(found, only_throughput=self.objective.is_latency and slower)
 
-    def _margin(self, result: SimulationResult) -> float:
-        """Return how uncertain the ratio of two results is: that of the work, from which costs and energy
-        follow, for metrics that are no time of passes."""
-        by, both = self.objective.by, (self.result, result)
+    def _margin(self, result: SimulationResult, before: SimulationResult | None = None) -> float:
+        """Return how uncertain the ratio of a result and the one ``before`` is, by default the unchanged one:
+        that of the work, from which costs and energy follow, for metrics that are no time of passes."""
+        by, both = self.objective.by, (before or self.result, result)
         if self.objective.metric is not None and all(by(one) in one.composed for one in both):
             return margin(*both, by=by(result))
         return margin(*both, by="latency_by" if self.objective.is_latency else "unit_by")
+
+    def sort(self) -> None:
+        """Bring the changes into the order of report: what costs nothing comes before purchases that gain as
+        much, of which each knows the best such change that does the same work (``instead``)."""
+        found: list[Tried] = []
+        for one in sorted(self.tried, key=self.order):
+            equal = (at for at, other in enumerate(found) if self._replaces(one, other))
+            found.insert(next(equal, len(found)), one)
+        free = [one for one in found if one.change.kind != "workload"]
+        self.tried = [
+            replace(one, instead=next((other.change for other in free if self._replaces(other, one)), None))
+            for one in found
+        ]
+
+    def _replaces(self, free: Tried, paid: Tried) -> bool:
+        """Return whether a change that costs nothing gains as much as a purchase, within the uncertainty of
+        their ratio, or within ``EQUAL``."""
+        if self.objective.is_of_costs or not (free.helps and paid.helps):
+            return False  # costs are what it is about
+        if not free.is_free or paid.is_free:
+            return False
+        if self.order(free)[:2] != self.order(paid)[:2]:
+            return False
+        less, more = sorted((self._ranking_of(free), self._ranking_of(paid)))
+        return more <= less * max(EQUAL, 1 + self._margin(paid.result, free.result))
 
     def order(self, one: Tried) -> tuple[int, bool, float]:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked

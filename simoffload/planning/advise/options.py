@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from simoffload.documents import Edit
 from simoffload.hardware import (
     Drive,
+    GpuSlots,
     Host,
     Nic,
     Pcie,
@@ -423,18 +424,16 @@ def processors(scenario: LoadedScenario) -> Iterator[Change]:
 
 
 def second_card(scenario: LoadedScenario) -> Iterator[Change]:
-    """Yield a second GPU beside the one of a personal machine, each with half of its lanes, for programs that
-    divide layers between GPUs and the CPU."""
+    """Yield a second GPU beside the one of a personal machine, for programs that divide layers between GPUs
+    and the CPU."""
     strategy, platform = scenario.scenario.strategy, scenario.platform()
     edits = strategy.sizes().gpus(2) if strategy.traits.on_cpu and strategy.gpus == 1 else ()
     if not edits or not scenario.machine.is_personal or len(platform.profile.gpus) > 1:
         return
-    (at,), link, names = platform.profile.gpus, scenario.machine.topology.gpu_pcie_link, ("slot-a", "slot-b")
-    slot = {"to": at, "pcie": link.pcie.id, "lanes": max(1, link.lanes // 2)}
-    changed = (Edit(("equipment", "switches", name), slot) for name in names)
-    description = f"a second {platform.accelerator.name}, each with {slot['lanes']} lanes"
-    where = Edit(("equipment", "gpus"), list(names))
-    yield Change("hardware", description, (*changed, where, *edits), key="second-card")
+    slots = GpuSlots.of(platform, 2)
+    if slots is not None:
+        description = f"a second {platform.accelerator.name}, {slots.about}"
+        yield Change("hardware", description, (*slots.edits, *edits), key="second-card")
 
 
 def faster_memory(scenario: LoadedScenario) -> Iterator[Change]:

@@ -26,7 +26,14 @@ from simoffload.hardware import (
     load_profile,
 )
 from simoffload.limits import keep, limited, sharing, time_left
-from simoffload.planning.advise.evaluate import Advice, Objective, Tried, objective_of, sequences_at_once
+from simoffload.planning.advise.evaluate import (
+    EQUAL,
+    Advice,
+    Objective,
+    Tried,
+    objective_of,
+    sequences_at_once,
+)
 from simoffload.planning.advise.options import (
     DriveSlots,
     array_edits,
@@ -43,6 +50,7 @@ from simoffload.planning.alternatives import (
     resident,
     with_formats,
 )
+from simoffload.planning.confidence import margin
 from simoffload.planning.costs import Bill, CostList, load_costs, present
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
@@ -502,7 +510,8 @@ def search_catalogue(
         if not run.points:
             raise
     fitting = [one for one in run.points if one.meets and _rank(one)[0] < math.inf]
-    best = min(fitting, key=lambda one: (one.rank, _rank(one)), default=None)
+    now = owned or present(evaluator.scenario, fit(evaluator.scenario), known)
+    best = _no_dearer(min(fitting, key=lambda one: (one.rank, _rank(one)), default=None), fitting, now)
     other = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
     combinations = sum(one.size for one in found) + len(tried)
@@ -530,6 +539,26 @@ def _combined(scenario: LoadedScenario, tried: Iterable[Tried]) -> Iterator[Chan
     for one in tried:
         if one.helps and one.change.kind != "hardware" and sequences_at_once(one.scenario) == now:
             yield one.change
+
+
+def _no_dearer(
+    best: SimulatedPurchase | None, fitting: Sequence[SimulatedPurchase], now: Bill
+) -> SimulatedPurchase | None:
+    """Return the best purchase, or the best of what costs nothing where the machine is there (``now``) and is
+    as good: within the uncertainty, or within ``EQUAL``."""
+    if best is None or best.objective.is_of_costs or best.objective.name == "cost":
+        return best
+    free = [one for one in fitting if one.rank <= best.rank and one.economics.bill.beyond(now) == 0]
+    if best in free:
+        return best
+    by = best.objective.by(best.result)
+    sure = by if by in best.result.composed else "unit_by"
+    equal = (
+        one
+        for one in sorted(free, key=_rank)
+        if best.speed <= one.speed * max(EQUAL, 1 + margin(best.result, one.result, by=sure))
+    )
+    return next(equal, best)
 
 
 def _rank(one: SimulatedPurchase) -> tuple[float, float]:

@@ -568,35 +568,40 @@ def _cost(one: Tried, currency: str) -> Entry:
 
 
 def _settings(advice: Advice) -> tuple[ReportSection, ...]:
-    """Show what to type for the best change of place or program that keeps the answers, and for the best with
-    other answers, and the complete ds_config of the setting that gains most; where the scenario does not fit,
-    for the first changes of any kind that make it fit."""
+    """Show what to type for the best change of setting, place or program that keeps the answers, and for the
+    best with other answers, and the complete ds_config of the setting that gains most; where the scenario
+    does not fit, for the first changes of any kind that make it fit."""
     fits = advice.result.fits
-    parts = (
-        [one for one in prompt(found, advice) if one.result.provenance.exports and (not fits or _places(one))]
+    same, other = (
+        [one for one in prompt(found, advice) if one.result.provenance.exports]
         for found in by_answers(advice.helping)
     )
+    typed = [[one for one in part if not fits or one.change.sets_program] for part in (same, other)]
     shown = [
         (title, commands, one)
-        for title, part in zip((COMMAND, f"{COMMAND} for other answers"), parts, strict=True)
+        for title, part in zip((COMMAND, f"{COMMAND} for other answers"), typed, strict=True)
         for one in part[:1]
     ]
     single = [one for one in advice.helping if one.change.kind == "setting"]
-    shown += [("Settings to copy", settings, one) for one in single[:1]]
+    named = [one for _, _, one in shown]
+    shown += [("Settings to copy", settings, one) for one in single[:1] if one not in named]
     found = tuple(
         chain.from_iterable(
             show(one.result.provenance, f"with {with_gain(one, advice)}", title=title)
             for title, show, one in shown
         )
     )
-    if fits and not any(one.title == COMMAND for one in found):
-        return (*commands(advice.result.provenance, "without changes"), *found)
+    if fits and not typed[0]:
+        return (*_unchanged_command(advice, same), *found)
     return found
 
 
-def _places(one: Tried) -> bool:
-    """Return whether a change places the weights elsewhere, or sets another program or form of them."""
-    return one.change.kind == "placement" or (one.change.sets_program and one.change.kind != "setting")
+def _unchanged_command(advice: Advice, same: Sequence[Tried]) -> tuple[ReportSection, ...]:
+    """Show what to type where no change of what is typed helps: with the first purchase that does, or as it
+    is."""
+    if same:
+        return commands(same[0].result.provenance, f"with {with_gain(same[0], advice)}")
+    return commands(advice.result.provenance, f"as it is: {_nothing_helps(advice, ())}")
 
 
 # -- search --------------------------------------------------------------------------------------
@@ -646,7 +651,7 @@ def _money(search: Search, budget: float | None) -> str:
     """Return what may be spent; empty if that is not limited."""
     if search.extra is not None:
         return f"{search.extra:,.0f} {search.currency} beyond the present machine"
-    return "" if budget is None else f"{budget:,.0f} {search.currency}"
+    return "" if budget is None else f"{budget:,.0f} {search.currency} for a whole machine"
 
 
 def _ranked(objective: Objective) -> str:
@@ -689,7 +694,7 @@ def purchase_verdict(
             return Verdict.of(none)
         costs = f"the present machine alone costs {owned:,.0f} {search.currency}"
         beyond = VerdictPart(f"; --budget +{budget:.0f} is beyond it")
-        return Verdict.of(f"{none}, which is for the whole machine: {costs}", beyond)
+        return Verdict.of(f"{none}, which is for a whole machine: {costs}", beyond)
     other = search.other
     return Verdict.of(
         f"{_BEST.get(search.objective.name) or _best_by(search.objective)}: {_bought(best, search)}",

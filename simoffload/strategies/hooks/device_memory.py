@@ -130,6 +130,7 @@ MARGIN = 1 << 30
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 _DRIVE = "add memory, or a drive (--drive) from which pages of the mapped file that have no room are read"
+_LOAD = ", or load it (strategy.load_mode=none)"
 _COPIES = 4
 """Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
 (``GGML_SCHED_MAX_COPIES``)."""
@@ -164,9 +165,12 @@ class DeviceMemory:
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What the fullest GPU holds, and host memory with what its system takes, and the file."""
-        size, remedy = self.weights_on_cpu, _DRIVE if self.file == "" else ""
+        size, remedy = self.weights_on_cpu, ""
+        if self.file == "":
+            remedy = _DRIVE + _LOAD * (size <= self.left)
         on_host = Held("dram", "weights", 0, pinned=self.pinned, remedy=remedy, kind="weights")
-        found = [on_host._replace(size=size)]
+        # Without a drive no page may leave memory: it holds all that is read of the file in a pass.
+        found = [on_host._replace(size=self._pages_read if self.file == "" else size)]
         if self.file and size > self.left:
             complete = size + sum(one.size for (one, *_) in self.on_gpus)
             file = Held(self.file, "file of the weights", complete, kind="weights")
@@ -190,8 +194,12 @@ class DeviceMemory:
     def lacks_pages(self) -> bool:
         """Whether pages are read for each token: those of weights on the CPU that have no room, or those of
         experts there as soon as the file has none."""
-        least = self.model.weight_bytes if self._computes_experts else self.weights_on_cpu
-        return bool(self.file) and self.left < least
+        return bool(self.file) and self.left < self._pages_read
+
+    @property
+    def _pages_read(self) -> int:
+        """Bytes of the file that must have room so that no page is read again."""
+        return self.model.weight_bytes if self._computes_experts else self.weights_on_cpu
 
     @property
     def _computes_experts(self) -> bool:
@@ -291,7 +299,7 @@ class DeviceMemory:
 
     def cells(self, window: int | None = None) -> int:
         """Return the tokens of a sequence for which the cache of a layer has room."""
-        most = self.workload.max_context
+        most = self.workload.room
         least = most if window is None else min(most, window + self.ubatch_size)
         return -(-least // _CELLS) * _CELLS
 

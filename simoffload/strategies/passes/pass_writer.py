@@ -790,9 +790,8 @@ class PassWriter(StreamWriter):
         written = self._left(begin)
         if known is not None:
             numbers = self.builder.numbers
-            incomplete = f"{name} {self._layer}: a state is incomplete"
-            assert numbers(known.segments) == numbers(written.segments), incomplete
-            assert known[1:] == written[1:], incomplete
+            if numbers(known.segments) != numbers(written.segments) or known[1:] != written[1:]:
+                raise AssertionError(f"{name} {self._layer}: a state is incomplete")
         self._seen[key] = written
 
     def _write_part(self, part: Part) -> None:

@@ -60,10 +60,9 @@ class Best(Strategy):
             named = {"weights": other.weights, "optimizer": other.optimizer}
             return tuple(Edit.at(f"strategy.{key}", tier) for key, tier in named.items() if tier)
 
-        given = self.model_extra or {}
         yield Placements(
             now=lambda: Placement(self.weights or "hbm", self.optimizer),
             possible=tuple(pairs()),
             edits=edits,
-            kept={key: given[key] for key in ("lora",) if key in given},  # it says what is trained
+            kept=self.model_extra or {},
         )

@@ -1435,7 +1435,7 @@ class FlexGenPlan(InferencePlan):
             ("weights", slots.weight_bytes("hbm"), _FEWER, "weights"),
             ("weights in use and of the next slot", max(pairs), _FEWER, "staging"),
             ("weights written in full", expanded, "", "working"),
-            ("key-value cache", self.cache_bytes(0, most), fewer, "cache"),
+            ("key-value cache", self.cache_bytes(0, self.workload.room), fewer, "cache"),
             ("cache in use and new", max(loaded, written), _SPLIT, "staging"),
             ("hidden states", kept * self._hidden, _SPLIT, "activations"),
             ("activations", self._activations(), _SPLIT, "working"),
@@ -1464,7 +1464,7 @@ class FlexGenPlan(InferencePlan):
             batch = (Sequences(self.gpu_batch_size, 1, self.workload.max_context),)
             workspace = 2 * 4 * self.block_cache.padded(sum(self.block_cache.parts(batch)))
         held = self._hidden * options.gpu_batches if options.activations.place == "cpu" else 0
-        cache = self.cache_bytes(1, self.workload.max_context)
+        cache = self.cache_bytes(1, self.workload.room)
         found: tuple[tuple[str, int, bool, HeldKind], ...] = (
             ("weights", slots.weight_bytes("dram") - pageable, True, "weights"),
             ("pageable weights", pageable, False, "weights"),
@@ -1487,7 +1487,7 @@ class FlexGenPlan(InferencePlan):
         """
         work, slots, options, batches = self.workload, self.slots, self.strategy, self.strategy.gpu_batches
         passes, moves = 1 + work.decode_steps, slots.layers * len(slots.layer) + 1
-        weights, cache = slots.weight_bytes(options.disk_tier), self.cache_bytes(2, work.max_context)
+        weights, cache = slots.weight_bytes(options.disk_tier), self.cache_bytes(2, work.room)
         there = batches if options.activations.place == "disk" else 0
         positions = self.gpu_batch_size * (work.prompt_length + work.decode_steps)
         hidden = moves * there * positions * self.model.hidden_size * self.model.dtype_bytes

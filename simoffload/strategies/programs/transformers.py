@@ -74,7 +74,7 @@ class Transformers(CachingStrategy):
 
     elsewhere: ClassVar = {
         "compiled": "compiled code is that of strategy.kind vllm or gpt_fast",
-        "lora": "adapters are trained, and merged into the weights for inference; remove the section",
+        "lora": "adapters are trained, and inference merges them into the weights; remove the section",
     }
 
     kind: Literal["transformers"] = "transformers"
@@ -192,7 +192,7 @@ class Transformers(CachingStrategy):
             compiled=False,
             cache=cache,
         )
-        assert plan.divided  # raises for degrees that do not divide the model
+        _ = plan.divided  # raises for degrees that do not divide the model
         return plan
 
 
@@ -213,13 +213,12 @@ class TransformersTraining(Strategy):
 
     @property
     def description(self) -> Description:
-        """The program that reads the files of adapters, and what is trained."""
-        if self.lora is None:
-            return super().description
-        return super().description._replace(program=PEFT, trains="adapters")
+        """The program that reads the exported files, and what is trained."""
+        found = super().description
+        return found if self.lora is None else found._replace(program=PEFT, trains="adapters")
 
     def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the files with which PEFT makes the adapters."""
+        """Return the files with which PEFT makes adapters."""
         return {} if self.lora is None else self.lora.files(plan.model, divided=False)
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:

@@ -465,8 +465,8 @@ class Vllm(DividedStrategy):
         if _OFFLOADING & self.model_fields_set:
             given = {one.name: getattr(plan, one.name) for one in fields(plan)}
             plan = offloading = VllmOffloadPlan(**given, options=self.options)
-            assert offloading.offloaded  # raises for groups that do not fit the layers
-        assert plan.divided  # raises for degrees that do not divide the model
+            _ = offloading.offloaded  # raises for groups that do not fit the layers
+        _ = plan.divided  # raises for degrees that do not divide the model
         return plan
 
     @property
@@ -741,7 +741,10 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str) -> str:
     work = plan.workload
     sizes = zip(("tensor", "pipeline", "data"), degrees, strict=True)
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
-    options += [f"--dtype {plan.model.dtype}", f"--max-model-len {work.prompt_length + work.output_length}"]
+    options += [
+        f"--dtype {plan.model.dtype}",
+        f"--max-model-len {max(work.prompt_length + work.output_length, work.room)}",
+    ]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if plan.compiled else ["--enforce-eager"])]
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")

@@ -219,6 +219,9 @@ class VllmEngine(NamedTuple):
         if connector is None or _kind(connector, machine).groups:
             groups = cache_groups(model, step=most)
         needed = needed_blocks(groups, sequences=sequences, length=length, stated=blocks)
+        if workload.room > length:  # vLLM starts with blocks for one sequence of max_model_len
+            longest = needed_blocks(groups, sequences=1, length=workload.room, stated=blocks)
+            needed = max(needed, longest)
         fills = checked_utilization(utilization, machine)
         if tokens is not None and tokens < sequences:
             text = f"{tokens:,} is fewer than the {sequences:,} sequences of the batch; raise it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from simoffload.cli.planning import recommended
 from simoffload.documents import Edit, parse_yaml
-from simoffload.planning.advise import Advice, advise
+from simoffload.planning.advise import Advice, Tried, advise
 from simoffload.planning.advise.purchases import Family
+from simoffload.planning.confidence import tie
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
@@ -104,3 +106,16 @@ def stored() -> Advice:
 def hosted() -> Advice:
     """Advice on work that the host thread decides."""
     return advise(known(HOST_BOUND))
+
+
+def assert_in_order(tried: Sequence[Tried], value: Callable[[Tried], float | None]) -> None:
+    """Assert that changes are in the order of a value, the smallest first, those that cost nothing and
+    purchases each among themselves: a free change may stand before a purchase that gains as much."""
+    for free in (True, False):
+        order = [(one.change.rank, value(one) or 0.0) for one in tried if one.is_free is free]
+        assert order == sorted(order)
+    for at, paid in enumerate(tried):
+        for later in tried[at + 1 :]:
+            if paid.helps and later.helps and not paid.is_free and later.is_free:
+                assert (later.change.rank, value(later) or 0.0) > (paid.change.rank, value(paid) or 0.0)
+                assert later.change.rank > paid.change.rank or not tie(paid.result, later.result)

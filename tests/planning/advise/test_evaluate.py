@@ -15,7 +15,9 @@ from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
 from simoffload.planning.advise.evaluate import Tried, _together
 from simoffload.planning.advise.options import memory
+from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.economics import economics
+from simoffload.report.from_result import advice_document
 from simoffload.report.sections.advice import GAINS, advice_verdict, advised
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
@@ -277,3 +279,42 @@ def test_plain_values(stored: Advice) -> None:
     assert rendered["by_cost"] == [one.change.key for one in stored.by_cost]
     changes = {one["key"]: one["changes"] for one in rendered["options"]}
     assert changes["batch-32"] == [{"path": ["workload", "batch_size"], "value": 32}]
+
+
+MIXTURE = """\
+name: mixture
+model: {name: qwen3-235b-a22b, quantization: q4_k_m}
+platform: rtx-4090-desktop
+profiles: {desktop-ddr5-128gb: {memory_capacity: 128 GiB}}
+workload: {batch_size: 1, prompt_length: 512, output_length: 32}
+strategy: {kind: llama_cpp}
+"""
+
+
+def test_what_costs_nothing_stands_above_a_purchase_that_gains_as_much() -> None:
+    """-lm none saves the page faults as well as 64 GiB more memory do, for which 768 USD are asked."""
+    found = advise(loaded(MIXTURE), objective="tpot")
+    free, paid = found.helping
+    assert (free.change.key, free.is_free) == ("load-mode-none", True)
+    assert (paid.change.key, paid.is_free) == ("memory-x2", False)
+    assert free.gain == pytest.approx(paid.gain, rel=0.02)
+    assert paid.instead == free.change
+    assert found.by_cost == ()
+    assert "192 GiB" not in advice_verdict(found).in_full
+    plain = {one["key"]: one for one in found.to_dict()["options"]}
+    assert plain["memory-x2"]["as_much_for_nothing"] == "load-mode-none"
+    curve = storage_curve(found.scenario)
+    assert curve is not None, "page faults are read from the drive"
+    sections = {one.title: one for one in advised(found, curve)}
+    assert " -lm none" in sections["What to type"].listings[0].text
+    assert "load_mode none" in sections["What to type"].sentences[0]
+    assert curve.tier == "nvme"
+
+
+def test_a_placement_that_may_lose_data_is_warned_of() -> None:
+    found = advise(load_scenario("checkpoint/mlperf-70b"))
+    (text,) = found.new_warnings
+    assert text == "raid is in each node: a node that is lost takes its part of the checkpoint with it"
+    assert found.new_warnings[text] == ["checkpoints on raid"]
+    document = advice_document(found, None)
+    assert f"with checkpoints on raid: {text}" in document.warnings

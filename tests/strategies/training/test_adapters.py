@@ -15,7 +15,7 @@ from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.passes.timing import TrainingTiming
 
 PROGRAMS: dict[str, dict[str, Any]] = {
-    "transformers": {"kind": "transformers"},
+    "resident": {"kind": "transformers"},
     "fsdp": {"kind": "fsdp", "ranks": 2},
     "zero": {"kind": "deepspeed", "ranks": 2, "ds_config": {"zero_optimization": {"stage": 3}}},
 }
@@ -42,7 +42,7 @@ def held(loaded: LoadedScenario, stage: str) -> dict[str, int]:
 
 
 def test_memory_of_qlora_by_hand() -> None:
-    found = held(scenario("transformers"), "forward and backward")
+    found = held(scenario("resident"), "forward and backward")
     others = 2 * 128256 * 4096 + 65 * 4096  # embedding, head, norms
     assert found["parameters"] == MATRICES // 2 + 2 * (others + ADAPTERS)
     # 0.127 bit of scales for a weight, and two code tables of 1,088 bytes with an offset for each matrix.
@@ -55,7 +55,7 @@ def test_memory_of_qlora_by_hand() -> None:
 
 
 def test_packed_weights_are_divided_and_scales_are_not() -> None:
-    alone, divided = (held(scenario(one), "forward and backward") for one in ("transformers", "zero"))
+    alone, divided = (held(scenario(one), "forward and backward") for one in ("resident", "zero"))
     assert divided["parameter partition"] == pytest.approx(alone["parameters"] / 2, rel=1e-5)
     same = "scales of quantized weights"
     assert alone[same] == divided[same] == held(scenario("fsdp"), "forward and backward")[same]
@@ -76,7 +76,7 @@ def test_34_billion_in_four_bits_train_on_two_cards_of_24_gb() -> None:
 
 
 def timing(quantization: str) -> TrainingTiming:
-    loaded = scenario("transformers", quantization=quantization)
+    loaded = scenario("resident", quantization=quantization)
     model = with_lora(load_model(loaded.scenario.model), r=16)
     return TrainingTiming(machine=loaded.machine, model=model, batch=1, length=2048, zero3=False)
 
@@ -122,11 +122,11 @@ def test_the_sum_of_an_adapter_takes_its_traffic() -> None:
 
 def test_frozen_weights_cost_a_third_less_than_trained_ones() -> None:
     """Two products for each of forward, recomputation and the gradient of the input, in place of eight."""
-    lora = so.simulate(scenario("transformers", quantization="none"))
+    lora = so.simulate(scenario("resident", quantization="none"))
     flops = 2 * (MATRICES + 128256 * 4096) * 2048
     rate = flops * 3 / (lora.step_s or 0.0)
     assert 0.5 * 165e12 < rate < 165e12, "tensor cores of an RTX 4090: 165 TFLOP/s"
-    packed = so.simulate(scenario("transformers"))
+    packed = so.simulate(scenario("resident"))
     assert 1.03 < (packed.step_s or 0.0) / (lora.step_s or 1.0) < 1.3
 
 
@@ -145,13 +145,13 @@ def test_every_program_trains_adapters_on_weights_of_16_and_of_4_bits(program: s
     ("program", "more", "key", "message"),
     [
         (
-            "transformers",
+            "resident",
             {"quantization": "int4-g128"},
             "model.quantization",
             "quantization: nf4-dq or nf4",
         ),
         ("fsdp", {"quantization": "q4_k_m"}, "model.quantization", "are not modelled"),
-        ("transformers", {"lora": None}, "model.quantization", "with strategy.lora: {r: 16}"),
+        ("resident", {"lora": None}, "model.quantization", "with strategy.lora: {r: 16}"),
         ("zero", {"weights": "dram"}, "strategy.weights", "all parameters on the GPUs alone"),
         (
             "fsdp",
@@ -173,7 +173,7 @@ def test_what_real_programs_refuse_is_refused(
 
 def test_adapters_are_not_for_inference() -> None:
     work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
-    data = {**scenario("transformers", quantization="none").document.data, "workload": work}
+    data = {**scenario("resident", quantization="none").document.data, "workload": work}
     with pytest.raises(InputError, match="adapters are trained"):
         resolve(Document("", data)).plan()
 
@@ -195,13 +195,13 @@ def test_files_for_peft_and_bitsandbytes(program: str) -> None:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": "bfloat16",
-        "bnb_4bit_quant_storage": "uint8" if program == "transformers" else "bfloat16",
+        "bnb_4bit_quant_storage": "uint8" if program == "resident" else "bfloat16",
     }
     assert files["requirements.txt"] == "peft==0.21.2\nbitsandbytes==0.50.2\n"
     assert "quantization_config.json" not in scenario(program, quantization="none").exports()
 
 
 def test_the_old_key_quantizes_with_a_warning() -> None:
-    old = scenario("transformers", quantization="none", lora={"r": 16, "quantize": "nf4"})
-    assert held(old, "optimizer step") == held(scenario("transformers"), "optimizer step")
+    old = scenario("resident", quantization="none", lora={"r": 16, "quantize": "nf4"})
+    assert held(old, "optimizer step") == held(scenario("resident"), "optimizer step")
     assert any("model.quantization: nf4-dq" in one for one in old.plan().warnings)
