@@ -274,7 +274,7 @@ def body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 BROKEN: list[tuple[Check, str, str]] = [
-    (asks_for_a_kind, "planning/a.py", "isinstance(one, Resident)"),
+    (asks_for_a_kind, "planning/a.py", "isinstance(one, Transformers)"),
     (asks_for_a_kind, "planning/a.py", "isinstance(one, strategies.Fsdp | Training)"),
     (asks_for_a_kind, "report/a.py", "issubclass(one, (ZeroTrainingPlan, int))"),
     (asks_for_a_kind, "report/a.py", "match plan:\n    case CheckpointPlan(tier=tier):\n        pass"),
@@ -316,7 +316,7 @@ def test_the_package_keeps_the_bars(check: Check) -> None:
 
 
 def test_kinds_are_known() -> None:
-    assert {"CheckpointStorage", "Fsdp", "Resident", "ZeroInference", "ZeroInferencePlan"} < KINDS
+    assert {"CheckpointStorage", "Fsdp", "Transformers", "ZeroInference", "ZeroInferencePlan"} < KINDS
 
 
 def test_no_exception_outlives_its_reason() -> None:

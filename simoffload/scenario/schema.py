@@ -59,12 +59,8 @@ def renamed(document: Document, problems: list[Problem]) -> Document:
         (("strategy", moved[place]) if place in moved and place[1] not in new else place): mark
         for place, mark in document.marks.items()
     }
-    return replace(
-        document,
-        data={**document.data, "strategy": dict(new)},
-        marks=marks,
-        warnings=(*document.warnings, *warnings),
-    )
+    document = edited(document, [Edit(("strategy",), dict(new))], in_place=True)
+    return replace(document, marks=marks, warnings=(*document.warnings, *warnings))
 
 
 def old_form(text: str) -> str:

@@ -23,7 +23,7 @@ def test_the_platform_stands_before_a_target(program) -> None:
     assert answer.status == 0
     assert answer.err.splitlines()[0] == NOTE
     labels = [row["label"] for row in json.loads(answer.out)["compared"]]
-    offloaded, together = ["dram", "raid", "dgx-h100:raid"], ["vllm", "dgx-h100:tensor_parallel"]
+    offloaded, together = ["dram", "raid", "dgx-h100:raid"], ["vllm", "dgx-h100:vllm"]
     assert labels == [*offloaded, *together]
 
 
