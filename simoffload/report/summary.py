@@ -73,7 +73,8 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
         verb = "takes" if group.is_speed else "has"
         behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
         first = f"{title}{name} {group.best}: {value}"
-        return Verdict.of(first, *settings, *cost, behind, *otherwise, *others)
+        named = (one._replace(rank=0) for one in settings)
+        return Verdict.of(first, *named, *cost, behind, *otherwise, *others)
     only = f"only {name} fits" if out else name
     return Verdict.of(f"{title}{only}: {value}", *settings, *cost)
 

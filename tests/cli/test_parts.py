@@ -8,7 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning.costs import load_costs, present
-from simoffload.scenario import MachineParts
+from simoffload.scenario import MachineParts, default_scenario
 from tests.cli.conftest import Program
 
 STORY = (
@@ -196,7 +196,7 @@ def test_more_gpus_than_a_shipped_machine_has_are_composed(
     """One to eight of a kind, in the machine of its class, with a price if its host has one."""
     parts = MachineParts(gpu=gpu, gpus=number)
     assert parts.platforms()[0] == platform
-    base = so.default_scenario("qwen3-8b", platform)
+    base = default_scenario("qwen3-8b", platform)
     found = base.edited(*parts.edits(base))
     assert found.machine.accelerator.id == gpu
     wiring = found.platform().profile

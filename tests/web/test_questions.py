@@ -22,7 +22,7 @@ from simoffload.scenario.streams import Length
 from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.requests import drawn
 from simoffload.serving.traces import shipped_traces
-from simoffload.strategies import Strategy, strategies
+from simoffload.strategies import strategies
 from simoffload.web import form
 from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
 from simoffload.web.scenarios import LENGTHS, changed, load

@@ -293,7 +293,7 @@ strategy: {kind: llama_cpp}
 
 def test_what_costs_nothing_stands_above_a_purchase_that_gains_as_much() -> None:
     """-lm none saves the page faults as well as 64 GiB more memory do, for which 768 USD are asked."""
-    found = advise(loaded(MIXTURE))
+    found = advise(loaded(MIXTURE), objective="tpot")
     free, paid = found.helping
     assert (free.change.key, free.is_free) == ("load-mode-none", True)
     assert (paid.change.key, paid.is_free) == ("memory-x2", False)
