@@ -116,8 +116,8 @@ class StreamSimulation:
         stated = (options.max_num_batched_tokens, options.max_num_seqs, options.kv_blocks)
         if found is None and None in stated:
             text = (
-                f"{strategy.traits.title or strategy.kind} is no engine with limits of its own: state max_num_batched_tokens, "
-                "max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has them"
+                f"{strategy.traits.title or strategy.kind} is no engine with limits of its own: state "
+                "max_num_batched_tokens, max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has them"
             )
             raise self._refusal(text)
         self.assumed = found is None
