@@ -117,7 +117,8 @@ class StreamSimulation:
         if found is None and None in stated:
             text = (
                 f"{strategy.traits.title or strategy.kind} is no engine with limits of its own: state "
-                "max_num_batched_tokens, max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has them"
+                "max_num_batched_tokens, max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has "
+                "them"
             )
             raise self._refusal(text)
         self.assumed = found is None
