@@ -217,7 +217,8 @@ class _Candidates:
         edits = (*edits, *(one for one in spread if one.path[1] not in self.limit.stated))
         strategy = self.evaluator.edited(*edits).scenario.strategy
         batch, rest = divmod(self._sequences, strategy.replicas)
-        if not rest and batch != self.evaluator.workload.batch_size:
+        work = self.evaluator.workload
+        if not rest and not isinstance(work, Checkpointing) and batch != work.batch_size:
             edits = (*edits, Edit.at("workload.batch_size", batch))
         return (*edits, *strategy.filled(self.scenario.model))
 

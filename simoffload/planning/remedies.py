@@ -151,8 +151,8 @@ def context(evaluator: Evaluator) -> Iterator[Change]:
         return
     key, now = "sequence_length", workload.max_context
     if isinstance(workload, Inference):
-        if found := _room(evaluator, workload):
-            yield from enough(evaluator, found)
+        if smaller := _room(evaluator, workload):
+            yield from enough(evaluator, smaller)
             return
         key, now = max(
             ("prompt_length", workload.prompt_length),

@@ -371,6 +371,10 @@ _CHAT: Mapping[str, Any] = {
 """Requests of a chat: a rate of our choice, and lengths as in Azure's conversations of 2023 (traces/)."""
 
 
+_SLOTS = {"max_num_batched_tokens": 2048, "max_num_seqs": 4}
+"""Limits of a program that has none of its own: those with which llama-server begins (``-b``, ``-np``)."""
+
+
 def chat_overrides(stated: Sequence[str]) -> list[str]:
     """Return the overrides that make requests of a chat arrive at a model, unless other overrides state a
     stream or its trace."""
@@ -381,9 +385,18 @@ def chat_overrides(stated: Sequence[str]) -> list[str]:
 
 
 def with_requests_named(scenario: LoadedScenario) -> LoadedScenario:
-    """Return a scenario whose answer says which requests arrive, as nobody stated all of them."""
-    options = scenario.scenario.stream
-    named = []
+    """Return a scenario whose answer says which requests arrive, as nobody stated all of them; a program that
+    is no engine serves a few at a time."""
+    options, named = scenario.scenario.stream, list[str]()
+    unknown = options is not None and None in (options.max_num_batched_tokens, options.max_num_seqs)
+    if options is not None and unknown and getattr(scenario.plan(), "serving_limits", None) is None:
+        longest = sum(getattr(one, "max", 0) for one in (options.prompt, options.output))
+        limits = {**_SLOTS, "kv_blocks": _SLOTS["max_num_seqs"] * -(-longest // 16) or None}
+        stated = scenario.document.data["stream"]
+        scenario = scenario.edited(
+            *(Edit(("stream", key), value) for key, value in limits.items() if key not in stated)
+        )
+        named.append(f"{_SLOTS['max_num_seqs']} at a time (max_num_seqs)")
     if options is not None and isinstance(options.arrivals, Poisson):
         named.append(f"{options.arrivals.request_rate:g} requests/s at random times")
     for name, length in (("prompts", options and options.prompt), ("outputs", options and options.output)):

@@ -269,10 +269,11 @@ class LoadedScenario:
 
         ``target`` is the tier of the weights (or of the checkpoints, where they are the work); in training
         ``weights+optimizer`` names both tiers. ``part=tier`` says what moves: "weights", or one of ``parts``.
-        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``). "gpu" and
-        "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but another strategy, a complete copy
-        in each GPU without ZeRO, which replaces the section ``strategy``. Raises InputError if the machine
-        has no such tier, and its subclass PlacementError if the strategy cannot use it.
+        Without a name, a part that is on a tier moves where the weights are in HBM (``offloaded``), but "hbm"
+        is for the weights. "gpu" and "cpu" mean the tiers "hbm" and "dram". "resident" is not a tier but
+        another strategy, a complete copy in each GPU without ZeRO, which replaces the section ``strategy``.
+        Raises InputError if the machine has no such tier, and its subclass PlacementError if the strategy
+        cannot use it.
         """
         part, tier = self.named(target)
         if part not in self.weights_called:
@@ -318,7 +319,7 @@ class LoadedScenario:
         have."""
         part, equals, tier = target.rpartition("=")
         if not equals:
-            of_weights = tier == RESIDENT or "+" in tier
+            of_weights = canonical_target(tier) in {RESIDENT, "hbm"} or "+" in tier
             return (self.weights_called[0] if of_weights else self.offloaded), tier
         known = (self.weights_called[0], *self.parts)
         if part not in (*known, *self.weights_called):

@@ -6,7 +6,7 @@ strategies call :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import reduce
 from importlib import import_module
@@ -271,10 +271,10 @@ def canonical_kind(name: str) -> str:
     return str(in_new_form({"kind": name})[0]["kind"])
 
 
-def fields_of(kind: str, workload: WorkloadKind | str) -> Collection[str]:
+def fields_of(kind: str, workload: WorkloadKind | str) -> Set[str]:
     """Return the keys of a registered kind for a kind of workload."""
     found = strategy_of(kind, workload)
-    return found.model_fields.keys() if found is not None else ()
+    return found.model_fields.keys() if found is not None else frozenset()
 
 
 class _OfItsKind:

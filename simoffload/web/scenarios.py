@@ -282,8 +282,8 @@ def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
     gpus = _now(variant).scenario.strategy.gpus
     section = {"kind": BEST, "ranks": gpus} if usual else {"kind": str(value)}
-    work = Edit(("workload",), {**work, "kind": str(value)})
-    return variant.edited(work.assignment, Edit(("strategy",), section).assignment)
+    does = Edit(("workload",), {**work, "kind": str(value)})
+    return variant.edited(does.assignment, Edit(("strategy",), section).assignment)
 
 
 def _requests(variant: Variant, _rest: str, value: Any) -> Variant:

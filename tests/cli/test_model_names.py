@@ -13,8 +13,8 @@ from simoffload.scenario import load_scenario
 from tests.cli.conftest import SCENARIO
 
 NOTE = (
-    "bloom-560m is a model; simulated with batch 1 per GPU, 2048 tokens in, 512 out, room for 8,192, on 8 "
-    "GPUs of dgx-a100; change this with --set"
+    "bloom-560m is a model; simulated with batch 1 per GPU, 512 tokens in, 32 out, on 8 GPUs of dgx-a100; "
+    "change this with --set"
 )
 
 
@@ -44,8 +44,7 @@ def test_what_is_set_is_in_the_note(program) -> None:
     answer = program("run", "bloom-560m", *argv)
     assert answer.status == 0
     assert answer.err.startswith(
-        "bloom-560m is a model; simulated with batch 4 per GPU, 2048 tokens in, 1 out, room for 8,192, on 1 "
-        "GPU of h100"
+        "bloom-560m is a model; simulated with batch 4 per GPU, 512 tokens in, 1 out, on 1 GPU of h100"
     )
     assert "batch 4 × 1 GPU" in answer.out
 
@@ -125,7 +124,7 @@ def test_a_config_json_stands_wherever_a_name_does(program) -> None:
     names = [row["result"]["model"]["name"] for row in compared["compared"]]
     assert names == ["Tiny-1B", "Small-2B", "qwen3-0.6b, q4_k_m"]
     assert program("models", "show", file).out.startswith("Tiny-1B (llama)")
-    with pytest.raises(InputError, match="is a model, not a scenario; default_scenario"):
+    with pytest.raises(InputError, match="is a model, not a scenario; question"):
         load_scenario(file)
 
 
@@ -157,11 +156,11 @@ def test_a_form_that_is_not_known_gets_one_message(program) -> None:
 
 
 def test_room_for_more_tokens_is_an_option(program) -> None:
-    gpu = ("--gpu", "rtx-4090", "--set", "strategy.kind=resident", "--set", "workload.output_length=1")
+    gpu = ("--gpu", "rtx-4090", "--set", "strategy.kind=transformers", "--set", "workload.output_length=1")
     found = json.loads(program("run", "qwen3-8b", *gpu, "--context", "8192", "--json").out)
     assert found["workload"]["context"] == 8192
     answer = program("run", "qwen3-8b", *gpu, "--context", "8192")
-    assert "tokens in, 1 out, room for 8,192 · rtx-4090" in answer.out
+    assert "tokens in, 1 out, room for 8,192" in answer.out
     assert not json.loads(program("fit", "qwen3-8b", *gpu, "--context", "100000", "--json").out)["fits"]
 
 

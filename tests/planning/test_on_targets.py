@@ -178,6 +178,7 @@ def test_blocks_of_a_connector_move_where_the_weights_stay() -> None:
     assert tiers(named, "connector") == {"connector=dram": "dram", "connector=raid": "raid"}
     assert tiers(on_targets(store, ["dram", "peer"]), "connector") == {"dram": "dram", "peer": "peer"}
     assert {one.places[0] for one in named.values()} == {"hbm"}
+    assert store.on("gpu").document.data == store.document.data, "its weights are there"
     connector = named["connector=raid"].document.data["strategy"]["kv_cache"]["connector"]
     assert connector["direct"] is False, "only the present tier is known to be reached directly"
     every = on_targets(store, ["connector=all"])

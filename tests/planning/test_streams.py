@@ -339,14 +339,15 @@ def test_a_model_named_alone_gets_requests_of_a_chat(capsys: pytest.CaptureFixtu
     question = ["stream", "llama-3.1-8b", "--gpu", "rtx-4090", "--set", "stream.num_prompts=20"]
     assert main(question) == 0
     printed = capsys.readouterr()
-    assert printed.err == ""
+    assert "does not use" not in printed.err
     assert "1 requests/s · 1 GPU rtx-4090 · rtx-4090-desktop" in printed.out
     assert "prompts of 1,032 tokens in the median, outputs of 238" in " ".join(printed.out.split())
     users = "stream.arrivals={kind: closed, users: 3}"
-    assert main([*question, "--set", users, "--set", "workload.batch_size=4"]) == 0
-    printed = capsys.readouterr()
-    assert "· 3 users · 1 GPU rtx-4090" in printed.out
-    assert "does not use workload.batch_size; " in printed.err
+    assert main([*question, "--set", users]) == 0
+    assert "· 3 users · 1 GPU rtx-4090" in capsys.readouterr().out
+    few = ["--set", "stream.num_prompts=2", "--set", "stream.replications=1"]
+    assert main(["stream", "gpt-oss-20b", "--gpu", "rtx-4080", "--program", "llama_cpp", *few]) == 0
+    assert "4 at a time (max_num_seqs)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_title_is_that_of_the_machine_that_is_simulated(usual: StreamResult) -> None:

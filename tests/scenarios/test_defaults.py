@@ -94,9 +94,10 @@ def test_deepspeed_accepts_every_model_on_drives(platform: str) -> None:
 
 
 def test_deepspeed_says_which_buffers_are_too_few() -> None:
+    stated = ("strategy={kind: deepspeed}",)
+    scenario = default_scenario("qwen3-next-80b-a3b", "h100-2nvme", overrides=stated).on("raid")
     with pytest.raises(InputError, match=r"raise offload_param\.buffer_count \(now 5\)"):
-        kind = "strategy={kind: deepspeed}"
-        fit(default_scenario("qwen3-next-80b-a3b", "h100-2nvme", overrides=(kind,)).on("raid"))
+        fit(scenario)
 
 
 def test_without_a_platform_the_platforms_are_listed() -> None:

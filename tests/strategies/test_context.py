@@ -17,7 +17,7 @@ TOKEN = load_model("qwen3-8b").kv_cache_bytes(batch=1, tokens=1)
 """Bytes of the cache of a token: 36 layers, 8 heads of 128, keys and values, 16 bits."""
 
 
-def scenario(*more: str, batch: int = 1, kind: str = "resident") -> LoadedScenario:
+def scenario(*more: str, batch: int = 1, kind: str = "transformers") -> LoadedScenario:
     work = f"workload={{kind: inference, batch_size: {batch}, prompt_length: 512, output_length: 32}}"
     return default_scenario("qwen3-8b", "h100-1gpu-vm", overrides=(work, f"strategy.kind={kind}", *more))
 
@@ -26,17 +26,17 @@ def cache(loaded: LoadedScenario) -> int:
     return sum(one.size for one in loaded.plan().held if one.kind == "cache")
 
 
-VLLM = ("strategy.compiled=true",)
+VLLM = ()
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "alone", "tokens"),
     [
-        ("resident", (), 2 * 543, 2 * ROOM),
-        ("zero_inference", (), 2 * 543, 2 * ROOM),
+        ("transformers", (), 2 * 543, 2 * ROOM),
+        ("deepspeed", (), 2 * 543, 2 * ROOM),
         ("accelerate", (), 2 * 543, 2 * ROOM),
         ("llama_cpp", (), 2 * 768, 2 * ROOM),  # whole cells of 256
-        ("tensor_parallel", VLLM, 2 * 544, ROOM),  # whole blocks; it starts with room for one
+        ("vllm", VLLM, 2 * 544, ROOM),  # whole blocks; it starts with room for one
     ],
 )
 def test_memory_has_room_for_the_context(kind: str, more: tuple[str, ...], alone: int, tokens: int) -> None:
@@ -44,7 +44,7 @@ def test_memory_has_room_for_the_context(kind: str, more: tuple[str, ...], alone
     assert cache(scenario(*more, f"workload.context={ROOM}", kind=kind, batch=2)) == tokens * TOKEN
 
 
-@pytest.mark.parametrize("kind", ["resident", "llama_cpp"])
+@pytest.mark.parametrize("kind", ["transformers", "llama_cpp"])
 def test_times_are_those_of_prompt_and_output(kind: str) -> None:
     short, roomy = simulate(scenario(kind=kind)), simulate(scenario(f"workload.context={ROOM}", kind=kind))
     assert (roomy.ttft_s, roomy.tpot_s) == (short.ttft_s, short.tpot_s)
@@ -79,7 +79,7 @@ def test_what_makes_it_fit_is_less_room_or_a_shorter_prompt(more: tuple[str, ...
 def test_commands_have_the_context() -> None:
     roomy = f"workload.context={ROOM}"
     assert f" -c {ROOM}" in scenario(roomy, kind="llama_cpp").exports()["llama-server.sh"]
-    served = scenario(roomy, *VLLM, kind="tensor_parallel").exports()["vllm-serve.sh"]
+    served = scenario(roomy, *VLLM, kind="vllm").exports()["vllm-serve.sh"]
     assert f"--max-model-len {ROOM} " in served
 
 
@@ -88,4 +88,4 @@ def test_stated_blocks_must_hold_one_sequence() -> None:
     with pytest.raises(
         InputError, match="100 blocks of 16 tokens are fewer than the 512 that 1 sequence with"
     ):
-        scenario(*stated, kind="tensor_parallel").plan()
+        scenario(*stated, kind="vllm").plan()
