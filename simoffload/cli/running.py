@@ -109,13 +109,10 @@ def _reported(
     from simoffload.report.first_screen import first_screen
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
-    from simoffload.results.metrics import plain
 
     keep(scenario.scenario.engine.limits)
     now_doing("reporting")
     data = result.to_dict() if folder or console.as_json else None
-    if data is not None and scenario.choice is not None:
-        data["choice"] = plain(scenario.choice)
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     note, files = "", report_files(document, data) if folder else {}

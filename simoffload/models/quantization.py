@@ -135,7 +135,7 @@ def _note(mixture: str) -> str:
         return ""
     return (
         f"Unsloth chooses the types of {mixture} for each model: sizes and times are those of a mixture "
-        "about as large (some 7 % off, an estimate); the file itself, named as the model, has its own types"
+        "about as large (an estimate); the file itself, named as the model, has its own types"
     )
 
 

@@ -13,7 +13,7 @@ from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.question import loaded
 from simoffload.progress import Watcher, watched_by
-from simoffload.results import Remedies, SimulationResult
+from simoffload.results import ProgramChoice, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, ScenarioSource
 
 if TYPE_CHECKING:
@@ -132,6 +132,10 @@ class ScenarioPlanner:
         from simoffload.planning.advise import advise
 
         return advise(self._evaluator(result), costs=self.prices, progress=self.progress)
+
+    def choice(self, result: SimulationResult) -> ProgramChoice | None:  # noqa: ARG002
+        """Return how the program of the scenario was chosen."""
+        return self.scenario.choice
 
     def _evaluator(self, result: SimulationResult) -> Evaluator:
         from simoffload.planning.evaluator import Evaluator

@@ -10,7 +10,8 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report.formatting import bottleneck, counted
 from simoffload.report.presentation import presentation, speed_text
-from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
+from simoffload.report.sections.performance import program_rate, without_limit
+from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
 
@@ -60,8 +61,8 @@ def _answer(scenario: LoadedScenario, result: SimulationResult, following: Seque
         yield Line("limited by", bottleneck(result.step, presentation(result).called))
         yield Line("how sure", _sure(result))
     if scenario.choice is not None:
-        yield Line("others", _others(scenario.choice))
-        yield Line("faster", _without(scenario.choice))
+        yield Line("others", " · ".join(map(program_rate, scenario.choice.programs[1:3])))
+        yield Line("faster", without_limit(scenario.choice))
     yield Line("next", " · ".join(_change(one) for one in following))
     yield Line("type", _typed(result) if result.fits else "")
     yield Line("memory", _memory(result))
@@ -105,20 +106,6 @@ def _sure(result: SimulationResult) -> str:
         return f"brackets are 80 % intervals; no real run {printable(sure.unlike)}{beyond}"
     off = f"{sure.source} were {percent(sure.relative_error)} off in the mean"
     return f"brackets are 80 % intervals; {off}{beyond}"
-
-
-def _rate(one: ProgramRate) -> str:
-    rate = "" if one.tokens_per_s is None else f" {format_number(one.tokens_per_s)} tokens/s"
-    where = f" from {one.where}" if one.where else ""
-    return f"{one.title}{where}{rate}"
-
-
-def _others(choice: ProgramChoice) -> str:
-    return " · ".join(map(_rate, islice(choice.programs, 1, 3)))
-
-
-def _without(choice: ProgramChoice) -> str:
-    return f"without {choice.named}: {_rate(choice.without)}" if choice.without is not None else ""
 
 
 def _fitting(result: SimulationResult) -> Iterator[Line]:

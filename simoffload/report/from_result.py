@@ -19,6 +19,7 @@ from simoffload.report.sections.performance import (
     how_sure,
     links,
     phases,
+    programs,
     speed,
     storage,
     training_overheads,
@@ -102,6 +103,8 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
         yield ReportSection("Why it is refused", tuple(result.refused))
         return
     training = result if isinstance(result, TrainingResult) else None
+    if result.choice is not None and len(result.choice.programs) > 1:
+        yield programs(result.choice)
     yield capacity(result)
     if result.remedies is not None:
         yield remedies_section(result.remedies)

@@ -13,6 +13,7 @@ from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted
 from simoffload.report.presentation import amount, presentation, speed_text
+from simoffload.report.sections.performance import program_rate
 from simoffload.results import ADDED, InferenceResult, Metric, PassResult, SimulationResult
 from simoffload.units import format_number, percent
 
@@ -40,6 +41,7 @@ def result_summary(result: SimulationResult) -> Verdict:
     value = _value(result, result.compared_metric)
     return Verdict.of(
         f"{name} {wording.verb} with {wording.placed}: {value}",
+        *_program(result),
         VerdictPart(f"; {_bottleneck(result, step)}"),
         *_cost(result, "; ", rank=2),
     )
@@ -98,6 +100,14 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     out = [group.title for group, row in rows if group.value(row) is None]
     lacking = [VerdictPart(f"; {', '.join(out)} {'does' if len(out) == 1 else 'do'} not fit")] if out else []
     return (Verdict.of(text, *lacking),)
+
+
+def _program(result: SimulationResult) -> Iterator[VerdictPart]:
+    """Yield the program that was chosen, and the next two with their rates."""
+    if result.choice is not None:
+        others = list(map(program_rate, result.choice.programs[1:3]))
+        title = result.choice.programs[0].title
+        yield VerdictPart(f"; {title}, before {' and '.join(others)}" if others else f"; {title}", 1)
 
 
 def _bottleneck(result: SimulationResult, step: PassResult) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from simoffload.results.capacity import Change, Remedies, TierUse
-from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name
+from simoffload.results.capacity import Change, ProgramChoice, Remedies, TierUse
+from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name, plain
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.timeline import PassWork, Timeline
 
@@ -149,6 +149,10 @@ class Planner(Protocol):
 
     def next_changes(self, result: SimulationResult) -> Advice | None:
         """Return the changes that ``advise`` ranks first; None if they were not requested."""
+        ...
+
+    def choice(self, result: SimulationResult) -> ProgramChoice | None:
+        """Return how the program was chosen; None if the scenario states it."""
         ...
 
 
@@ -372,6 +376,11 @@ class SimulationResult(WithMetrics, ABC):
         return None if self.planner is None or self.step is None else self.planner.next_changes(self)
 
     @property
+    def choice(self) -> ProgramChoice | None:
+        """How the program was chosen; None if the scenario states it."""
+        return None if self.planner is None else self.planner.choice(self)
+
+    @property
     def all_warnings(self) -> tuple[str, ...]:
         """The warnings, and sentences about changes that would make it fit but are impossible."""
         return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
@@ -435,6 +444,8 @@ class SimulationResult(WithMetrics, ABC):
             found["changes_tried"] = list(remedies.tried)
             found |= {"changes_stopped": remedies.stopped} if remedies.stopped else {}
             found["warnings"] = list(self.all_warnings)
+        if self.choice is not None:
+            found["choice"] = plain(self.choice)
         if self.caches:
             found["caches"] = [one.to_dict() for one in self.caches]
         if costs is not None:

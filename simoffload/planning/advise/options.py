@@ -29,7 +29,7 @@ from simoffload.planning.alternatives import formats, other_programs, places, po
 from simoffload.planning.caches import cache_options
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.remedies import smallest_changes
+from simoffload.planning.remedies import adapters_of, smallest_changes
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -85,6 +85,8 @@ def _options(evaluator: Evaluator, result: SimulationResult, costs: CostList) ->
         on_cpu = scenario.scenario.strategy.traits.on_cpu
         yield from (faster_memory if on_cpu else processors)(scenario)
         yield from workloads(evaluator)
+        for number, one in enumerate(adapters_of(evaluator), start=1):
+            yield one._replace(kind="workload", key=f"adapters-{number}")
     yield from cache_options(evaluator)
     yield from (one._replace(kind="workload") for one in formats(evaluator))
     yield from possible(evaluator, other_programs(evaluator))

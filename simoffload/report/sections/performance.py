@@ -45,6 +45,8 @@ from simoffload.results import (
     InferenceResult,
     Outlook,
     PassResult,
+    ProgramChoice,
+    ProgramRate,
     SimulationResult,
     StateDevice,
     TierLifetime,
@@ -94,6 +96,36 @@ def speed(result: SimulationResult) -> ReportSection:
     how = (wording.how,) if wording.how else ()
     notes = (wording.note,) if wording.note else ()
     return ReportSection("Speed", how, tables=(table,), notes=notes, leads=True)
+
+
+def programs(choice: ProgramChoice) -> ReportSection:
+    """List the programs from which that of the scenario was chosen, the fastest first."""
+    rows = tuple(
+        (
+            one.title,
+            printable(one.where) or "hbm",
+            Datum(format_number(one.tokens_per_s or 0.0), one.tokens_per_s or 0.0, "1/s"),
+        )
+        for one in choice.programs
+    )
+    named = f"only those with {printable(choice.named)} count" if choice.named else ""
+    without = (NameFirst(f"{without_limit(choice)} would be faster"),) if choice.without else ()
+    table = ReportTable("", ("program", "weights", "tokens/s"), rows, (2,))
+    return ReportSection("Programs", (*filter(None, (named,)), *without), tables=(table,))
+
+
+def program_rate(one: ProgramRate) -> str:
+    """Return a program with the tier of its weights and its rate: "vLLM from dram 8.5 tokens/s"."""
+    rate = "" if one.tokens_per_s is None else f" {format_number(one.tokens_per_s)} tokens/s"
+    where = f" from {printable(one.where)}" if one.where else ""
+    return f"{one.title}{where}{rate}"
+
+
+def without_limit(choice: ProgramChoice) -> str:
+    """Return what would be faster without what limits the choice; "" if nothing would."""
+    if choice.without is None:
+        return ""
+    return f"without {printable(choice.named)}: {program_rate(choice.without)}"
 
 
 def phases(result: TrainingResult) -> ReportSection:

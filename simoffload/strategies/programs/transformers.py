@@ -223,7 +223,7 @@ class TransformersTraining(Strategy):
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield HBM as the place of all states, ZeRO instead of a full copy on each GPU, with the weights on
-        each tier, its stages, and adapters under it."""
+        each tier, its stages, and adapters."""
         yield _COPIES
         if plan is None:
             return

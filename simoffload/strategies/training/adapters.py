@@ -118,13 +118,6 @@ def work_of(lora: Lora | None) -> dict[str, Any]:
     return {} if lora is None else {"lora": lora.model_dump(mode="json", exclude_defaults=True)}
 
 
-def refuse_adapters(lora: Lora | None) -> None:
-    """Raise InputError for adapters in inference."""
-    if lora is not None:
-        text = "adapters are trained, and inference merges them into the weights; remove the section"
-        raise InputError.at("strategy.lora", text)
-
-
 def four_bit(model: ModelShape) -> Edit | None:
     """Return the edit that quantizes frozen weights; None if the model has another format."""
     return Edit(("model", "quantization"), _FOUR_BIT) if model.quantization is None else None
