@@ -22,8 +22,8 @@ from simoffload.workload import Checkpointing
 
 _OWN_KEYS = frozenset(Best.model_fields)
 """Keys of a choice, which no program is asked for."""
-_CLEARLY = 1.05
-"""Gain from which a program is named that would be faster without a limit: our choice."""
+_CLEARLY = 1.03
+"""Gain from which a program is called faster than another: our choice."""
 
 
 def choose(scenario: LoadedScenario) -> LoadedScenario:
@@ -108,11 +108,14 @@ class _Way(NamedTuple):
 
 
 def _by_program(forms: Collection[_Way]) -> list[_Way]:
-    """Return the fastest way of each program, the fastest first."""
+    """Return the fastest way of each program, the fastest first; of programs that are as fast within a few
+    percent the one that is registered first."""
     best: dict[str, _Way] = {}
     for one in sorted(forms, key=lambda one: -one.rate):
         best.setdefault(one.program.title, one)
-    return list(best.values())
+    found = list(best.values())
+    first = next((one for one in forms if one in found and one.rate * _CLEARLY >= found[0].rate), None)
+    return sorted(found, key=lambda one: one is not first)
 
 
 def _counted(scenario: LoadedScenario) -> LoadedScenario:

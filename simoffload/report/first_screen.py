@@ -104,7 +104,8 @@ def _sure(result: SimulationResult) -> str:
     beyond = "; beyond the measured range" if sure.extrapolates else ""
     if sure.unlike:
         return f"brackets are 80 % intervals; no real run {printable(sure.unlike)}{beyond}"
-    off = f"{sure.source} were {percent(sure.relative_error)} off in the mean"
+    was = "was" if sure.runs == 1 else "were"
+    off = f"{sure.source}, {was} {percent(sure.relative_error)} off in the mean"
     return f"brackets are 80 % intervals; {off}{beyond}"
 
 

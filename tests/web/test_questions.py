@@ -84,10 +84,10 @@ def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("kind", strategies())
-def test_a_program_has_an_input_for_each_of_its_fields(kind: str) -> None:
+@pytest.mark.parametrize("program", strategies())
+def test_a_program_has_an_input_for_each_of_its_fields(program: type[Strategy]) -> None:
     """A program that is registered needs no other declaration."""
-    program = strategies()[kind]
+    kind = program.model_fields["kind"].default
     (work,) = [one for one in ("inference", "training", "checkpoint") if one in program.serves][:1]
     state = changed(START if work == "inference" else changed(START, "work", work), "program", kind)
     names = inputs(answer(state)).keys()
