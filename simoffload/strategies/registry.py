@@ -37,8 +37,9 @@ def _everywhere(_model: ModelShape, _machine: Machine) -> bool:
     return True
 
 
-def _of_opt(model: ModelShape, _machine: Machine) -> bool:
-    return model.family == "opt"
+def _named_as_in_flexgen(model: ModelShape, _machine: Machine) -> bool:
+    """FlexGen loads the tensors of one architecture, by their names."""
+    return any(one.name.startswith("model.decoder.") for one in model.modules_before)
 
 
 class _Shipped(NamedTuple):
@@ -67,7 +68,7 @@ _OWN = (
     _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
     _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
     _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _everywhere),
-    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _of_opt),
+    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _named_as_in_flexgen),
     _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 )
 """Strategies of the package; for each kind of workload the default comes first. A kind has several classes if
