@@ -276,7 +276,7 @@ def _program(variant: Variant, _rest: str = "", value: Any = "") -> Variant:
 
 
 def _on_its_storage(now: LoadedScenario, kind: str) -> dict[str, Any]:
-    """Return the section of a program that has no best form, on as many GPUs, with the tiers that it needs."""
+    """Return the section of a program that has no best form: as many GPUs, and the tiers that it needs."""
     program = strategy_of(kind) or Strategy
     needed = [key for key in tier_paths(program) if program.model_fields[key].is_required()]
     tiers = dict.fromkeys(needed, _storage(now.machine.tiers))
