@@ -86,12 +86,7 @@ def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
 
 @pytest.mark.parametrize("program", strategies())
 def test_a_program_has_an_input_for_each_of_its_fields(program: type[Strategy]) -> None:
-<<<<<<< HEAD
-    """A program that is registered needs no other declaration."""
-    kind = program.model_fields["kind"].default
-=======
     """A program that is registered needs no other declaration; the best has those of what it chooses."""
->>>>>>> w-t3
     (work,) = [one for one in ("inference", "training", "checkpoint") if one in program.serves][:1]
     kind = program.model_fields["kind"].default
     state = changed(START if work == "inference" else changed(START, "work", work), "program", kind)
