@@ -24,11 +24,13 @@ from simoffload.serving.requests import drawn
 from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import BEST, Strategy, strategies
 from simoffload.web import form
-from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
+from simoffload.web.questions import PageAnswer, answer, check, curve, file, next_changes, requests
 from simoffload.web.scenarios import LENGTHS, changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
+START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))
+"""An answer that a drive decides."""
 DDN = State((Variant("ddn/bloom-7b1"),))
 
 
