@@ -1,10 +1,10 @@
 # ruff: noqa: B007, RUF007, SIM105
 """Log vLLM's steps part by part: vllm_steps.py CASE FILE SECONDS
 
-``load``: 1 to 128 sequences, and pieces of prompts behind decode steps, the engine in this process; ``server``:
-the same with the engine core in a process of its own. ``chunks16``, ``chunks256`` and ``layout``: prefixes
-that the OffloadingConnector has in host memory. Weights are random, prompts random token ids. Whether a case
-is "fit" or "holdout" follows from the hash of its name.
+``load``: 1 to 128 sequences, and pieces of prompts behind decode steps, the engine in this process.
+``server``: the same with the engine core in a process of its own. ``chunks16``, ``chunks256``, ``layout``:
+prefixes that the OffloadingConnector has in host memory. Weights are random, prompts random token ids.
+Whether a case is "fit" or "holdout" follows from the hash of its name.
 """
 
 import json
