@@ -416,7 +416,7 @@ def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: st
 
 def test_another_tier_is_refused() -> None:
     with pytest.raises(so.InputError, match="stay in the GPUs; what can be elsewhere: cache=TIER"):
-        scenario().on("dram")
+        scenario(tensor_parallel_size=2).on("dram")
 
 
 def test_replicated_key_value_heads_are_reported() -> None:
