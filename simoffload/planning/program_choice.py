@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, either
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.alternatives import OtherProgram
 from simoffload.planning.evaluator import Evaluator
@@ -161,6 +161,8 @@ class _Candidates:
         if not having:
             keys = ", ".join(self.limit.stated)
             text = f"no program has {keys} together; name one with strategy.kind"
+            if self.limit.among:
+                text = f"{either(self.limit.among)} has no {keys}; remove it, or name another program"
             raise InputError([self.scenario.document.problem(("strategy",), text)])
         placed = list(self._placed(having[0])) if self.limit.places else []
         return self.evaluator.edited(*(placed[0] if placed else self._plain(having[0])))
