@@ -244,6 +244,19 @@ def _add_compare(parser: _Parser) -> None:
         help="if everything compared is on storage: add rows for memory of the machine that would do",
     )
     parser.add_argument(
+        "--platforms",
+        type=listed,
+        action="extend",
+        metavar="ID,…",
+        help="which machine for a MODEL: these, each with its best program and a format that fits",
+    )
+    parser.add_argument(
+        "--budget",
+        type=budget,
+        metavar="AMOUNT",
+        help="which machine for a MODEL: all that cost no more, or those of --platforms",
+    )
+    parser.add_argument(
         "--settings",
         choices=("best", "stated"),
         help="compare each at its best settings that cost nothing, beside those that are stated (best: the "

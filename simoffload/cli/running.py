@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Tried
     from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
+    from simoffload.planning.machines import Machines
     from simoffload.planning.streams import StreamResult
     from simoffload.report.comparison import Published
     from simoffload.results import SimulationResult
@@ -130,6 +131,8 @@ def _reported(
 def compare(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
+    if arguments.platforms or arguments.budget:
+        return _machines(arguments, folder, console)
     scenarios = _compared_scenarios(arguments, console)
     from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
@@ -156,6 +159,66 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     answer.list_files(console)
     fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+
+
+def _machines(arguments: Namespace, folder: OutputFolder | None, console: Console) -> ExitCode:
+    """Compare machines for a model, each with its best program."""
+    from simoffload.planning.costs import load_costs
+    from simoffload.planning.machines import compare_machines
+
+    model, budget = _model_alone(arguments), arguments.budget
+    with Waiting(console, partial=True):
+        found = compare_machines(
+            model,
+            arguments.platforms or (),
+            budget=None if budget is None else budget.amount,
+            program=arguments.program,
+            overrides=arguments.overrides,
+            costs=load_costs(arguments.costs),
+        )
+    answer = _which_machine(found, folder, arguments, console)
+    answer.show(console)
+    answer.list_files(console)
+    return ExitCode.OK if found.answered else ExitCode.DOES_NOT_FIT
+
+
+@limited
+def _which_machine(
+    found: Machines, folder: OutputFolder | None, arguments: Namespace, console: Console
+) -> Answer:
+    from simoffload.report.from_machines import which_machine_document
+
+    keep(given_limits(arguments.overrides))
+    now_doing("reporting")
+    document, data = which_machine_document(found, command=arguments.line), found.to_dict()
+    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+
+
+def _model_alone(arguments: Namespace) -> str:
+    """Return the one model for which machines are compared. Raises InputError for anything else beside it."""
+    from simoffload.scenario import names_model
+
+    named = [*arguments.scenarios, *arguments.models]
+    if len(named) != 1 or not names_model(named[0]):
+        raise refusal("compare", "--platforms and --budget compare machines for one model: name one MODEL")
+    given = {
+        "--on": arguments.on,
+        "--strategy": arguments.strategy,
+        "--drive": arguments.drive,
+        "--gpu": arguments.gpu,
+        "--gpus": arguments.gpus,
+        "--memory": arguments.memory,
+        "--baseline": arguments.baseline,
+        "--settings": arguments.settings,
+    }
+    if others := [option for option, value in given.items() if value]:
+        text = f"--platforms and --budget name whole machines; leave out {', '.join(others)}"
+        raise refusal("compare", text)
+    if arguments.budget is not None and arguments.budget.is_beyond:
+        raise refusal(
+            "compare", "no machine is named that the budget could be beyond; leave out the plus sign"
+        )
+    return str(named[0])
 
 
 def _at_best_settings(arguments: Namespace) -> bool:

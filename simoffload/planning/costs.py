@@ -364,6 +364,13 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
     return _bill(scenario, used_parts(scenario, result), costs)
 
 
+def bare(scenario: LoadedScenario, costs: CostList) -> Bill:
+    """Return the bill of a machine with its own drives, whatever is done with it."""
+    machine = scenario.machine
+    drives = {tier for tier, target in machine.targets.items() if target.kind == "nvme"}
+    return _bill(scenario, tuple(part for part in machine.parts if part.tier in {"", *drives}), costs)
+
+
 def present(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:
     """Return what need not be bought for a change: what is in use, and all drives of the machine.
 
