@@ -19,7 +19,6 @@ from simoffload.models import (
     model_file,
     model_label,
 )
-from simoffload.models.sizes import find_model
 
 
 @pytest.mark.parametrize(
