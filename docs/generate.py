@@ -18,7 +18,7 @@ from simoffload.cli.arguments import program
 from simoffload.cli.schemas import SCHEMAS, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
-from simoffload.models.sizes import find_size
+from simoffload.models.sizes import find_model
 from simoffload.planning.economics import COST_METRICS
 from simoffload.results import KINDS
 from simoffload.strategies import authoring
@@ -129,7 +129,7 @@ def _models(scenarios: str) -> str:
         families.append(f"| `{name}` | {traits.architecture} | `{traits.attention}` | {keys} |\n")
     named = []
     for name in list_models():
-        shape, (_, size) = load_model(name), find_size(name)
+        shape, size = load_model(name), find_model(name).size
         named.append(f"| {name} | {shape.family} | {shape.num_parameters:,} | {size.source} |\n")
     return _MODELS.format(scenarios, "".join(families), "".join(named))
 

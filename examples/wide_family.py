@@ -35,7 +35,6 @@ class Wide(FamilyConfig):
         ),
         saved=SavedActivations(kept=1, product=True, masks=0, wide=2, narrow=1, scores=12),
         leaf_modules=(),
-        lora_targets=("mix",),
     )
 
     intermediate_size: Extent

@@ -45,7 +45,7 @@ def test_run_reads_from_it_and_twice_its_rate_is_faster(capsys: pytest.CaptureFi
     fast = values(capsys, "run", SCENARIO, "--set", f'{KEY}="14 GB/s"')["metrics"]["tpot_s"]
     assert slow > WEIGHTS / 7e9
     assert fast < slow
-    assert f"weights on {TIER}" in ran(capsys, "run", SCENARIO)
+    assert f"limited by    {TIER} read, " in ran(capsys, "run", SCENARIO)
     assert "drive/my-drive" in ran(capsys, "run", SCENARIO, "--explain", "--json")
 
 

@@ -22,9 +22,9 @@ def test_examples_run_and_print_what_is_shown(
         name = re.match(r"# (\S+)\n", example)
         assert name is not None
         Path(name.group(1)).write_text(example)
-    assert main(["run", "saved.yaml"]) == 0
+    assert main(["run", "saved.yaml", "--explain"]) == 0
     assert shown in capsys.readouterr().out
-    assert main(["run", "trained.yaml"]) == 0
+    assert main(["run", "trained.yaml", "--explain"]) == 0
     rendered = capsys.readouterr().out
     assert [name for name in ("Checkpoint", "Data", "Drive endurance") if f"\n{name}" not in rendered] == []
 

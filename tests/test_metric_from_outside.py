@@ -73,7 +73,7 @@ def test_advice_ranks_by_it() -> None:
 
 
 def test_run_has_it_on_the_terminal_in_json_and_in_every_file(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = ran(capsys, "run", SCENARIO, "--set", "workload.batch_size=4", "--output-dir", "out")
+    shown = ran(capsys, "run", SCENARIO, "--set", "workload.batch_size=4", "--explain", "--output-dir", "out")
     assert LABEL in shown
     found = json.loads(Path("out/result.json").read_text())
     assert found["metrics"][NAME] == pytest.approx(expected(), rel=1e-12)

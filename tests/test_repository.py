@@ -34,7 +34,7 @@ def tracked_files(repository: Path, folder: str = "") -> Iterator[Path]:
 
     for parent, folders, files in os.walk(repository / folder):
         folders[:] = [name for name in folders if kept(name) and (name == ".ci" or name[0] != ".")]
-        yield from (Path(parent, name) for name in files if kept(name))
+        yield from (Path(parent, name) for name in files if kept(name) and name != ".git")  # a worktree's
 
 
 def test_no_file_names_a_private_path_or_a_package_index(repository: Path) -> None:

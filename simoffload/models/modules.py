@@ -506,9 +506,6 @@ class Traits(NamedTuple):
     leaf_modules: tuple[str, ...]
     """Modules of a layer that DeepSpeed's coordinator treats as one in training (``z3_leaf_module``; it marks
     the blocks of experts that it knows)."""
-    lora_targets: tuple[str, ...]
-    """Linear layers that PEFT adapts by default (peft/utils/constants.py,
-    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); for families that PEFT does not list, our choice."""
     tensor_plan: bool = True
     """Whether transformers 5 knows how to divide the layers among GPUs (``base_model_tp_plan``)."""
     in_gguf: bool = True

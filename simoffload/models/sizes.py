@@ -293,12 +293,3 @@ def find_model(name: str) -> NamedModel:
         write = either([*(f"{row}:{one}" for one in instead), "the path of its config.json"])
         raise ValueError(f"{quoted(name)} is {row}, but {wrong}; write {write}")
     return NamedModel(row, size, form, note)
-
-
-def find_size(name: str) -> tuple[str, Size]:
-    """Return the name and the row of ``sizes.yaml`` that a text means, whatever form of the weights it says.
-
-    Raises what :func:`find_model` raises.
-    """
-    found = find_model(name)
-    return found.name, found.size

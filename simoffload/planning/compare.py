@@ -473,14 +473,14 @@ def compare(
     """Simulate a scenario on each of several targets, and say what each costs.
 
     Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
-    machine could hold them together, a result without offloading follows (``tensor_parallel``). ``baseline``
-    is one of the targets; by default the first that has times. ``objective`` is the metric that decides which
-    is best, as ``advise`` takes it; by default tokens/s of the whole request. ``costs`` is a list of prices
-    and powers, the shipped one by default. Where all targets are storage and memory that is there would do,
-    ``nearer`` of the comparison says so; the argument ``nearer`` adds the results as rows. What
-    DeepSpeed or the strategy would refuse is a result that says so, as is one that reaches its limits. Raises
-    InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
-    no other answer is left.
+    machine could hold them together, a result without offloading follows (``vllm``, or ``transformers`` where
+    vLLM does not run). ``baseline`` is one of the targets; by default the first that has times. ``objective``
+    is the metric that decides which is best, as ``advise`` takes it; by default tokens/s of the whole
+    request. ``costs`` is a list of prices and powers, the shipped one by default. Where all targets are
+    storage and memory that is there would do, ``nearer`` of the comparison says so; the argument ``nearer``
+    adds the results as rows. What DeepSpeed or the strategy would refuse is a result that says so, as is one
+    that reaches its limits. Raises InputError for an unknown target, and if all are refused, before anything
+    is simulated; WorkLimitError if no other answer is left.
     """
     retargeted = on_targets(scenario, targets)
     baseline = None if baseline is None else canonical_target(baseline)

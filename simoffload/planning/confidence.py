@@ -267,7 +267,8 @@ class Confidence:
         gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
         seen = "" if held else ", all known when the model was developed"
         what = f"{_CALLED[row.work]} {_WHERE[row.place]} on {gpus}"
-        return f"{row.runs} {held}runs of {what}{seen}, predicted with {_WITH[row.profile]}"
+        runs = "run" if row.runs == 1 else "runs"
+        return f"{row.runs} {held}{runs} of {what}{seen}, predicted with {_WITH[row.profile]}"
 
     @property
     def origin(self) -> str:

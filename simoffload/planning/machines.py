@@ -45,8 +45,11 @@ class MachineOffer:
 
     @property
     def program(self) -> str:
-        """Kind of the program; "" without an answer."""
-        return "" if self.scenario is None else self.scenario.scenario.strategy.kind
+        """Name of the program in sentences; "" without an answer."""
+        if self.scenario is None:
+            return ""
+        strategy = self.scenario.scenario.strategy
+        return strategy.traits.title or strategy.kind
 
     @property
     def quality(self) -> str:

@@ -69,37 +69,36 @@ def _few(evaluator: Evaluator, _result: SimulationResult, _costs: CostList) -> S
 
 
 def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
-    """Yield the program, or the first that suits and has any, with the largest of its formats whose weights
-    are a step nearer to the GPUs, or else with the smallest: of weights in HBM, the largest."""
-    scenario, machine = evaluator.scenario, evaluator.scenario.machine
-    kinds = (evaluator.strategy.kind, *reversed(suited_to("inference", scenario.model, machine)))
-    offered = ((kind, formats_of(scenario, kind)) for kind in kinds)
-    kind, names = next(((kind, names) for kind, names in offered if names), ("", ()))
-    if not names:
-        return
-    where = [machine.tiers[one] for one in offloaded_tiers(evaluator.plan)]
-    gpus, hosts = evaluator.strategy.gpus, machine.nodes_of(evaluator.strategy.gpus)
+    """Yield the largest format whose weights are a step nearer to the GPUs, or else the smallest, under the
+    best program for it: a format of the present program, or of any where the weights are on storage."""
+    scenario, machine, work = evaluator.scenario, evaluator.scenario.machine, evaluator.workload
+    assert isinstance(work, Inference)
+    own = formats_of(scenario, evaluator.strategy.kind)
+    stored, gpus = _stored(scenario), evaluator.strategy.gpus
     room: float = gpus * machine.tiers["hbm"].capacity
-    if any(one.is_storage for one in where):
-        room += hosts * machine.tiers["dram"].capacity
-    elif not where:
+    if stored:
+        room += machine.nodes_of(gpus) * machine.tiers["dram"].capacity
+    elif not offloaded_tiers(evaluator.plan):
         room = inf
+    suited = suited_to("inference", scenario.model, machine) if stored or not own else ()
     sizes = {
-        name: evaluator.edited(evaluator.model("quantization", name)).model.weight_bytes for name in names
+        name: evaluator.edited(evaluator.model("quantization", name)).model.weight_bytes
+        for name in dict.fromkeys((*own, *(one for kind in suited for one in formats_of(scenario, kind))))
     }
     ordered = sorted(sizes, key=lambda name: -sizes[name])
-    name = next((one for one in ordered if sizes[one] <= _FILLED * room), ordered[-1])
-    section = {"kind": BEST, "among": [kind], "ranks": gpus}
-    work = evaluator.workload
-    assert isinstance(work, Inference)
-    section |= {"sequences": work.batch_size * evaluator.strategy.replicas}
+    name = next((one for one in ordered if sizes[one] <= _FILLED * room), next(reversed(ordered), ""))
+    if not name:
+        return
+    among = [evaluator.strategy.kind] if name in own and not stored else []
+    sequences = work.batch_size * evaluator.strategy.replicas
+    section = {"kind": BEST, "among": among, "ranks": gpus, "sequences": sequences}
     stored_as = evaluator.model("quantization", name)
     with suppress(InputError):
         found = chosen(scenario.edited(stored_as, Edit(("strategy",), section)))
-        data = found.document.data
+        data, strategy = found.document.data, found.scenario.strategy
         batch = data["workload"].get("batch_size", work.batch_size)
         edits = stored_as, Edit(("strategy",), data["strategy"]), Edit.at("workload.batch_size", batch)
-        title = found.scenario.strategy.traits.title or kind
-        under = f" under {title}" if kind != evaluator.strategy.kind else ""
+        title = strategy.traits.title or strategy.kind
+        under = f" under {title}" if strategy.kind != evaluator.strategy.kind else ""
         text = f"weights stored as {name}{under} {ANSWERS_CHANGE}"
         yield Change("workload", text, edits, key=f"{_FORMAT}{name}", quality=quality_of_weights(name))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, either
 from simoffload.errors import InputError, SimulationError
 from simoffload.planning.alternatives import OtherProgram
 from simoffload.planning.evaluator import Evaluator
@@ -17,26 +17,26 @@ from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Placement, fields_of, suited_to
 from simoffload.strategies.base import offloaded_tiers, optimizer_target, placements_of, state_tiers
-from simoffload.strategies.programs.best import Best
+from simoffload.strategies.programs.best import Best, choice_in
 from simoffload.workload import Checkpointing
 
 _OWN_KEYS = frozenset(Best.model_fields)
 """Keys of a choice, which no program is asked for."""
-_CLEARLY = 1.05
-"""Gain from which a program is named that would be faster without a limit: our choice."""
+_CLEARLY = 1.03
+"""Gain from which a program is called faster than another: our choice."""
 
 
 def choose(scenario: LoadedScenario) -> LoadedScenario:
     """Return a scenario that chooses its program under the fastest one (:func:`question.chosen`)."""
     found = _Candidates(scenario, _Limit.of(scenario))
-    ways, limit = found.ways(), found.limit
-    best = _by_program([one for one in ways if not one.hypothetical] or ways)
+    fitting, limit = found.fitting(), found.limit
+    best = _by_program([one for one in fitting if not one.hypothetical] or fitting)
     if not best:
         return found.first()
     without: ProgramRate | None = None
     if limit.text:
         free = _Candidates(scenario, limit.lifted(), evaluator=found.evaluator)
-        real = [one for one in free.ways() if not one.hypothetical]
+        real = [one for one in free.fitting() if not one.hypothetical]
         faster = [one for one in _by_program(real) if one.rate > best[0].rate * _CLEARLY]
         without = faster[0].program if faster else None
     choice = ProgramChoice(tuple(one.program for one in best), limit.text, without, limit.among)
@@ -55,8 +55,7 @@ class _Limit(NamedTuple):
 
     @classmethod
     def of(cls, scenario: LoadedScenario) -> _Limit:
-        strategy = scenario.scenario.strategy
-        assert isinstance(strategy, Best)
+        strategy = choice_in(scenario.scenario.strategy)
         section = scenario.document.data["strategy"]
         stated = {key: value for key, value in section.items() if key not in _OWN_KEYS}
         return cls(strategy.among, strategy.uses, strategy.weights, strategy.optimizer, stated)
@@ -108,18 +107,20 @@ class _Way(NamedTuple):
         return 1 / self.result.unit_s if self.result.unit_s else 0.0
 
 
-def _by_program(ways: Collection[_Way]) -> list[_Way]:
-    """Return the fastest way of each program, the fastest first."""
+def _by_program(forms: Collection[_Way]) -> list[_Way]:
+    """Return the fastest way of each program, the fastest first; of programs that are as fast within a few
+    percent the one that is registered first."""
     best: dict[str, _Way] = {}
-    for one in sorted(ways, key=lambda way: -way.rate):
+    for one in sorted(forms, key=lambda one: -one.rate):
         best.setdefault(one.program.title, one)
-    return list(best.values())
+    found = list(best.values())
+    first = next((one for one in forms if one in found and one.rate * _CLEARLY >= found[0].rate), None)
+    return sorted(found, key=lambda one: one is not first)
 
 
 def _counted(scenario: LoadedScenario) -> LoadedScenario:
     """Return a scenario that chooses its program with its numbers of GPUs, by default all, and sequences."""
-    strategy, section = scenario.scenario.strategy, scenario.document.data["strategy"]
-    assert isinstance(strategy, Best)
+    strategy, section = choice_in(scenario.scenario.strategy), scenario.document.data["strategy"]
     edits = [] if "ranks" in section else [Edit.at("strategy.ranks", scenario.machine.gpus)]
     if strategy.sequences is not None:
         edits.append(Edit.at("workload.batch_size", strategy.sequences))
@@ -141,7 +142,7 @@ class _Candidates:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of the programs."""
+        """Kinds of the programs from which one is chosen."""
         work, model, machine = (
             self.scenario.scenario.workload.kind,
             self.scenario.model,
@@ -160,11 +161,13 @@ class _Candidates:
         if not having:
             keys = ", ".join(self.limit.stated)
             text = f"no program has {keys} together; name one with strategy.kind"
+            if self.limit.among:
+                text = f"{either(self.limit.among)} has no {keys}; remove it, or name another program"
             raise InputError([self.scenario.document.problem(("strategy",), text)])
         placed = list(self._placed(having[0])) if self.limit.places else []
         return self.evaluator.edited(*(placed[0] if placed else self._plain(having[0])))
 
-    def ways(self) -> list[_Way]:
+    def fitting(self) -> list[_Way]:
         """Return all that fit and are where they must be, simulated."""
         found: dict[int, _Way] = {}
         for kind in self.kinds:
@@ -206,8 +209,8 @@ class _Candidates:
                 yield tuple(self._stating(edit) for edit in change.edits)
 
     def _stating(self, edit: Edit) -> Edit:
-        whole = edit.path == ("strategy",)
-        return edit._replace(value={**edit.value, **self.limit.stated}) if whole else edit
+        replaces = edit.path == ("strategy",)
+        return edit._replace(value={**edit.value, **self.limit.stated}) if replaces else edit
 
     def _plain(self, kind: str) -> tuple[Edit, ...]:
         """Return the edits to a program with its defaults on all GPUs, and what is stated of it."""

@@ -163,8 +163,8 @@ def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScen
     """Return scenarios that differ in where their states are, all under the program that is chosen for the
     first of them on storage, or else the first."""
     open_ones = [one for one in scenarios.values() if is_choice(one)]
-    if not open_ones:
-        return dict(scenarios)
+    if len(open_ones) < 2:
+        return {label: chosen(one) for label, one in scenarios.items()}
     stored = (one for one in open_ones if _on_storage(one))
     kind = chosen(next(stored, open_ones[0])).scenario.strategy.kind
     only = Edit.at("strategy.among", [kind])

@@ -25,7 +25,7 @@ _BAR = 12
 """Length [characters] of the bar of a full tier."""
 _LEAST_SHARE = 0.01
 _LONGEST_COMMAND = 300
-_SAID = ("beyond the calibrated range",)
+_ELSEWHERE = ("beyond the calibrated range",)
 """Beginnings of warnings that a line of its own says in short."""
 
 
@@ -104,7 +104,8 @@ def _sure(result: SimulationResult) -> str:
     beyond = "; beyond the measured range" if sure.extrapolates else ""
     if sure.unlike:
         return f"brackets are 80 % intervals; no real run {printable(sure.unlike)}{beyond}"
-    off = f"{sure.source} were {percent(sure.relative_error)} off in the mean"
+    was = "was" if sure.runs == 1 else "were"
+    off = f"{sure.source}, {was} {percent(sure.relative_error)} off in the mean"
     return f"brackets are 80 % intervals; {off}{beyond}"
 
 
@@ -137,10 +138,10 @@ def _memory(result: SimulationResult) -> str:
     for use in result.capacity:
         share = use.needed / use.capacity if use.capacity else 0.0
         bar = "█" * min(_BAR, round(_BAR * share)) or "▏"
-        needed, whole = counted(use.needed, use), counted(use.capacity, use)
+        needed, capacity = counted(use.needed, use), counted(use.capacity, use)
         number, _, unit = needed.partition(" ")
-        needed = number if whole.endswith(unit) else needed
-        tiers.append(f"{printable(use.tier)} {needed} of {whole} {use.scope} {bar}")
+        needed = number if capacity.endswith(unit) else needed
+        tiers.append(f"{printable(use.tier)} {needed} of {capacity} {use.scope} {bar}")
     return "   ".join(tiers)
 
 
@@ -157,7 +158,7 @@ def _causes(result: SimulationResult) -> str:
 
 
 def _warnings(result: SimulationResult) -> Iterator[Line]:
-    warnings = [one for one in result.all_warnings if not one.startswith(_SAID)]
+    warnings = [one for one in result.all_warnings if not one.startswith(_ELSEWHERE)]
     for text in warnings[:_MOST_WARNINGS]:
         yield Line("warning", printable(text), "yellow")
     if len(warnings) > _MOST_WARNINGS:

@@ -1051,8 +1051,9 @@ def default_scenario(
     document = overridden(document, overrides, cache)
     if "platform" not in document.data:
         known = ", ".join(one.id for one in list_profiles("platform"))
-        text = "a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of advise, compare"
-        raise InputError([document.problem((), f"{text} and fit; it is one of {known}")])
+        text = "a model needs a machine: --gpu ID, such as --gpu rtx-4090 (simoffload profiles list "
+        text += f"accelerator); or --set platform=ID or --on PLATFORM:TIER, with one of {known}"
+        raise InputError([document.problem((), text)])
     scenario = resolve(document, cache=cache, placed=placed)
     given = {split_assignment(one)[0] for one in overrides}
     filled = edited(_filled(scenario, gpus), _within_positions(scenario, given))

@@ -54,17 +54,13 @@ def renamed(document: Document, problems: list[Problem]) -> Document:
         return document
     key = "kind" if new["kind"] != section["kind"] else "compiled"
     warnings = [document.problem(("strategy", key), old_form(text))] if text else []
-    moved = {("strategy", "compiled"): "enforce_eager", ("strategy", "data_parallel_size"): "ranks"}
+    keys = {("strategy", "compiled"): "enforce_eager", ("strategy", "data_parallel_size"): "ranks"}
     marks = {
-        (("strategy", moved[place]) if place in moved and place[1] not in new else place): mark
+        (("strategy", keys[place]) if place in keys and place[1] not in new else place): mark
         for place, mark in document.marks.items()
     }
-    return replace(
-        document,
-        data={**document.data, "strategy": dict(new)},
-        marks=marks,
-        warnings=(*document.warnings, *warnings),
-    )
+    document = edited(document, [Edit(("strategy",), dict(new))], in_place=True)
+    return replace(document, marks=marks, warnings=(*document.warnings, *warnings))
 
 
 def old_form(text: str) -> str:

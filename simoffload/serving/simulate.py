@@ -116,8 +116,9 @@ class StreamSimulation:
         stated = (options.max_num_batched_tokens, options.max_num_seqs, options.kv_blocks)
         if found is None and None in stated:
             text = (
-                f"{strategy.kind} is no engine with limits of its own: state max_num_batched_tokens, "
-                "max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has them"
+                f"{strategy.traits.title or strategy.kind} is no engine with limits of its own: state "
+                "max_num_batched_tokens, max_num_seqs and kv_blocks, or set strategy.kind to vllm, which has "
+                "them"
             )
             raise self._refusal(text)
         self.assumed = found is None
@@ -257,10 +258,11 @@ class StreamSimulation:
                 f"{plural(least, 'request')} {'is' if least == 1 else 'are'} too few for p99, which "
                 f"differs by some 15 % from stream to stream even with {_FEW}; raise num_prompts"
             )
-        kind = self.scenario.scenario.strategy.kind
+        strategy = self.scenario.scenario.strategy
+        name = strategy.traits.title or strategy.kind
         if self.assumed and self.options.scheduler == "vllm":
             yield (
-                f"{kind} has no scheduler of its own, and vLLM's is assumed; with stream.scheduler: static "
+                f"{name} has no scheduler of its own, and vLLM's is assumed; with stream.scheduler: static "
                 "it computes one batch after the other"
             )
         if self.failed:

@@ -33,12 +33,13 @@ def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
     return not _is_gguf(model)
 
 
-def _on_a_desk_or_of_gguf(model: ModelShape, machine: Machine) -> bool:
-    return machine.is_personal or _is_gguf(model)
+def _everywhere(_model: ModelShape, _machine: Machine) -> bool:
+    return True
 
 
-def _of_opt(model: ModelShape, _machine: Machine) -> bool:
-    return model.family == "opt"
+def _named_as_in_flexgen(model: ModelShape, _machine: Machine) -> bool:
+    """FlexGen loads the tensors of one architecture, by their names."""
+    return any(one.name.startswith("model.decoder.") for one in model.modules_before)
 
 
 class _Shipped(NamedTuple):
@@ -58,16 +59,16 @@ _INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
 _TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
 _OWN = (
     _Shipped(BEST, "programs.best", "Best", _INFERENCE | _TRAINING),
+    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf),
     _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
     _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
     _Shipped("fsdp", "programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
     _Shipped("transformers", "programs.transformers", "Transformers", _INFERENCE, _other_than_gguf),
     _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
     _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
-    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf),
     _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
-    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _on_a_desk_or_of_gguf),
-    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _of_opt),
+    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _everywhere),
+    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _named_as_in_flexgen),
     _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
 )
 """Strategies of the package; for each kind of workload the default comes first. A kind has several classes if

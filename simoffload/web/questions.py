@@ -525,5 +525,5 @@ QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "file": file,
 }
 """What may be asked, by name."""
-START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))
+START = State((Variant("gpt-oss-120b"),))
 """What a page shows at first: a model that no desktop holds in its GPU."""

@@ -31,7 +31,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.serving.traces import shipped_traces
-from simoffload.strategies import BEST
+from simoffload.strategies import BEST, Strategy, strategy_for, strategy_of
 from simoffload.strategies.base import tier_paths
 from simoffload.web.state import State, Variant
 from simoffload.workload import Checkpointing, Inference, Workload
@@ -269,19 +269,30 @@ def _program(variant: Variant, _rest: str = "", value: Any = "") -> Variant:
     """Return the variant with another program, in its best form for the work and the machine."""
     now = _open(variant)
     if isinstance(now.scenario.workload, Checkpointing):
-        return variant.edited(Edit(("strategy",), {"kind": str(value)}).assignment)
-    section = with_program(now, str(value)).document.data["strategy"]
+        section = _on_its_storage(now, str(value))
+    else:
+        section = with_program(now, str(value)).document.data["strategy"]
     return variant.edited(Edit(("strategy",), section).assignment)
+
+
+def _on_its_storage(now: LoadedScenario, kind: str) -> dict[str, Any]:
+    """Return the section of a program that has no best form: as many GPUs, and the tiers that it needs."""
+    program = strategy_of(kind) or Strategy
+    needed = [key for key in tier_paths(program) if program.model_fields[key].is_required()]
+    tiers = dict.fromkeys(needed, _storage(now.machine.tiers))
+    return {"kind": kind, "ranks": now.scenario.strategy.gpus, **tiers}
 
 
 def _work(variant: Variant, _rest: str, value: Any) -> Variant:
     """Return the variant with another kind of work, under the best program for it."""
     (kind,) = (one for one in get_args(get_args(Workload)[0]) if str(value) in _kinds(one))
-    now = _now(variant).document.data["workload"]
-    usual = USUAL_WORK.get(str(value), {})
-    work = {key: now.get(key, one) for key, one in usual.items() if key in kind.model_fields}
-    gpus = _now(variant).scenario.strategy.gpus
-    section = {"kind": BEST, "ranks": gpus} if usual else {"kind": str(value)}
+    now, usual = _now(variant), USUAL_WORK.get(str(value), {})
+    before = now.document.data["workload"]
+    work = {key: before.get(key, one) for key, one in usual.items() if key in kind.model_fields}
+    if usual:
+        section = {"kind": BEST, "ranks": now.scenario.strategy.gpus}
+    else:
+        section = _on_its_storage(now, strategy_for(str(value))[0])
     does = Edit(("workload",), {**work, "kind": str(value)})
     return variant.edited(does.assignment, Edit(("strategy",), section).assignment)
 

@@ -109,7 +109,7 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     [
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
-        ({"strategy": {"kind": "transformers"}}, "strategy.kind"),
+        ({"strategy": {"kind": "transformers", "ranks": 2}}, "strategy.ranks: one copy of the model runs"),
         ({"strategy": {"kind": "accelerate", "device_map": 99}}, "runs[0].strategy.device_map: 99 layers"),
         (
             {

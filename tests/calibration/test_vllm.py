@@ -253,10 +253,10 @@ def test_a_dry_run_says_what_each_engine_has(tmp_path: Path, capsys: pytest.Capt
     divided = {**BATCHES, "workload": work, "strategy": {**SERVED, **limits}}
     assert calibrate(tmp_path, divided, STREAM, options=("--dry-run",)) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "  engine of llama-3.1-8b, tensor_parallel, 4 GPUs, 3,000 KV blocks, CUDA graphs up to 64 tokens",
+        "  engine of llama-3.1-8b, vllm, 4 GPUs, 3,000 KV blocks, CUDA graphs up to 64 tokens",
         "    batches, batch_size 1: 1 sequence, 64 tokens in, 12 out",
         "    batches, batch_size 4: 4 sequences, 64 tokens in, 12 out",
-        "  engine of llama-3.1-8b, tensor_parallel, 1 GPU",
+        "  engine of llama-3.1-8b, vllm, 1 GPU",
         "    stream, request_rate 400: 20 requests",
         "    stream, request_rate 800: 20 requests",
     ]

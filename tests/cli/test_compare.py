@@ -256,11 +256,11 @@ def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_pa
     """As are keys that do not go with the scenario; ``--set`` of another strategy counts no more."""
     files = {
         "many": "kind: deepspeed\nweights: dram\nranks: 99\n",
-        "other": "kind: deepspeed\nds_config: {zero_optimization: {stage: 3}}\n",
+        "other": "kind: fsdp\nlimit_all_gathers: false\n",
     }
     rendered = {
         "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPUs",
-        "other": "other.yaml:1:7: kind: deepspeed is not for a workload of inference",
+        "other": "other.yaml:1:7: kind: fsdp is not for a workload of inference",
     }
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)

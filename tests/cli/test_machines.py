@@ -25,8 +25,8 @@ def test_each_has_the_format_with_most_bits_that_its_gpus_hold(compared: Machine
     found = {one.platform: (one.program, one.format) for one in compared.offers}
     assert found == {
         "dgx-h100": ("vllm", ""),
-        "rtx-5090-workstation": ("llama_cpp", "q6_k"),
-        "rtx-4090-desktop": ("llama_cpp", "q4_k_m"),
+        "rtx-5090-workstation": ("llama.cpp", "q6_k"),
+        "rtx-4090-desktop": ("llama.cpp", "q4_k_m"),
     }
     assert [one.platform for one in compared.offers] == ["dgx-h100", *reversed(NAMES[:2])]
     assert all(one.quality for one in compared.offers if one.format)
@@ -63,7 +63,7 @@ def test_on_the_command_line(program: Program) -> None:
     assert data["ranking"] == [one["platform"] for one in data["machines"]]
     text = " ".join(program(*words).out.split())
     assert f"Verdict: {data['ranking'][0]} is fastest: " in text
-    assert "rtx-4090-desktop llama_cpp q4_k_m" in text
+    assert "rtx-4090-desktop llama.cpp q4_k_m" in text
     assert "batch 1 in all" in text
 
 

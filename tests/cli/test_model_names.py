@@ -40,7 +40,7 @@ def test_without_a_platform(program) -> None:
     answer = program("fit", "bloom-560m", "--on", "dram,raid")
     assert (answer.status, answer.out) == (2, "")
     assert answer.err.startswith(
-        "error: bloom-560m: a model needs a platform: --set platform=PLATFORM, or --on PLATFORM:TIER,… of"
+        "error: bloom-560m: a model needs a machine: --gpu ID, such as --gpu rtx-4090 (simoffload profiles"
     )
 
 

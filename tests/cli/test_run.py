@@ -15,7 +15,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning import advise, explanation
-from simoffload.report.first_screen import first_screen
+from simoffload.report.first_screen import MOST_LINES, first_screen
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from simoffload.report.terminal import screen_text
@@ -47,7 +47,9 @@ def test_json_is_the_same_twice(program) -> None:
 
 
 def screen(scenario: so.LoadedScenario, result: so.SimulationResult) -> str:
-    return screen_text(first_screen(scenario, result))
+    text = screen_text(first_screen(scenario, result))
+    assert len(text.splitlines()) <= MOST_LINES
+    return text
 
 
 @pytest.mark.parametrize("overrides", [(), ("model=bloom-176b", "strategy.weights=gpu")])

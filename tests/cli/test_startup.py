@@ -22,7 +22,8 @@ OTHERS = {
     },
     "fsdp/llama-3.1-8b": {
         f"{STRATEGIES}programs.zero_inference",
-        f"{STRATEGIES}programs.resident",
+        f"{STRATEGIES}programs.transformers",
+        f"{STRATEGIES}programs.vllm",
         f"{STRATEGIES}programs.zero_training",
         "simoffload.models.families.gpt",
     },

@@ -37,7 +37,6 @@ TRAITS = Traits(
     operations=Operations(block=4, mlp=0, norm=1, activation=0, attention=12, eager=8, rotary=0, router=0),
     saved=SavedActivations(kept=1, product=True, masks=0, wide=2, narrow=1, scores=12),
     leaf_modules=(),
-    lora_targets=("mix",),
 )
 
 

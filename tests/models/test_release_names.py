@@ -19,7 +19,6 @@ from simoffload.models import (
     model_file,
     model_label,
 )
-from simoffload.models.sizes import find_size
 
 
 @pytest.mark.parametrize(
@@ -142,8 +141,8 @@ def test_a_name_of_many_words_costs_no_time() -> None:
 
 def test_every_id_of_the_hub_in_the_data_is_its_model() -> None:
     for name in list_models():
-        for alias in find_size(name)[1].names:
-            assert find_size(f"some-organisation/{alias}")[0] == name
+        for alias in find_model(name).size.names:
+            assert find_model(f"some-organisation/{alias}").name == name
 
 
 CONFIG = json.dumps(

@@ -215,7 +215,7 @@ def test_few_requests_and_long_ones_are_told() -> None:
 def test_a_program_without_a_scheduler_says_so() -> None:
     stated = ["stream.max_num_batched_tokens=512", "stream.max_num_seqs=4", "stream.kv_blocks=4000"]
     found = stream("strategy={kind: deepspeed}", *stated, "stream.num_prompts=4")
-    assert any("deepspeed has no scheduler of its own" in note for note in found.notes)
+    assert any("DeepSpeed ZeRO has no scheduler of its own" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_all_blocks_with_memory_are_used(usual: StreamResult) -> None:
         (["stream={trace: {file: x.csv}}"], r"stream\.trace\.file: no file \"x.csv\", and no shipped trace"),
         (["stream.kv_blocks=20"], "needs 40 KV blocks, and there are 20"),
         (["stream.max_num_batched_tokens=8"], "max_num_seqs 32 is above max_num_batched_tokens 8"),
-        (["strategy={kind: deepspeed}"], "deepspeed is no engine with limits of its own: state"),
+        (["strategy={kind: deepspeed}"], "DeepSpeed ZeRO is no engine with limits of its own: state"),
         (["strategy={kind: transformers}"], "and kv_blocks, or set strategy.kind to vllm"),
         (["stream.max_num_seqs=100000"], r"a step of 100000 tokens and 100000 sequences .* lower max_num_b"),
         (

@@ -155,7 +155,7 @@ def test_settings_to_paste_are_those_of_the_best_file(advice: Advice) -> None:
 @pytest.fixture
 def other_form(advice: Advice) -> Advice:
     """The same with a much larger gain of a change that stores the weights with fewer bits."""
-    key = "tensor_parallel-int4-g128"
+    key = "vllm-int4-g128"
     tried = [replace(one, gain=900.0) if one.change.key == key else one for one in advice.tried]
     return replace(advice, tried=tuple(tried))
 
@@ -193,7 +193,7 @@ def test_a_terminal_shows_what_to_type_for_the_same_answers_first(other_form: Ad
     assert not any(one.page_only for one in typed)
     files = recommended(advice)
     for one, (end, tail) in zip(typed, (("", ".\n"), ("-int4-g128", ",\n# with")), strict=True):
-        (name,) = (name for name in files if name.endswith(f"-tensor_parallel{end}.vllm-serve.sh"))
+        (name,) = (name for name in files if name.endswith(f"-vllm{end}.vllm-serve.sh"))
         assert one.listings[0].text == files[name]
         assert f"one on the Hub{tail}" in files[name]
     only = [one for one in advice.helping if one.change.same_work]

@@ -62,7 +62,7 @@ class Priced:
 
     def explanation(self, _: SimulationResult) -> None: ...
 
-    next_changes = explanation
+    choice = next_changes = explanation
 
 
 def test_what_it_costs_is_told_everywhere(

@@ -92,7 +92,7 @@ class Explaining:
 
     def costs(self, _: SimulationResult) -> None: ...
 
-    next_changes = costs
+    choice = next_changes = costs
 
 
 def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(

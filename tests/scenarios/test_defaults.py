@@ -105,7 +105,7 @@ def test_without_a_platform_the_platforms_are_listed() -> None:
         question("llama-3.1-8b")
     (problem,) = caught.value.problems
     assert problem.path == "llama-3.1-8b"
-    assert problem.message.startswith("a model needs a platform: --set platform=PLATFORM, or --on ")
+    assert problem.message.startswith("a model needs a machine: --gpu ID, such as --gpu rtx-4090 ")
     assert "dgx-a100, dgx-a100-80g, dgx-h100" in problem.message
 
 

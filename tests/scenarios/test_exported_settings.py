@@ -39,7 +39,7 @@ OFFLOAD = ("offload_param", "offload_optimizer")
 def is_zero(name: str) -> bool:
     """Whether a shipped scenario is under ZeRO."""
     path = find_scenario(name)
-    return path is not None and "kind: zero_" in path.read_text()
+    return path is not None and "kind: deepspeed" in path.read_text()
 
 
 SHORT = ("workload.output_length=2",)

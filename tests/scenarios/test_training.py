@@ -216,7 +216,8 @@ def test_the_example_of_the_documentation_runs(
     (tmp_path / "training.yaml").write_text(example)
     monkeypatch.chdir(tmp_path)
     assert main(["check", "training.yaml"]) == 0
-    codes = {tier: main(["run", "training.yaml", "--set", f"strategy.optimizer={tier}"]) for tier in TIERS}
+    run = ["run", "training.yaml", "--explain", "--set"]
+    codes = {tier: main([*run, f"strategy.optimizer={tier}"]) for tier in TIERS}
     assert codes == {"raid": 0, "nvme": 0, "dram": 3}, capsys.readouterr().err
     reported = " ".join(capsys.readouterr().out.split())
     assert "its weights in HBM and its optimizer on raid" in reported

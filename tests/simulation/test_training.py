@@ -289,10 +289,18 @@ def test_accumulation_spares_updates() -> None:
     assert four.tokens_per_s > one.tokens_per_s
 
 
-def test_resident_is_stage_0() -> None:
-    resident = step(strategy={"kind": "transformers"}, ranks=2)
-    stage_0 = step({"stage": 0}, ranks=2)
-    assert resident.step_s == stage_0.step_s
+def test_transformers_is_stage_0_launched_without_deepspeed() -> None:
+    copies, stage_0 = step(strategy={"kind": "transformers"}, ranks=2), step({"stage": 0}, ranks=2)
+    assert [one.needed for one in copies.capacity] == [one.needed for one in stage_0.capacity]
+    of_copies, of_stage_0 = (
+        {(phase.name, cause.cause_text): cause.busy_ps for phase in one.phases for cause in phase.result.shares}
+        for one in (copies, stage_0)
+    )
+    launched = {("forward", "host thread"), ("backward", "host thread")}
+    assert {key for key in of_stage_0 if of_copies[key] != of_stage_0[key]} == launched
+    host = scenario().machine.host
+    least = host.eager_costs.operation.value / host.deepspeed.operation.value  # were all of it launches
+    assert all(least < of_copies[key] / of_stage_0[key] < 0.7 for key in launched)
 
 
 def test_what_does_not_fit_has_no_times() -> None:

@@ -40,8 +40,8 @@ def names(plan: LlamaPlan) -> tuple[frozenset[str], ...]:
 
 def busy(result: SimulationResult) -> dict[str, float]:
     """Time [s] of a decode step by cause."""
-    assert result.step is not None
-    return {one.cause_text: one.busy_s for one in result.step.shares}
+    assert result.token_pass is not None
+    return {one.cause_text: one.busy_s for one in result.token_pass.shares}
 
 
 def held(plan: LlamaPlan, tier: str) -> dict[str, int]:
@@ -408,7 +408,7 @@ def test_advice_names_faster_memory_and_what_helps_prompts() -> None:
     """Memory that is a fifth faster, which the CPU reads; larger parts and pinned weights for prompts alone,
     and no larger parts for a prompt that is one part already."""
     sets = ("strategy.cpu_moe=all", "model.quantization=q4_k_m", "workload.prompt_length=4096")
-    advice = so.advise(scenario("qwen3-30b-a3b", *sets))
+    advice = so.advise(scenario("qwen3-30b-a3b", *sets), objective="tpot_s")
     keys = [one.change.key for one in advice.helping]
     assert "faster-memory" in keys
     sooner = {one.change.key: one.first_token_gain(advice.result) for one in advice.sooner}

@@ -239,5 +239,8 @@ def test_a_second_card_is_a_purchase() -> None:
     one = default_scenario("llama-3.3-70b", "rtx-4090-desktop", overrides=own)
     advice = so.advise(one)
     (second,) = [found for found in advice.helping if found.change.key == "second-card"]
-    assert second.change.description == "a second NVIDIA GeForce RTX 4090 24 GB, each with 8 lanes"
+    assert (
+        second.change.description
+        == "a second NVIDIA GeForce RTX 4090 24 GB, each with 8 lanes, as boards divide 16"
+    )
     assert second.gain > 3

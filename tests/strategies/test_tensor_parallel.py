@@ -25,6 +25,7 @@ from simoffload.models import (
 from simoffload.planning.alternatives import OtherProgram
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
+from simoffload.strategies import strategies
 from simoffload.strategies.base import memory_stages
 from simoffload.strategies.divided import divide
 from simoffload.strategies.memory import activation_bytes
@@ -416,7 +417,7 @@ def test_degrees_that_do_not_divide_are_refused(sizes: dict[str, int], words: st
 
 def test_another_tier_is_refused() -> None:
     with pytest.raises(so.InputError, match="stay in the GPUs; what can be elsewhere: cache=TIER"):
-        scenario().on("dram")
+        scenario(tensor_parallel_size=2).on("dram")
 
 
 def test_replicated_key_value_heads_are_reported() -> None:
@@ -609,3 +610,34 @@ def test_gpus_that_divide_the_heads_that_falcon_projects() -> None:
         so.InputError, match="128 attention heads and 8 key-value heads equally; use 1, 2, 4, 8, 16"
     ):
         scenario("falcon-40b", tensor_parallel_size=3, kind="vllm").plan()
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+
+def test_every_program_has_the_name_that_people_use() -> None:
+    """Checkpoints alone are no program, and neither is the choice of one."""
+    named = {one.model_fields["kind"].default: one.traits.title for one in strategies()}
+    assert {kind: title for kind, title in named.items() if kind not in ("best", "checkpoint")} == {
+        "deepspeed": "DeepSpeed ZeRO",
+        "fsdp": "FSDP",
+        "accelerate": "Accelerate",
+        "transformers": "transformers",
+        "vllm": "vLLM",
+        "gpt_fast": "gpt-fast",
+        "llama_cpp": "llama.cpp",
+        "flexgen": "FlexGen",
+    }
+
+
+def test_nothing_of_gpt_fast_says_vllm() -> None:
+    """It takes as long as vLLM's kernels, and serves no streams."""
+    found = scenario(kind="gpt_fast", tensor_parallel_size=8)
+    plan: Any = found.plan()
+    texts = (*(one.name + one.remedy for one in plan.held), *plan.warnings, *found.exports())
+    result: Any = so.simulate(found)
+    assert not any("vllm" in text.lower() for text in (*texts, result.placement_name, *result.advice))
+    assert result.tpot_s == simulated(kind="vllm", tensor_parallel_size=8).tpot_s
+    assert (plan.serving_limits, plan.facts.cache_blocks, result.evidence) == (None, None, "")
+    with pytest.raises(so.InputError, match=r"connector: gpt-fast has no connector"):
+        scenario(kind="gpt_fast", kv_cache={"connector": {"tier": "dram", "prefix": 16}}).plan()

@@ -99,12 +99,16 @@ def test_figures_like_those_that_set_a_number_are_in_view() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_sentence_about_whole_runs_names_its_exceptions(repository: Path, document: str) -> None:
+    """VALIDATION.md names them all; every other document does so, too, or has their number and a link."""
     paragraphs = [
         line for line in (repository / document).read_text("utf-8").splitlines() if SENTENCE.search(line)
     ]
     assert paragraphs
     for paragraph in paragraphs:
-        assert [name for name in FROM_WHOLE_RUNS if name not in paragraph] == []
+        sentence = paragraph[SENTENCE.search(paragraph).start() :].split(". ")[0]  # type: ignore[union-attr]
+        assert "except for seven that" in sentence
+        if document == "docs/VALIDATION.md" or "VALIDATION.md) lists" not in sentence:
+            assert [name for name in FROM_WHOLE_RUNS if name not in paragraph] == []
 
 
 def test_no_other_document_has_that_sentence(repository: Path) -> None:

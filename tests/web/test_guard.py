@@ -84,4 +84,4 @@ def test_a_thousand_random_callbacks_leave_it_standing(app: Dash, update: Post) 
         assert answer.status_code in (200, 204, 400, 403, 404, 413, 415), answer.text
         assert "Traceback" not in answer.text
         assert "root:" not in answer.text
-    assert update("url.hash", "")["sentence"]["children"].startswith("llama-3.3-70b")
+    assert update("url.hash", "")["sentence"]["children"].startswith("gpt-oss-120b")

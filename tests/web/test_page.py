@@ -35,14 +35,14 @@ def address(answer: Any) -> State:
 def test_a_page_without_a_state_begins_with_one(update: Post) -> None:
     answer = update("url.hash", "")
     assert address(answer) == START
-    assert answer["sentence"]["children"].startswith("llama-3.3-70b runs with its weights on nvme")
+    assert answer["sentence"]["children"].startswith("gpt-oss-120b, mxfp4 runs with its weights in DRAM")
     assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 6]
 
 
 def test_an_input_changes_the_address_and_the_answer(update: Post) -> None:
     name = "edit workload.batch_size"
     answer = update(f'{{"set":"{name}"}}.value', "8", names=(name,))
-    assert address(answer).current.edits == ("strategy.weights=nvme", "workload.batch_size=8")
+    assert address(answer).current.edits == ("workload.batch_size=8",)
     again = update("url.hash", answer["url"]["hash"])
     assert again["sentence"] == answer["sentence"]
 
@@ -146,7 +146,7 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
         thread.join()
         server.server_close()
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    assert "llama-3.3-70b runs with its weights on nvme:" in done.stdout
+    assert "gpt-oss-120b, mxfp4 runs with its weights in DRAM:" in done.stdout
     assert done.stdout.count('class="chart') >= 3
 
 

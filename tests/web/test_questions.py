@@ -22,13 +22,15 @@ from simoffload.scenario.streams import Length
 from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.requests import drawn
 from simoffload.serving.traces import shipped_traces
-from simoffload.strategies import strategies
+from simoffload.strategies import BEST, Strategy, strategies
 from simoffload.web import form
-from simoffload.web.questions import START, PageAnswer, answer, check, curve, file, next_changes, requests
+from simoffload.web.questions import PageAnswer, answer, check, curve, file, next_changes, requests
 from simoffload.web.scenarios import LENGTHS, changed, load
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
+START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))
+"""An answer that a drive decides."""
 DDN = State((Variant("ddn/bloom-7b1"),))
 
 
@@ -84,14 +86,28 @@ def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("kind", strategies())
-def test_a_program_has_an_input_for_each_of_its_fields(kind: str) -> None:
-    """A program that is registered needs no other declaration."""
-    program = strategies()[kind]
+@pytest.mark.parametrize("program", strategies())
+def test_a_program_has_an_input_for_each_of_its_fields(program: type[Strategy]) -> None:
+    """A program that is registered needs no other declaration; the best has those of what it chooses."""
     (work,) = [one for one in ("inference", "training", "checkpoint") if one in program.serves][:1]
+    kind = program.model_fields["kind"].default
     state = changed(START if work == "inference" else changed(START, "work", work), "program", kind)
-    names = inputs(answer(state)).keys()
-    assert {f"edit strategy.{key}" for key in program.model_fields if key != "kind"} <= names
+    found = inputs(answer(state))
+    assert found["program"].value == kind
+    asked = type(load(state.current).scenario.strategy)
+    assert (asked is program) == (kind != BEST)
+    assert {f"edit strategy.{key}" for key in asked.model_fields if key != "kind"} <= found.keys()
+
+
+def test_checkpoints_of_a_model_go_to_the_storage_of_its_machine() -> None:
+    found = answer(State((Variant("llama-3.1-8b"),)), "work", "checkpoint")
+    assert found.problems == ()
+    assert load(found.state.current).document.data["strategy"] == {
+        "kind": "checkpoint",
+        "ranks": 1,
+        "tier": "nvme",
+    }
+    assert inputs(found)["edit strategy.tier"].value == "nvme"
 
 
 def test_a_slider_sets_what_its_name_says() -> None:

@@ -96,7 +96,6 @@ class DeepseekV2(LatentConfig):
     family: ClassVar[str] = "deepseek_v2"
     traits: ClassVar[Traits] = expert_traits(
         "DeepseekV2ForCausalLM",
-        lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
         v1_runner=False,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "n_routed_experts"}
@@ -131,7 +130,6 @@ class DeepseekV3(LatentConfig):
     family: ClassVar[str] = "deepseek_v3"
     traits: ClassVar[Traits] = expert_traits(
         "DeepseekV3ForCausalLM",
-        lora_targets=("kv_a_proj_with_mqa", "kv_b_proj"),
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 

@@ -83,7 +83,6 @@ class Gemma2(GemmaConfig):
         ),
         saved=SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=14, single_norm=True),
         leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
         float16=False,
     )
 
@@ -126,7 +125,6 @@ class Gemma3Text(GemmaConfig):
         ),
         saved=SavedActivations(kept=3, product=True, masks=0, wide=2, narrow=1, scores=12, single_norm=True),
         leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
         float16=False,
     )
     spellings: ClassVar[dict[str, str]] = {"_sliding_window_pattern": "sliding_window_pattern"}

@@ -60,7 +60,6 @@ class Opt(FamilyConfig):
         ),
         saved=SavedActivations(kept=1, product=False, masks=2, wide=2, narrow=1, scores=12),
         leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
         cpu_attention=CpuAttentionCode(single=True, passes=8, returns_half=True),
     )
 
@@ -161,7 +160,6 @@ class Bloom(FamilyConfig):
         # GELU spelled out in Python, forward and backward; scores copied with the mask before softmax.
         saved=SavedActivations(kept=1, product=True, masks=0, wide=5, narrow=3, scores=15),
         leaf_modules=(),
-        lora_targets=("query_key_value",),
         cpu_attention=CpuAttentionCode(single=False, passes=9, returns_half=False, biases=True),
     )
     spellings: ClassVar[dict[str, str]] = {
@@ -242,7 +240,6 @@ class GptNeoX(FamilyConfig):
             kept=1, product=True, masks=0, wide=2, narrow=1, scores=12, fused_projection=True
         ),
         leaf_modules=(),
-        lora_targets=("query_key_value",),
     )
 
     intermediate_size: Extent
@@ -345,7 +342,6 @@ class Falcon(FamilyConfig):
         ),
         saved=SavedActivations(kept=1, product=True, masks=0, wide=2, narrow=1, scores=8),
         leaf_modules=(),
-        lora_targets=("query_key_value",),
         half_softmax=True,
     )
     spellings: ClassVar[dict[str, str]] = {"n_embed": "hidden_size"}

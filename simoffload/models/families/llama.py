@@ -133,7 +133,6 @@ class Phi3(SlidingConfig):
             kept=3, product=True, masks=0, wide=2, narrow=1, scores=12, fused_projection=True
         ),
         leaf_modules=(),
-        lora_targets=("qkv_proj",),
     )
 
     vocab_size: Extent = 32064

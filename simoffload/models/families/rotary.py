@@ -105,7 +105,6 @@ def llama_traits(architecture: str, **changes: Any) -> Traits:
         operations=LLAMA_OPERATIONS,
         saved=LLAMA_SAVED,
         leaf_modules=(),
-        lora_targets=("q_proj", "v_proj"),
     )
     return common._replace(**changes)
 

@@ -168,9 +168,11 @@ class DeviceMemory:
         size, remedy = self.weights_on_cpu, ""
         if self.file == "":
             remedy = _DRIVE + _LOAD * (size <= self.left)
-        on_host = Held("dram", "weights", 0, pinned=self.pinned, remedy=remedy, kind="weights")
-        # Without a drive no page may leave memory: it holds all that is read of the file in a pass.
-        found = [on_host._replace(size=self._pages_read if self.file == "" else size)]
+        on_host = Held("dram", "weights", size, pinned=self.pinned, remedy=remedy, kind="weights")
+        found = [on_host]
+        if self.file == "" and self._pages_read > size:  # no page may leave memory: all that is read has room
+            rest = self._pages_read - size
+            found += [Held("dram", "rest of the mapped file", rest, remedy=remedy, kind="weights")]
         if self.file and size > self.left:
             complete = size + sum(one.size for (one, *_) in self.on_gpus)
             file = Held(self.file, "file of the weights", complete, kind="weights")

@@ -66,3 +66,9 @@ class Best(Strategy):
             edits=edits,
             kept=self.model_extra or {},
         )
+
+
+def choice_in(strategy: Strategy) -> Best:
+    """Return a strategy of kind best, with its type."""
+    assert isinstance(strategy, Best)
+    return strategy

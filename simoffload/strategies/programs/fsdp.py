@@ -308,7 +308,7 @@ class Units(NamedTuple):
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Units that have gradients."""
+        """Units that have gradients: those of the adapters, if there are any."""
         return tuple(self.adapters.values()) if self.adapters else tuple(self.numels)
 
     @property

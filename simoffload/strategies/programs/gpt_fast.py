@@ -14,7 +14,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Facts
-from simoffload.strategies.base import Basis, Description, Placements, Plan, Tunables
+from simoffload.strategies.base import SERVED, Description, Placements, Plan, Tunables
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.programs.tensor_parallel import DividedStrategy, TensorParallelPlan
 from simoffload.strategies.programs.vllm_engine import EngineCode, VllmEngine, runs_v1
@@ -26,7 +26,10 @@ class GptFast(DividedStrategy):
     """A GptFast strategy runs gpt-fast, whose GPUs share every layer: compiled code that is not vLLM's."""
 
     traits: ClassVar = DividedStrategy.traits._replace(
-        title="gpt-fast", formats=("gpt-fast-int8", "gpt-fast-int4-g32"), gpu_keys=("tensor_parallel_size",)
+        title="gpt-fast",
+        evidence=SERVED,  # compiled code as vLLM's is the most like it; none of its own were recorded
+        formats=("gpt-fast-int8", "gpt-fast-int4-g32"),
+        gpu_keys=("tensor_parallel_size",),
     )
     cache_engine: ClassVar = CacheEngine("gpt-fast")
 
@@ -92,10 +95,9 @@ class GptFastPlan(TensorParallelPlan):
         """Warnings about key-value heads that several GPUs keep; none about vLLM's engine."""
         return self.heads_warnings
 
-    @property
-    def basis(self) -> Basis:
-        """The same numbers; no runs of gpt-fast were made with which predictions are compared."""
-        return super().basis._replace(evidence="", uncompared=())
+    def _uncompared(self) -> list[str]:
+        """Return what no run of vLLM did either; else that none was of gpt-fast."""
+        return super()._uncompared() or ["used gpt-fast"]
 
     @property
     def facts(self) -> Facts:

@@ -140,19 +140,24 @@ class LlamaCpp(HookedStrategy):
     def instead(
         cls, _other: Strategy, model: ModelShape, workload: Any, machine: Machine, gpus: int
     ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield the program on a personal machine, with what it chooses to compute on the CPU."""
+        """Yield the program on a personal machine, with what it chooses to compute on the CPU: its file
+        mapped where memory has room for all of it, and loaded where it has room for what the CPU computes."""
         if not machine.is_personal or gpus > machine.gpus_per_node or not isinstance(workload, Inference):
             return
         try:
             plan = cls(num_gpus=gpus).plan(model, workload, machine)
         except InputError:  # in weights of another program
             return
-        memory = plan.memory
-        loads = bool(memory.file) and memory.weights_on_cpu <= memory.left < memory.model.weight_bytes
-        written: dict[str, Any] = {"kind": "llama_cpp"} | ({"load_mode": "none"} if loads else {})
-        written |= {"num_gpus": gpus} if gpus > 1 else {}
-        text = f"llama.cpp with {plan.on_cpu.phrase(model)}{', loaded (-lm none)' * loads}"
-        yield (Tunable("division", (Change("placement", text, (Edit(("strategy",), written),)),)),)
+        memory, text = plan.memory, f"llama.cpp with {plan.on_cpu.phrase(model)}"
+        written: dict[str, Any] = {"kind": "llama_cpp"} | ({"num_gpus": gpus} if gpus > 1 else {})
+        loads = bool(memory.file) and memory.weights_on_cpu <= memory.left
+        maps = not loads or memory.left >= memory.model.weight_bytes
+        forms = [Change("placement", text, (Edit(("strategy",), written),))] if maps else []
+        if loads and memory.weights_on_cpu:
+            loaded = Edit(("strategy",), {**written, "load_mode": "none"})
+            key = "loaded" if maps else ""
+            forms.append(Change("placement", f"{text}, loaded (-lm none)", (loaded,), key=key))
+        yield from ((Tunable("division", (one,)),) for one in forms)
 
     def homes(self, model: ModelShape, machine: Machine) -> Homes:
         """Return the homes of what the settings name, of which ``auto`` is all on the GPU."""

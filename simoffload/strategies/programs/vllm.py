@@ -230,7 +230,7 @@ _OFFLOADING = frozenset(
         "offload_tier",
     }
 )
-"""Keys of offloading."""
+"""Keys that take effect only where weights are offloaded."""
 
 
 class Vllm(DividedStrategy):

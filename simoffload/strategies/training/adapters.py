@@ -22,13 +22,11 @@ from simoffload.results import ADAPTERS, FROZEN_NF4, Change
 from simoffload.strategies.requirements import TRANSFORMERS, check_capability, methods_of
 
 PEFT = "PEFT 0.21"
-"""Program that reads ``adapter_config.json``."""
+"""Program whose ``adapter_config.json`` is written."""
 _REQUIREMENTS = {"peft": "0.21.2", "bitsandbytes": "0.50.2"}
 """Versions of PyPI that were read."""
 _FOUR_BIT = "nf4-dq"
 """Format of proposed frozen weights: NF4 with double quantization, as in the paper of QLoRA."""
-_TRAINABLE = ("nf4", _FOUR_BIT)
-"""Formats of frozen weights whose training is modelled."""
 _RANK = 16
 """Rank of proposed adapters: our choice; PEFT's own default is 8."""
 _QUANTIZE = (
@@ -53,7 +51,7 @@ class Lora(Frozen):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about its keys."""
+        """Warnings about keys that were given in their old form."""
         return () if self.quantize is None else (_QUANTIZE,)
 
     def adapt(self, model: ModelShape, machine: Machine) -> ModelShape:
