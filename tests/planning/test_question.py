@@ -116,14 +116,15 @@ def test_a_program_must_be_for_the_work() -> None:
 
 def test_one_program_is_named_once() -> None:
     for override in ("strategy.kind=vllm", "strategy={kind: vllm}"):
-        with pytest.raises(InputError, match="contradicts --set strategy.*leave out one of them"):
+        with pytest.raises(InputError, match=r"contradicts --set strategy.*leave out one of them"):
             so.question("qwen3-8b", gpu="rtx-4090", program="llama_cpp", overrides=[override])
 
 
 def test_programs_beyond_a_limit_are_named() -> None:
     whole = so.question("qwen3-8b", gpu="rtx-4090").choice
     short = so.question("qwen3-8b", gpu="rtx-4090", overrides=["engine.max_events=3000"]).choice
-    assert whole is not None and short is not None
+    assert whole is not None
+    assert short is not None
     assert whole.untried == ()
     assert short.untried == ("llama.cpp",)
     with pytest.raises(WorkLimitError):
