@@ -234,9 +234,7 @@ def _of_model(
     if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
         platforms = parts.platforms()
     platform, others = (platforms[0] if platforms else None), platforms[1:]
-    if others and not targets:
-        console.note(f"on {platform}; also with this GPU: {', '.join(others)} (--set platform=ID)")
-    return asked(
+    found = asked(
         model,
         platform,
         parts=parts or MachineParts(),
@@ -244,6 +242,9 @@ def _of_model(
         overrides=overrides,
         placed=not targets,
     )
+    if others and not targets:
+        console.note(f"on {platform}; also with this GPU: {', '.join(others)} (--set platform=ID)")
+    return found
 
 
 def move(

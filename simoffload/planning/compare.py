@@ -572,6 +572,8 @@ def _at_best_settings(
     results.clear()
     changed = any(one.changes for one in found.values())
     for label, scenario in configured.items():
+        if label not in before:  # it was added, and stopped by a limit
+            continue
         shown = replace(before[label], label=label) if changed else before[label]
         known[label], results[label] = scenario, shown
         best = found.get(label)

@@ -310,14 +310,15 @@ def _validated(data: Any, info: core_schema.ValidationInfo) -> Strategy:
     return last.model_validate(data)
 
 
-def _work_beside(info: core_schema.ValidationInfo) -> object:
+def _work_beside(info: core_schema.ValidationInfo) -> str | None:
     """Return the kind of the ``workload`` beside a strategy, which may be invalid otherwise."""
     valid = (info.data or {}).get("workload")
     if valid is not None:
         return valid.kind
     document = info.context if isinstance(info.context, Mapping) else {}
     workload = document.get("workload")
-    return workload.get("kind") if isinstance(workload, Mapping) else None
+    kind = workload.get("kind") if isinstance(workload, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 AnyStrategy = Annotated[Strategy, _OfItsKind()]

@@ -96,11 +96,6 @@ CASES: tuple[Case, ...] = (
     ),
     # ---- the command line ----
     command(
-        "no-command",
-        "",
-        ("simoffload:", "the following arguments are required: COMMAND; see simoffload --help"),
-    ),
-    command(
         "unknown-command",
         "rum s.yaml",
         (

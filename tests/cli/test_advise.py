@@ -203,7 +203,8 @@ def test_settings_to_paste_alone_say_it_all(
     little to be recommended unless predictions are exact."""
     monkeypatch.setattr("simoffload.planning.advise.evaluate.margin", lambda *_, **__: 0.0)
     short = ("--set", "workload.output_length=2", "--json")
-    rendered = program("advise", "opt-350m", "--on", f"dgx-a100:{target}", *short, "--output-dir", "out")
+    asked = ("opt-350m", "--program", "deepspeed", "--on", f"dgx-a100:{target}")
+    rendered = program("advise", *asked, *short, "--output-dir", "out")
     assert rendered.status == 0, rendered.err
     options = (one for one in json.loads(rendered.out)["options"] if one["gain"] > 1)
     (best, *_) = (one for one in options if one["kind"] == "setting")

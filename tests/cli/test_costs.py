@@ -51,10 +51,10 @@ def test_run_takes_the_users_prices(program) -> None:
 
 
 def test_run_says_it_in_words(program) -> None:
-    text = program("run", "small.yaml", "--costs", "own.yaml", *FAST).out
+    text = program("run", "small.yaml", "--explain", "--costs", "own.yaml", *FAST).out
     assert "machine and storage cost 87,660 USD, which is 10 USD per hour over 1 year" in text
     assert "older than a year" not in text
-    assert "prices older than a year" in program("run", "small.yaml", *FAST).out
+    assert "prices older than a year" in program("run", "small.yaml", "--explain", *FAST).out
 
 
 def test_compare_has_them_in_text_json_and_columns(program, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_advise_pays_the_users_prices(program, tmp_path: Path) -> None:
 
 def test_another_currency_is_printed_and_not_converted(program, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN + "currency: EUR\n")
-    text = " ".join(program("run", "small.yaml", "--costs", "own.yaml", *FAST).out.split())
+    text = " ".join(program("run", "small.yaml", "--explain", "--costs", "own.yaml", *FAST).out.split())
     assert "87,660 EUR" in text
     assert "USD" not in text
     assert "prices in EUR come from own.yaml alone: nothing is converted" in text
@@ -113,7 +113,7 @@ def test_another_currency_is_printed_and_not_converted(program, tmp_path: Path) 
 
 def test_a_device_that_nobody_knows_is_said(program, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(OWN + "  drive/samsung-pm1734: {price: 1}\n")
-    text = " ".join(program("run", "small.yaml", "--costs", "own.yaml", *FAST).out.split())
+    text = " ".join(program("run", "small.yaml", "--explain", "--costs", "own.yaml", *FAST).out.split())
     assert 'names "drive/samsung-pm1734", which is neither a shipped profile nor part of this machine' in text
     assert 'did you mean "drive/samsung-pm1733-3.84tb"?' in text
 

@@ -22,9 +22,9 @@ def changes_of(text: str) -> list[str]:
     return [line for line in lines if line.startswith("--set")]
 
 
-@pytest.mark.parametrize("command", ["fit", "run"])
+@pytest.mark.parametrize("command", ["fit", "run --explain"])
 def test_what_does_not_fit_comes_with_changes_to_copy(program, command: str) -> None:
-    answer = program(command, *IN_HBM)
+    answer = program(*command.split(), *IN_HBM)
     assert answer.status == 3
     rendered = changes_of(answer.out)
     assert rendered[0] == "--set strategy.weights=dram"

@@ -27,7 +27,7 @@ def _scenario(program, tmp_path: Path) -> None:  # noqa: ARG001
 
 
 def test_a_step_is_told(program) -> None:
-    answer = program("run", "tuning.yaml")
+    answer = program("run", "tuning.yaml", "--explain")
     assert answer.status == 0
     lines = answer.out.splitlines()
     assert lines[0] == "llama-2-7b · float16 · batch 1 × 2 GPUs × accumulation 3 · 512 tokens · dgx-a100"

@@ -46,9 +46,9 @@ def test_planning_is_imported_when_it_is_asked(function: str) -> None:
     program = [sys.executable, "-c", ASKED.format(function)]
     printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     found = {step: set(modules) for step, *modules in map(str.split, printed.splitlines())}
-    assert found["answered"] == found["fits"] == {"answers"}
+    assert found["answered"] == found["fits"] == {"answers", "question"}
     if function == "simulate":
-        assert found["confidence"] == {"answers", "confidence"}
+        assert found["confidence"] == {"answers", "confidence", "question"}
         assert "costs" in found["costs"]
     assert "remedies" in found["remedies"]
     assert all("remedies" not in modules for step, modules in found.items() if step != "remedies")

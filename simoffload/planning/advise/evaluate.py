@@ -232,7 +232,7 @@ class Tried(Evaluated):
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
             "intervals": {name: list(ends) for name, ends in confidence(self.result).intervals().items()},
-            **by_name(self.result, "bottleneck limit warnings"),
+            **by_name(self.result, "bottleneck limit"),
             "economics": self.economics.metrics(),
             **by_name(self.economics, "missing_prices=missing"),
             **by_name(self.result.provenance, "exports"),
@@ -331,10 +331,15 @@ class Advice:
         return tuple(sorted(paid, key=lambda one: (one.change.rank, -(one.gain_per_cost or 0.0))))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return everything as plain values; a change has the warnings that the unchanged scenario lacks."""
+        known = frozenset(self.result.warnings)
         return {
             "schema": SCHEMA,
-            **by_name(self, "objective result economics options=tried"),
+            **by_name(self, "objective result economics"),
+            "options": [
+                {**one.to_dict(), "warnings": [text for text in one.result.warnings if text not in known]}
+                for one in self.tried
+            ],
             "by_cost": [one.change.key for one in self.by_cost],
             "uncertain": [one.change.key for one in self.uncertain],
             "larger_batches": [one.change.key for one in self.larger_batches],
@@ -369,8 +374,12 @@ def advise(
     objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
+<<<<<<< HEAD
     options: Options = options_of,
     pairs: bool = True,
+=======
+    options: Options | None = None,
+>>>>>>> w-t2
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
@@ -392,7 +401,11 @@ def advise(
             listed, trial.stopped = (), str(error)
         for option in steps(listed, lambda option: option.key):
             trial.evaluate(option)
+<<<<<<< HEAD
         if pairs:
+=======
+        if options is None:
+>>>>>>> w-t2
             trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:

@@ -493,12 +493,13 @@ def search_catalogue(
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
     wanted = objective_of(evaluator.scenario, objective)
-    owned = None if extra is None else present(evaluator.scenario, fit(evaluator.scenario), known)
-    run = _PurchaseSearch(evaluator, known, _Budget(budget, extra, owned), tuple(service), wanted)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))
     with watched_by(progress):
         _, unchanged = evaluator.answer()
+    now = present(evaluator.scenario, unchanged, known)
+    owned = None if extra is None else now
+    run = _PurchaseSearch(evaluator, known, _Budget(budget, extra, owned), tuple(service), wanted)
     stopped, tried = "", () if advice is None else tuple(one for one in advice.tried if one.change.priced)
     run.add(tried)
     found += tuple(families_of(evaluator, _combined(evaluator.scenario, tried)))
@@ -510,7 +511,6 @@ def search_catalogue(
         if not run.points:
             raise
     fitting = [one for one in run.points if one.meets and _rank(one)[0] < math.inf]
-    now = owned or present(evaluator.scenario, fit(evaluator.scenario), known)
     best = _no_dearer(min(fitting, key=lambda one: (one.rank, _rank(one)), default=None), fitting, now)
     other = min(fitting, key=_rank, default=None)
     missed = (one for one in run.points if not one.meets)
@@ -519,7 +519,7 @@ def search_catalogue(
         run.points,
         best,
         None if best is None or other is None or other.rank == best.rank else other,
-        min(missed, key=lambda one: most_missed(run.service, one.result), default=None),
+        min(missed, key=lambda one: (most_missed(run.service, one.result), -one.speed), default=None),
         wanted,
         combinations,
         run.all_outcomes(combinations),
