@@ -58,6 +58,9 @@ def asked(
     A program that is named, also by ``strategy.kind`` among the overrides, is the only one to choose from.
     """
     stated = dict(map(split_assignment, overrides))
+    if program is not None and (both := {"strategy", "strategy.kind"} & stated.keys()):
+        text = f"contradicts --set {both.pop()}, which names a program, too; leave out one of them"
+        raise InputError.at(program, text, path="--program")
     if program is not None:
         program = checked_program(program, str(stated.get("workload.kind", "inference")))
         overrides = [one for one in overrides if split_assignment(one)[0] != "strategy"]

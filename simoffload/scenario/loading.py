@@ -549,7 +549,7 @@ class LoadedScenario:
 
 
 def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
-    if before.kind == after.kind:
+    if before.kind in (after.kind, BEST):  # a choice was not stated
         return ()
     text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a complete copy, and no"
     text = f"{text} other setting of the strategy applies; compare --strategy FILE accepts any strategy"
