@@ -374,12 +374,8 @@ def advise(
     objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
-<<<<<<< HEAD
     options: Options = options_of,
     pairs: bool = True,
-=======
-    options: Options | None = None,
->>>>>>> w-t2
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
@@ -401,11 +397,7 @@ def advise(
             listed, trial.stopped = (), str(error)
         for option in steps(listed, lambda option: option.key):
             trial.evaluate(option)
-<<<<<<< HEAD
         if pairs:
-=======
-        if options is None:
->>>>>>> w-t2
             trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:
