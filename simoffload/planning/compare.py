@@ -514,8 +514,8 @@ def compare_scenarios(
     whole search for nearer memory.
 
     With ``free_settings``, each label means its scenario at its best free settings (``best_settings``) for
-    the objective; where these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the
-    same work without offloading is added: for each label that ends in a target, or once.
+    the objective; where these differ from those of the scenario, a result "…, as configured" follows. With
+    ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     judged = _judge(objective, load_costs() if costs is None else costs)
