@@ -26,7 +26,7 @@ def test_examples_of_scenarios_and_profiles_run(
     files = sorted(path.name for path in tmp_path.iterdir())
     assert main(["check", *files]) == 0, capsys.readouterr().err
     assert main(["run", "s.yaml"]) == 0
-    assert "array read, " in " ".join(capsys.readouterr().out.split())
+    assert "array 59.9 GB of 46.1 TB in all" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_scenario_of_the_reference_is_right(

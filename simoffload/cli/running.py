@@ -95,11 +95,11 @@ def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostL
     """Return what to change next, where a time was asked for; nothing where a limit is reached."""
     if result.step is None or scenario.choice is None:
         return ()
-    from simoffload.errors import SimoffloadError
+    from simoffload.errors import WorkLimitError
     from simoffload.planning.evaluator import Evaluator
     from simoffload.planning.next_steps import next_steps
 
-    with suppress(SimoffloadError):
+    with suppress(WorkLimitError), sharing(scenario.scenario.engine.timeout):
         return next_steps(Evaluator(scenario, result=result), prices)
     return ()
 

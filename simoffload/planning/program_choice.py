@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit, either
-from simoffload.errors import InputError, SimulationError
+from simoffload.errors import InputError, WorkLimitError
+from simoffload.limits import sharing
 from simoffload.planning.alternatives import OtherProgram
 from simoffload.planning.evaluator import Evaluator
 from simoffload.progress import working_on
@@ -18,6 +19,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Placement, fields_of, suited_to
 from simoffload.strategies.base import offloaded_tiers, optimizer_target, placements_of, state_tiers
 from simoffload.strategies.programs.best import Best, choice_in
+from simoffload.units import plural
 from simoffload.workload import Checkpointing
 
 _OWN_KEYS = frozenset(Best.model_fields)
@@ -27,10 +29,21 @@ _CLEARLY = 1.03
 
 
 def choose(scenario: LoadedScenario) -> LoadedScenario:
-    """Return a scenario that chooses its program under the fastest one (:func:`question.chosen`)."""
+    """Return a scenario that chooses its program under the fastest one (:func:`question.chosen`).
+
+    All simulations together have the time of the scenario's limit. Raises WorkLimitError where one of the
+    limits leaves no program.
+    """
+    with sharing(scenario.scenario.engine.timeout):
+        return _chosen(scenario)
+
+
+def _chosen(scenario: LoadedScenario) -> LoadedScenario:
     found = _Candidates(scenario, _Limit.of(scenario))
     fitting, limit = found.fitting(), found.limit
     best = _by_program([one for one in fitting if not one.hypothetical] or fitting)
+    if not best and found.beyond:
+        raise next(iter(found.beyond.values()))
     if not best:
         return found.first()
     without: ProgramRate | None = None
@@ -39,7 +52,9 @@ def choose(scenario: LoadedScenario) -> LoadedScenario:
         real = [one for one in free.fitting() if not one.hypothetical]
         faster = [one for one in _by_program(real) if one.rate > best[0].rate * _CLEARLY]
         without = faster[0].program if faster else None
-    choice = ProgramChoice(tuple(one.program for one in best), limit.text, without, limit.among)
+    programs = tuple(one.program for one in best)
+    untried = tuple(title for title in found.beyond if title not in {one.title for one in programs})
+    choice = ProgramChoice(programs, limit.text, without, limit.among, untried)
     return replace(best[0].scenario, choice=choice, remarks=scenario.remarks)
 
 
@@ -109,12 +124,13 @@ class _Way(NamedTuple):
 
 def _by_program(forms: Collection[_Way]) -> list[_Way]:
     """Return the fastest way of each program, the fastest first; of programs that are as fast within a few
-    percent the one that is registered first."""
+    percent the one that was tried first."""
     best: dict[str, _Way] = {}
     for one in sorted(forms, key=lambda one: -one.rate):
-        best.setdefault(one.program.title, one)
+        best.setdefault(one.program.kind, one)
     found = list(best.values())
-    first = next((one for one in forms if one in found and one.rate * _CLEARLY >= found[0].rate), None)
+    near = (one for one in forms if best[one.program.kind] is one and one.rate * _CLEARLY >= found[0].rate)
+    first = next(near, None)
     return sorted(found, key=lambda one: one is not first)
 
 
@@ -139,6 +155,8 @@ class _Candidates:
         strategy, work = scenario.scenario.strategy, scenario.scenario.workload
         assert not isinstance(work, Checkpointing)
         self._gpus, self._sequences = strategy.ranks, work.batch_size * strategy.replicas
+        self.beyond: dict[str, WorkLimitError] = {}
+        """Programs, by name, of which a form was beyond a limit of the scenario."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -169,22 +187,26 @@ class _Candidates:
 
     def fitting(self) -> list[_Way]:
         """Return all that fit and are where they must be, simulated."""
-        found: dict[int, _Way] = {}
+        found: dict[Hashable, _Way] = {}
         for kind in self.kinds:
             if self._has(kind):
                 working_on(f"choosing a program: {kind}")
                 for edits in self._forms(kind):
                     way = self._way(kind, edits)
                     if way is not None:
-                        found.setdefault(hash(self.evaluator.same(*edits)), way)
+                        found.setdefault(self.evaluator.same(*edits), way)
         return list(found.values())
 
     def _way(self, kind: str, edits: tuple[Edit, ...]) -> _Way | None:
-        with suppress(InputError, SimulationError):
+        with suppress(InputError):
             if not self.evaluator.fits(*edits) or not self.limit.allows(self.evaluator.edited(*edits)):
                 return None
-            there, result = self.evaluator.answer(*edits, scope="first")
-            title = there.scenario.strategy.traits.title or kind
+            title = self.evaluator.edited(*edits).scenario.strategy.traits.title or kind
+            try:
+                there, result = self.evaluator.answer(*edits, scope="first")
+            except WorkLimitError as error:
+                self.beyond.setdefault(title, error)
+                return None
             plan = there.plan()
             where = "+".join(offloaded_tiers(plan))
             rate = result.metrics().get("tokens_per_s")
@@ -219,6 +241,10 @@ class _Candidates:
         spread = strategy.sizes().gpus(self._gpus) if self._gpus != strategy.gpus else ()
         edits = (*edits, *(one for one in spread if one.path[1] not in self.limit.stated))
         strategy = self.evaluator.edited(*edits).scenario.strategy
+        if not strategy.replicas:
+            stated = ", ".join(self.limit.stated)
+            text = f"{stated} need more than {plural(self._gpus, 'GPU')}; lower them, or raise --gpus"
+            raise InputError([self.scenario.document.problem(("strategy",), text)])
         batch, rest = divmod(self._sequences, strategy.replicas)
         work = self.evaluator.workload
         if not rest and not isinstance(work, Checkpointing) and batch != work.batch_size:

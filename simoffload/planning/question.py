@@ -9,10 +9,8 @@ from typing import Any
 
 from simoffload.documents import Edit, either, split_assignment, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource
+from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, read_scenario, read_source
 from simoffload.scenario import default_scenario as of_model
-from simoffload.scenario import load_scenario as load_stated
-from simoffload.scenario import loaded as load_source
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
 from simoffload.workload import Checkpointing
 
@@ -60,6 +58,9 @@ def asked(
     A program that is named, also by ``strategy.kind`` among the overrides, is the only one to choose from.
     """
     stated = dict(map(split_assignment, overrides))
+    if program is not None and (both := {"strategy", "strategy.kind"} & stated.keys()):
+        text = f"contradicts --set {both.pop()}, which names a program, too; leave out one of them"
+        raise InputError.at(program, text, path="--program")
     if program is not None:
         program = checked_program(program, str(stated.get("workload.kind", "inference")))
         overrides = [one for one in overrides if split_assignment(one)[0] != "strategy"]
@@ -124,7 +125,7 @@ def load_scenario(
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    return chosen(load_stated(source, overrides=overrides, placed=placed))
+    return chosen(read_scenario(source, overrides=overrides, placed=placed))
 
 
 def loaded(source: ScenarioSource) -> LoadedScenario:
@@ -133,7 +134,7 @@ def loaded(source: ScenarioSource) -> LoadedScenario:
 
     Raises what ``load_scenario`` raises, and TypeError for anything else.
     """
-    return chosen(load_source(source))
+    return chosen(read_source(source))
 
 
 # -- the choice of a program -----------------------------------------------------------------------

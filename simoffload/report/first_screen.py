@@ -24,7 +24,7 @@ _MOST_CAUSES, _MOST_CHANGES = 4, 3
 _BAR = 12
 """Length [characters] of the bar of a full tier."""
 _LEAST_SHARE = 0.01
-_LONGEST_COMMAND = 300
+_LONGEST_COMMAND = 400
 _ELSEWHERE = ("beyond the calibrated range",)
 """Beginnings of warnings that a line of its own says in short."""
 
@@ -61,7 +61,9 @@ def _answer(scenario: LoadedScenario, result: SimulationResult, following: Seque
         yield Line("limited by", bottleneck(result.step, presentation(result).called))
         yield Line("how sure", _sure(result))
     if scenario.choice is not None:
-        yield Line("others", " · ".join(map(program_rate, scenario.choice.programs[1:3])))
+        others = [*map(program_rate, scenario.choice.programs[1:3])]
+        others += [f"{one}: not tried, beyond a limit" for one in scenario.choice.untried]
+        yield Line("others", " · ".join(others))
         yield Line("faster", without_limit(scenario.choice))
     yield Line("next", " · ".join(_change(one) for one in following))
     yield Line("type", _typed(result) if result.fits else "")
@@ -90,12 +92,11 @@ def _values(result: SimulationResult) -> str:
     if ttft is not None and result.compared_metric.name != "ttft_s":
         parts.append(f"first token after {format_seconds(ttft)}")
     costs = result.costs
-    for name, what in (("cost_per_million_tokens", "million tokens"),):
-        value = costs.at_least().get(name) if costs is not None else None
-        if costs is not None and value is not None:
-            least = "at least " if costs.missing else ""
-            amount = f"{value:,.0f}" if value >= 100 else format_number(value)
-            parts.append(f"{least}{amount} {costs.costs.currency} per {what}".replace("  ", " "))
+    value = costs.at_least().get("cost_per_million_tokens") if costs is not None else None
+    if costs is not None and value is not None:
+        least = "at least " if costs.missing else ""
+        amount = f"{value:,.0f}" if value >= 100 else format_number(value)
+        parts.append(f"{least}{amount} {costs.costs.currency or 'units'} per million tokens")
     return " · ".join(parts)
 
 
@@ -125,12 +126,14 @@ def _change(one: Tried) -> str:
 def _typed(result: SimulationResult) -> str:
     """Return the command that runs it, or the file that configures it."""
     exports = result.provenance.exports
-    commands = [one for name, one in exports.items() if name.endswith(".sh") and isinstance(one, str)]
-    if commands:
-        lines = (line for line in commands[0].splitlines() if line and not line.startswith("#"))
-        text = " ".join(line.rstrip("\\").strip() for line in lines)
-        return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]}…"
-    return f"{', '.join(exports)} (--explain prints it)" if exports else ""
+    scripts = {name: one for name, one in exports.items() if name.endswith(".sh") and isinstance(one, str)}
+    for name, script in scripts.items():
+        lines = [line for line in script.splitlines() if line]
+        command = " ".join(line.rstrip("\\").strip() for line in lines if not line.startswith("#"))
+        remarks = " ".join(line.strip("# ") for line in lines if line.startswith("#"))
+        text = f"{command} ({remarks})" if remarks else command
+        return printable(text if len(text) <= _LONGEST_COMMAND else f"{name} (--explain prints it)")
+    return printable(f"{', '.join(exports)} (--explain prints it)") if exports else ""
 
 
 def _memory(result: SimulationResult) -> str:

@@ -287,6 +287,8 @@ class ProgramChoice(NamedTuple):
     """What would be faster without that limit; None if nothing would."""
     among: tuple[str, ...] = ()
     """Kinds of the programs that were named; empty if all that people use were tried."""
+    untried: tuple[str, ...] = ()
+    """Names of programs that a limit of time, memory or operations left out."""
 
 
 def _joined(*texts: str) -> str:

@@ -118,7 +118,8 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
     tokens take (discussions 477 and pull request 232 of ikawrakow/ik_llama.cpp).
     """
     machine, model, work = scenario.machine, scenario.model, scenario.scenario.workload
-    if scenario.choice is not None:  # llama.cpp was among the programs
+    choice = scenario.choice
+    if choice is not None and not choice.among:  # llama.cpp was among the programs
         return ()
     if work.kind != "inference" or not machine.is_personal or scenario.scenario.strategy.traits.on_cpu:
         return ()

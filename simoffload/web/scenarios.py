@@ -245,10 +245,15 @@ def _scale(variant: Variant, rest: str, value: Any) -> Variant:
 def _part(variant: Variant, rest: str, value: Any) -> Variant:
     given: dict[str, Any] = {rest: int(value) if rest == "gpus" else str(value)}
     parts = MachineParts(**given)
-    edits = [one.assignment for one in parts.edits(_open(variant))]
     if rest == "gpu" and is_model(variant.base):  # on the machine that a command takes for it
-        edits = [f"platform={parts.platforms()[0]}"]
-    return variant.edited(*edits)
+        return variant.edited(f"platform={parts.platforms()[0]}")
+    now = _open(variant)
+    if rest == "gpus" and is_model(variant.base):
+        asked_for = parts._replace(gpu=now.machine.accelerator.id)
+        if now.machine.platform == asked_for._replace(gpus=None).platforms()[0]:  # it was not named
+            variant = variant.edited(f"platform={asked_for.platforms()[0]}")
+            now = _open(variant)
+    return variant.edited(*(one.assignment for one in parts.edits(now)))
 
 
 def _open(variant: Variant) -> LoadedScenario:

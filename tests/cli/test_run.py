@@ -33,6 +33,22 @@ def test_run_prints_the_answer(program) -> None:
     assert answer.err == ""
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("qwen3-8b", "--gpu", "rtx-4090"),
+        ("llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "8"),
+        ("llama-3.1-8b", "--gpu", "rtx-3090", "--set", "workload.kind=training"),
+        ("ddn/bloom-176b",),
+    ],
+)
+def test_a_first_answer_is_one_screen(program, asked: tuple[str, ...]) -> None:
+    answer = program("run", *asked)
+    assert answer.status == 0, answer.err
+    assert len(answer.out.splitlines()) <= MOST_LINES
+    assert max(map(len, answer.out.splitlines())) <= 100
+
+
 def test_json_is_one_document_with_finite_numbers(program) -> None:
     answer = program("run", "small.yaml", "--json")
     data = json.loads(answer.out, parse_constant=pytest.fail)

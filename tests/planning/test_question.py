@@ -10,7 +10,7 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import parse_yaml
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.question import chosen_once, is_choice, with_program
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies import suited_to
@@ -112,6 +112,23 @@ def test_a_program_must_be_for_the_work() -> None:
         so.question("qwen3-8b", gpu="rtx-4090", program="fsdp")
     with pytest.raises(InputError, match=r'--program: flexgem: is no program; did you mean "flexgen"\?'):
         so.question("qwen3-8b", gpu="rtx-4090", program="flexgem")
+
+
+def test_one_program_is_named_once() -> None:
+    for override in ("strategy.kind=vllm", "strategy={kind: vllm}"):
+        with pytest.raises(InputError, match=r"contradicts --set strategy.*leave out one of them"):
+            so.question("qwen3-8b", gpu="rtx-4090", program="llama_cpp", overrides=[override])
+
+
+def test_programs_beyond_a_limit_are_named() -> None:
+    whole = so.question("qwen3-8b", gpu="rtx-4090").choice
+    short = so.question("qwen3-8b", gpu="rtx-4090", overrides=["engine.max_events=3000"]).choice
+    assert whole is not None
+    assert short is not None
+    assert whole.untried == ()
+    assert short.untried == ("llama.cpp",)
+    with pytest.raises(WorkLimitError):
+        so.question("qwen3-8b", gpu="rtx-4090", overrides=["engine.max_events=10"])
 
 
 def test_training_has_programs_of_its_own() -> None:

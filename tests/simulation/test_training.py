@@ -293,7 +293,11 @@ def test_transformers_is_stage_0_launched_without_deepspeed() -> None:
     copies, stage_0 = step(strategy={"kind": "transformers"}, ranks=2), step({"stage": 0}, ranks=2)
     assert [one.needed for one in copies.capacity] == [one.needed for one in stage_0.capacity]
     of_copies, of_stage_0 = (
-        {(phase.name, cause.cause_text): cause.busy_ps for phase in one.phases for cause in phase.result.shares}
+        {
+            (phase.name, cause.cause_text): cause.busy_ps
+            for phase in one.phases
+            for cause in phase.result.shares
+        }
         for one in (copies, stage_0)
     )
     launched = {("forward", "host thread"), ("backward", "host thread")}
