@@ -248,8 +248,7 @@ def _add_compare(parser: _Parser) -> None:
         type=listed,
         action="extend",
         metavar="ID,…",
-        help="which machine for a MODEL: these, each with its best program and a format that fits, "
-        "such as rtx-4090-desktop,dgx-spark",
+        help="which machine for a MODEL (rtx-4090-desktop,dgx-spark): each with its best program and format",
     )
     parser.add_argument(
         "--budget",

@@ -43,7 +43,6 @@ from simoffload.serving.simulate import StreamSimulation
 from simoffload.serving.steps import SimulatedSteps
 from simoffload.simulation import fit, with_spreads
 from simoffload.strategies import ServingLimits
-from simoffload.units import format_number
 
 __all__ = [
     "COVERED",
@@ -52,6 +51,7 @@ __all__ = [
     "StreamResult",
     "capacity_by_chance",
     "chat_overrides",
+    "counted",
     "error_interval",
     "simulated_stream",
     "stated_rate",
@@ -260,10 +260,6 @@ class StreamResult:
             **{name: found[name] for name in _ENERGY},
         }
 
-    def load_text(self, load: float) -> str:
-        """Return a load with its unit, as "1 request/s"."""
-        return _counted(load, self.unit)
-
     @property
     def unit(self) -> Literal["users", "requests/s", "times the trace's rate"]:
         """What the load of a trial counts."""
@@ -365,9 +361,8 @@ def _plain(one: ReplicatedMean) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in one._asdict().items()}
 
 
-def _counted(load: float, unit: str) -> str:
-    """Return a load with its unit, which is singular after "1"."""
-    number = format_number(load)
+def counted(number: str, unit: str) -> str:
+    """Return a load as text with its unit, which is singular after "1"."""
     singular = {"users": "user", "requests/s": "request/s"}
     return f"{number} {singular.get(unit, unit) if number == '1' else unit}"
 
@@ -409,7 +404,7 @@ def with_requests_named(scenario: LoadedScenario) -> LoadedScenario:
     if options.max_num_seqs != before.max_num_seqs:
         named.append(f"{options.max_num_seqs} at a time (max_num_seqs)")
     if isinstance(options.arrivals, Poisson):
-        named.append(f"{_counted(options.arrivals.request_rate, 'requests/s')} at random times")
+        named.append(f"{counted(f'{options.arrivals.request_rate:g}', 'requests/s')} at random times")
     for name, length in (("prompts", options.prompt), ("outputs", options.output)):
         if isinstance(length, Lognormal):
             named.append(f"{name} of {length.median:,g} tokens in the median")
