@@ -45,7 +45,12 @@ def _chosen(scenario: LoadedScenario) -> LoadedScenario:
     if not best and found.beyond:
         raise next(iter(found.beyond.values()))
     if not best:
-        return found.first()
+        first = found.first()
+        if limit.among and limit.uses not in (None, *state_tiers(first.plan())):
+            title = first.scenario.strategy.traits.title or first.scenario.strategy.kind
+            text = f"{title} keeps nothing on {limit.uses} here; name another program, or leave it out"
+            raise InputError([scenario.document.problem(("strategy", "uses"), text)])
+        return first
     without: ProgramRate | None = None
     if limit.text:
         free = _Candidates(scenario, limit.lifted(), evaluator=found.evaluator)
