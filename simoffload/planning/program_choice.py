@@ -46,7 +46,7 @@ def _chosen(scenario: LoadedScenario) -> LoadedScenario:
         raise next(iter(found.beyond.values()))
     if not best:
         first = found.first()
-        if limit.among and limit.uses not in (None, *state_tiers(first.plan())):
+        if limit.among and limit.uses is not None and limit.uses not in state_tiers(first.plan()):
             title = first.scenario.strategy.traits.title or first.scenario.strategy.kind
             text = f"{title} keeps nothing on {limit.uses} here; name another program, or leave it out"
             raise InputError([scenario.document.problem(("strategy", "uses"), text)])

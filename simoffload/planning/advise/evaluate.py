@@ -374,7 +374,7 @@ def advise(
     objective: str | None = None,
     costs: CostList | None = None,
     progress: Watcher | None = None,
-    options: Options = options_of,
+    options: Options | None = None,
     pairs: bool = True,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
@@ -392,7 +392,7 @@ def advise(
     with watched_by(progress):
         trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
         try:
-            listed = limited(options)(evaluator, trial.result, known)
+            listed = limited(options or options_of)(evaluator, trial.result, known)
         except WorkLimitError as error:
             listed, trial.stopped = (), str(error)
         for option in steps(listed, lambda option: option.key):
