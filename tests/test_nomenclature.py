@@ -13,7 +13,7 @@ from simoffload.planning.compare import Comparison
 from simoffload.planning.economics import COST_METRICS
 from simoffload.planning.sweep.definition import reserved
 from simoffload.results import declared_metrics
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
 
 PAGE = (Path(__file__).parents[1] / "docs" / "nomenclature.md").read_text()
@@ -33,7 +33,7 @@ def test_costs_are_explained() -> None:
 
 
 def test_columns_of_a_comparison_are_explained() -> None:
-    results = {"x": fit(load_scenario("xinnor/llama-1b")), "y": fit(load_scenario("checkpoint/mlperf-8b"))}
+    results = {"x": fit(read_scenario("xinnor/llama-1b")), "y": fit(read_scenario("checkpoint/mlperf-8b"))}
     columns, _ = Comparison(results).table()
     said_by_itself = {"model", "platform", "workload"}
     assert sorted(set(columns) - said_by_itself - UNITS.keys() - declared_metrics().keys()) == []

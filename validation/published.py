@@ -15,7 +15,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.strategies.base import movable
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
@@ -148,7 +148,7 @@ RESULT_METRICS: dict[str, Callable[[SimulationResult], float | None]] = {
 def _scenario(name: str, overrides: str, target: str) -> LoadedScenario:
     if target:
         return _scenario(name, overrides, "").on(target)
-    return load_scenario(name, overrides=[part for part in overrides.split(";") if part])
+    return read_scenario(name, overrides=[part for part in overrides.split(";") if part])
 
 
 @cache

@@ -111,9 +111,9 @@ def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
 def list_scenarios(_arguments: Namespace, console: Console) -> ExitCode:
     """List the shipped scenarios with the first sentence of their descriptions."""
     from simoffload.scenario import list_scenarios as names
-    from simoffload.scenario import load_scenario
+    from simoffload.scenario import read_scenario
 
-    listed = [{"name": name, "description": _sentence(load_scenario(name))} for name in names()]
+    listed = [{"name": name, "description": _sentence(read_scenario(name))} for name in names()]
     descriptions = [one["description"] for one in listed]
     table = _table(console, ("NAME",), [(one["name"],) for one in listed], below=descriptions)
     console.answer(table, {"schema": "simoffload/scenarios/1", "scenarios": listed})

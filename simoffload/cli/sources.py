@@ -149,7 +149,7 @@ def load(
     of them. A note names the keys of the work that the command does not use: it ``uses`` the section workload
     or stream."""
     from simoffload.planning.question import chosen, with_parts, with_program
-    from simoffload.scenario import load_scenario, names_model, of_platform, resolve
+    from simoffload.scenario import names_model, of_platform, read_scenario, resolve
 
     keep(given_limits(changes.overrides))
     source = source or changes.model or ""
@@ -163,7 +163,7 @@ def load(
         if source == STDIN:
             found = resolve(read(source), overrides=overrides, placed=not targets)
         else:
-            found = load_scenario(source, overrides=overrides, placed=not targets)
+            found = read_scenario(source, overrides=overrides, placed=not targets)
         if program is not None:
             found = with_program(found, program)
         _note_unused(source, found, uses, None, console)

@@ -100,7 +100,7 @@ def _smallest(base: str, *, good: bool = False, output: str = "") -> Mixture:
     return Mixture(base, roles, "q4_k", embedding, head="q5_k", output_of_eight="q5_k")
 
 
-MIXTURES: dict[str, Mixture] = {
+_OF_LLAMA_CPP: dict[str, Mixture] = {
     "q8_0": Mixture("q8_0", head="q8_0"),
     "mxfp4_moe": Mixture("q8_0", head="q8_0", expert="mxfp4"),
     "q6_k": Mixture("q6_k"),
@@ -173,11 +173,17 @@ MIXTURES: dict[str, Mixture] = {
     "iq1_s": _smallest("iq1_s", output="iq2_xxs"),
 }
 """Mixtures by llama.cpp's name, in lower case."""
-
-for _name, _base in {"q6_k_l": "q6_k", "q5_k_l": "q5_k_m", "q4_k_l": "q4_k_m", "q3_k_xl": "q3_k_l"}.items():
-    MIXTURES[_name] = replace(MIXTURES[_base], embedding="q8_0", head="q8_0")
-MIXTURES["q2_k_l"] = replace(MIXTURES["q2_k"], embedding="q8_0", head="q8_0")
-
+_OUTSIDE_OF_EIGHT = {
+    "q6_k_l": "q6_k",
+    "q5_k_l": "q5_k_m",
+    "q4_k_l": "q4_k_m",
+    "q3_k_xl": "q3_k_l",
+    "q2_k_l": "q2_k",
+}
+"""llama.cpp's mixtures by the names of files in which embeddings and head are in Q8_0. The names are not
+llama.cpp's but of bartowski's quantizations, whose model cards say so; they are made with the options
+``--token-embedding-type`` and ``--output-tensor-type`` of llama-quantize (pull request 6239 of llama.cpp).
+From the names' documentation, an estimate: no such file was read."""
 UNSLOTH = "ud-"
 """Beginning of the names of Unsloth's dynamic mixtures."""
 _PROJECTIONS: tuple[Role, ...] = ("query", "key", "value")
@@ -190,25 +196,33 @@ _DYNAMIC: dict[str, Mixture] = {
         embedding="q8_0",
         head="q8_0",
     ),
-    "q5_k_xl": MIXTURES["q5_k_m"],
-    "q4_k_xl": replace(MIXTURES["q4_k_m"], expert="q4_k"),
-    "q3_k_xl": replace(MIXTURES["q3_k_m"], expert="q3_k"),
-    "q2_k_xl": MIXTURES["q2_k"],
-    "iq3_xxs": MIXTURES["iq3_xs"],
-    "iq2_m": MIXTURES["iq2_m"],
-    "iq2_xxs": MIXTURES["iq2_m"],
-    "iq1_m": MIXTURES["iq2_s"],
-    "iq1_s": MIXTURES["iq2_xs"],
-    "tq1_0": MIXTURES["iq2_xxs"],
+    "q5_k_xl": _OF_LLAMA_CPP["q5_k_m"],
+    "q4_k_xl": replace(_OF_LLAMA_CPP["q4_k_m"], expert="q4_k"),
+    "q3_k_xl": replace(_OF_LLAMA_CPP["q3_k_m"], expert="q3_k"),
+    "q2_k_xl": _OF_LLAMA_CPP["q2_k"],
+    "iq3_xxs": _OF_LLAMA_CPP["iq3_xs"],
+    "iq2_m": _OF_LLAMA_CPP["iq2_m"],
+    "iq2_xxs": _OF_LLAMA_CPP["iq2_m"],
+    "iq1_m": _OF_LLAMA_CPP["iq2_s"],
+    "iq1_s": _OF_LLAMA_CPP["iq2_xs"],
+    "tq1_0": _OF_LLAMA_CPP["iq2_xxs"],
 }
 """Mixtures about as large as Unsloth's dynamic ones (2.0), by their names without "ud-": an estimate, as
 Unsloth chooses the type of every tensor for each model. UD-IQ1_S of Qwen3-30B-A3B has 8.42 GiB (issue 14199
 of llama.cpp), here 8.45."""
 _SAME = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "iq4_nl", "iq4_xs", "q3_k_m", "q3_k_s", "iq3_s")
 """Names of llama.cpp that Unsloth uses for dynamic mixtures, too."""
-MIXTURES |= {
-    f"{UNSLOTH}{name}": one for name, one in (_DYNAMIC | {name: MIXTURES[name] for name in _SAME}).items()
+
+MIXTURES: dict[str, Mixture] = {
+    **_OF_LLAMA_CPP,
+    **{
+        name: replace(_OF_LLAMA_CPP[base], embedding="q8_0", head="q8_0")
+        for name, base in _OUTSIDE_OF_EIGHT.items()
+    },
+    **{f"{UNSLOTH}{name}": one for name, one in _DYNAMIC.items()},
+    **{f"{UNSLOTH}{name}": _OF_LLAMA_CPP[name] for name in _SAME},
 }
+"""Mixtures by their name in lower case: llama.cpp's, those with embeddings and head in Q8_0, Unsloth's."""
 
 _FALLBACKS = {
     "q6_k": "q8_0",

@@ -34,7 +34,7 @@ from simoffload.scenario import (
     LoadedScenario,
     ScenarioSource,
     canonical_target,
-    load_scenario,
+    read_scenario,
 )
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.metrics import refused
@@ -81,7 +81,7 @@ def published_ratios(scenario: LoadedScenario, baseline: str) -> dict[str, tuple
     publication.
     """
     ratios = [one for one in shipped_ratios() if one.scenario.rpartition("/")[2] == scenario.name]
-    if not ratios or not _same_work(scenario, load_scenario(ratios[0].scenario)):
+    if not ratios or not _same_work(scenario, read_scenario(ratios[0].scenario)):
         return {}
     # Every ratio is followed in both directions until no tier is added.
     known: dict[str, tuple[float, tuple[str, ...]]] = {baseline: (1.0, ())}

@@ -38,7 +38,7 @@ def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tri
     Where the weights are read from storage, the first one is the largest format that avoids it, or the
     smallest where none does. Raises what ``advise`` raises.
     """
-    advice = advise(evaluator, costs=costs, options=_few)
+    advice = advise(evaluator, costs=costs, options=_few, pairs=False)
     of_formats = [one for one in advice.tried if one.change.key.startswith(_FORMAT)]
     free = [one for one in advice.helping if one not in of_formats and not one.extra]
     bought = [one for one in advice.helping if one.extra]

@@ -9,10 +9,8 @@ from typing import Any
 
 from simoffload.documents import Edit, either, split_assignment, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource
+from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, read_scenario, read_source
 from simoffload.scenario import default_scenario as of_model
-from simoffload.scenario import load_scenario as load_stated
-from simoffload.scenario import loaded as load_source
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
 from simoffload.workload import Checkpointing
 
@@ -127,7 +125,7 @@ def load_scenario(
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    return chosen(load_stated(source, overrides=overrides, placed=placed))
+    return chosen(read_scenario(source, overrides=overrides, placed=placed))
 
 
 def loaded(source: ScenarioSource) -> LoadedScenario:
@@ -136,7 +134,7 @@ def loaded(source: ScenarioSource) -> LoadedScenario:
 
     Raises what ``load_scenario`` raises, and TypeError for anything else.
     """
-    return chosen(load_source(source))
+    return chosen(read_source(source))
 
 
 # -- the choice of a program -----------------------------------------------------------------------

@@ -16,8 +16,8 @@ from simoffload.scenario import (
     ScenarioSource,
     canonical_target,
     changed_platform,
-    loaded,
     placement_of,
+    read_source,
 )
 from simoffload.strategies import Placement, Plan
 
@@ -61,7 +61,7 @@ def on_targets(
     Raises InputError for unknown targets and for overrides that no platform has a place for, all of them at
     once.
     """
-    scenario = loaded(scenario)
+    scenario = read_source(scenario)
     problems: list[Problem] = []
     retargeted: dict[str, LoadedScenario] = {}
     written: dict[str, str] = {}

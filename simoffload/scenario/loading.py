@@ -656,7 +656,7 @@ _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} f
 
 
 def list_scenarios() -> tuple[str, ...]:
-    """Return the names of the shipped scenarios, as ``load_scenario`` accepts them."""
+    """Return the names of the shipped scenarios, as ``read_scenario`` accepts them."""
     return _names_in(shipped_folder("scenarios"))
 
 
@@ -694,7 +694,7 @@ def names_model(source: str) -> bool:
 
 
 @limited
-def load_scenario(
+def read_scenario(
     source: str | Path, *, overrides: Sequence[str] = (), placed: bool = True
 ) -> LoadedScenario:
     """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, and resolve it;
@@ -705,10 +705,10 @@ def load_scenario(
     return resolve(read_document(locate(source)), overrides=overrides, placed=placed)
 
 
-def loaded(source: ScenarioSource) -> LoadedScenario:
-    """Return a scenario, which is loaded first where ``source`` is a path or the name of a shipped one.
+def read_source(source: ScenarioSource) -> LoadedScenario:
+    """Return a scenario, which is read first where ``source`` is a path or the name of a shipped one.
 
-    Raises what ``load_scenario`` raises, and TypeError for anything else.
+    Raises what ``read_scenario`` raises, and TypeError for anything else.
     """
     if isinstance(source, LoadedScenario):
         return source
@@ -717,7 +717,7 @@ def loaded(source: ScenarioSource) -> LoadedScenario:
     except TypeError:
         text = "write what load_scenario() returns, the path of a file, or the name of a shipped scenario"
         raise TypeError(f"a scenario cannot be {type(source).__name__}; {text}") from None
-    return load_scenario(path)
+    return read_scenario(path)
 
 
 @limited

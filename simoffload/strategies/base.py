@@ -109,21 +109,24 @@ def target(plan: Plan) -> str:
 
 
 def weights_tiers(plan: Plan) -> tuple[str, ...]:
-    """Return the tiers beside HBM that hold a tenth of the weights or more, in the platform's order."""
-    sizes = dict.fromkeys(plan.machine.tiers, 0)
-    for one in plan.held:
-        sizes[one.tier] += one.size if one.kind == "weights" else 0
-    beside = sum(sizes.values()) - sizes["hbm"]
-    return tuple(name for name, size in sizes.items() if name != "hbm" and beside <= 10 * size and size)
+    """Return the tiers beside HBM that hold a tenth or more of the weights beside HBM, in the platform's
+    order."""
+    return _with_a_tenth(plan, inside=False)
 
 
 def offloaded_tiers(plan: Plan) -> tuple[str, ...]:
     """Return the tiers beside HBM that hold a tenth of all weights or more, in the platform's order."""
+    return _with_a_tenth(plan, inside=True)
+
+
+def _with_a_tenth(plan: Plan, *, inside: bool) -> tuple[str, ...]:
+    """Return the tiers beside HBM that hold a tenth or more of the weights, with or without those in HBM."""
     sizes = dict.fromkeys(plan.machine.tiers, 0)
     for one in plan.held:
         sizes[one.tier] += one.size if one.kind == "weights" else 0
-    least = max(1, sum(sizes.values()) // 10)
-    return tuple(name for name, size in sizes.items() if name != "hbm" and size >= least)
+    within = sizes.pop("hbm", 0)
+    whole = sum(sizes.values()) + (within if inside else 0)
+    return tuple(name for name, size in sizes.items() if size and 10 * size >= whole)
 
 
 def optimizer_target(plan: Plan) -> str:
@@ -317,6 +320,8 @@ RESIDENT = "resident"
 """The target that is no tier but a full copy in each GPU, by plain transformers code."""
 BEST = "best"
 """The kind that stands for the fastest of the programs that people use."""
+Suits = Callable[[ModelShape, Machine], bool]
+"""Function that returns whether people use a program for a model on a machine."""
 WHOLE_COPIES = "a whole copy of {} in each GPU"
 """Phrase for that placement of {} in sentences."""
 
@@ -760,9 +765,9 @@ class ProgramTraits(NamedTuple):
     """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
-    suits: Callable[[ModelShape, Machine], bool] = lambda _model, _machine: True
-    """Function that returns whether people use it for a model on a machine; of a program of the package the
-    registry says so."""
+    suits: Suits | None = None
+    """Whether people use it for a model on a machine; None: only where it is named. Of a program of the
+    package the registry says so."""
 
 
 class Description(NamedTuple):

@@ -6,10 +6,11 @@ strategies call :func:`register`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import reduce
 from importlib import import_module
+from itertools import chain
 from math import prod
 from operator import or_
 from typing import Annotated, Any, NamedTuple, get_args
@@ -20,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.base import BEST, NOW, Strategy, WorkloadKind
+from simoffload.strategies.base import BEST, NOW, Strategy, Suits, WorkloadKind
 
 
 def _is_gguf(model: ModelShape) -> bool:
@@ -51,8 +52,8 @@ class _Shipped(NamedTuple):
     """Module of the strategy below ``simoffload.strategies``."""
     name: str
     serves: frozenset[WorkloadKind]
-    suits: Callable[[ModelShape, Machine], bool] | None = None
-    """Function that returns whether people use it for a model on a machine; None: only where it is named."""
+    suits: Suits | None = None
+    """Whether people use it for a model on a machine; None: only where it is named."""
 
 
 _INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
@@ -130,7 +131,7 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     """Register a strategy under the default of its field ``kind``, so that scenarios can name it; also a
     decorator.
 
-    If a scenario names no strategy, the first one registered for its kind of workload is used. Registering a
+    It is among the programs from which "best" chooses only where its ``traits.suits`` says so. Registering a
     class again, for example by running a cell of a notebook twice, replaces the earlier one. Raises
     ValueError if another strategy has the same kind, or if an attribute that every strategy must define is
     missing or invalid.
@@ -239,18 +240,16 @@ def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
 
 def suited_to(workload: WorkloadKind | str, model: ModelShape, machine: Machine) -> tuple[str, ...]:
     """Return the kinds of the strategies that people use for a kind of workload, a model and a machine."""
-    own = (one.kind for one in _used(workload) if one.suits is not None and one.suits(model, machine))
-    others = (
-        kind
-        for kind, one in registered.items()
-        if workload in one.serves and one.traits.suits(model, machine)
-    )
-    return tuple(dict.fromkeys((*own, *others)))
+    return tuple(dict.fromkeys(kind for kind, suits in _used(workload) if suits(model, machine)))
 
 
-def _used(workload: WorkloadKind | str) -> Iterator[_Shipped]:
-    """Yield the strategies of the package that people use for a kind of workload."""
-    return (one for one in _OWN if workload in one.serves and one.suits is not None)
+def _used(workload: WorkloadKind | str) -> Iterator[tuple[str, Suits]]:
+    """Yield the kinds of the strategies that people use for a kind of workload, each with what it suits."""
+    own = ((one.kind, one.serves, one.suits) for one in _OWN)
+    others = ((kind, one.serves, one.traits.suits) for kind, one in registered.items())
+    for kind, serves, suits in chain(own, others):
+        if workload in serves and suits is not None:
+            yield kind, suits
 
 
 def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
@@ -260,8 +259,7 @@ def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
     serving = strategy_for(workload) or strategy_for("inference")
     if BEST not in serving:
         return serving[0]
-    outside = (kind for kind, one in registered.items() if workload in one.serves)
-    used = tuple(dict.fromkeys((*(one.kind for one in _used(workload)), *outside)))
+    used = tuple(dict.fromkeys(kind for kind, _ in _used(workload)))
     own = {*keys} - {"kind", "ranks"}
     having = [kind for kind in used if not own or own <= fields_of(kind, workload)]
     return having[0] if len(having) == 1 else BEST if having else used[0]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from simoffload.models import ModelSpec
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.strategies.base import memory_stages, optimizer_target
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
@@ -66,7 +66,7 @@ def placed(node: Any, folder: Path) -> Any:
 def prepared(name: str, folder: Path) -> LoadedScenario:
     """Write the case of a scenario to ``case.json`` in ``folder``, and return the scenario."""
     model, *overrides = SMALL[name]
-    scenario = load_scenario(name, overrides=[f"model={model}", LATEST, *overrides])
+    scenario = read_scenario(name, overrides=[f"model={model}", LATEST, *overrides])
     (folder / "swap").mkdir(parents=True)
     case = {
         "config": placed(scenario.exports()["ds_config.json"], folder / "swap"),

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from simoffload.errors import WorkLimitError
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 
 FAST = ("--set", "workload.output_length=1")
@@ -47,10 +47,10 @@ def test_an_answer_for_programs_is_that_of_the_file(program, tmp_path: Path) -> 
         path.relative_to(tmp_path / "out").as_posix() for path in files
     ]
     gains = {f"{option['key']}": option["gain"] for option in rendered["options"]}
-    base = simulate(load_scenario("small.yaml", overrides=FAST[1:])).unit_s
+    base = simulate(read_scenario("small.yaml", overrides=FAST[1:])).unit_s
     for path in files:
         if path.suffix == ".yaml":
-            assert base / simulate(load_scenario(path)).unit_s == gains[path.stem.partition("-")[2]]
+            assert base / simulate(read_scenario(path)).unit_s == gains[path.stem.partition("-")[2]]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_search_and_its_files(program, tmp_path: Path) -> None:
     assert found["best"]["meets"] is True
     assert found["best"]["purchase"] <= 201_000
     assert found["outcomes"]["exceed the budget"] > 0
-    best = simulate(load_scenario(tmp_path / "out" / "recommended" / "best.yaml"))
+    best = simulate(read_scenario(tmp_path / "out" / "recommended" / "best.yaml"))
     assert best.metrics() == found["best"]["metrics"]
     assert best.metrics()["ttft_s"] <= 1
     front = sorted((tmp_path / "out" / "recommended").glob("front-*.yaml"))
@@ -178,7 +178,7 @@ def test_names_command_no_terminal_and_break_no_file(program, tmp_path: Path) ->
     assert answer.status == 0
     assert "\x1b" not in answer.out
     for path in (tmp_path / "out" / "recommended").glob("0*.yaml"):
-        assert load_scenario(path).name.startswith(name)
+        assert read_scenario(path).name.startswith(name)
 
 
 def json_scenario(name: str) -> dict[str, object]:

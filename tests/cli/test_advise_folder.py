@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli import main
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.broken.slips import DRIVE, DS_CONFIG, PLATFORM
 from tests.cli.conftest import SCENARIO
@@ -67,7 +67,7 @@ def test_recommended_files_bring_what_they_refer_to(program, tmp_path: Path) -> 
     assert (copies / "drive.yaml").read_text() == DRIVE
     assert json.loads((copies / "model" / "config.json").read_text()) == OPT
     for path in copies.glob("0*.yaml"):
-        simulate(load_scenario(path))
+        simulate(read_scenario(path))
     assert program("advise", "own/s.yaml", "--output-dir", "out").status == 0, "once more"
 
 
@@ -76,7 +76,7 @@ def test_platforms_of_the_users_own_are_paths_from_here(program, own: Path, tmp_
     answer = program("advise", "own/s.yaml", "--on", "own/other.yaml:dram", "--output-dir", "out")
     assert answer.status == 0, answer.err
     for path in (tmp_path / "out" / "recommended").glob("0*.yaml"):
-        assert load_scenario(path).machine.platform == "other"
+        assert read_scenario(path).machine.platform == "other"
 
 
 @pytest.mark.usefixtures("own")

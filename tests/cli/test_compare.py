@@ -11,7 +11,7 @@ import pytest
 
 from simoffload.cli.console import Console
 from simoffload.planning.compare import compare
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 
 WIDE = ("--set", "workload.output_length=1")
 
@@ -172,7 +172,7 @@ def test_changed_work_has_no_published_ratio(program) -> None:
 
 def test_the_same_from_python(program) -> None:
     rows = compared(program("compare", "small.yaml", "--on", "dram,gpu", "--json", *WIDE))
-    comparison = compare(load_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
+    comparison = compare(read_scenario("small.yaml", overrides=WIDE[1:]), ["dram", "gpu"])
     frame = comparison.to_frame()
     assert list(frame.index) == list(rows) == ["dram", "hbm", "vllm"]
     assert list(frame["ratio"]) == [row["ratio"] for row in rows.values()]
@@ -181,7 +181,7 @@ def test_the_same_from_python(program) -> None:
 
 def test_progress_names_the_target() -> None:
     reported: list[str] = []
-    scenario = load_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
+    scenario = read_scenario("ddn/bloom-7b1", overrides=WIDE[1:])
     compare(scenario, ["dram", "raid"], progress=reported.append)
     labels = ["dram", "raid", "vllm"]
     begun = [f"{number} of 3: {label}" for number, label in enumerate(labels, 1)]

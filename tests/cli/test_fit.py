@@ -11,7 +11,7 @@ import pytest
 
 import simoffload.planning.sizing as planning_fit
 from simoffload.planning.sizing import Largest
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 
 IN_HBM = ("ddn/bloom-176b", "--set", "strategy.weights=gpu")
 
@@ -223,7 +223,7 @@ def test_two_questions_at_once_are_refused(program) -> None:
 
 def test_a_scenario_that_reaches_its_limits_stops_no_other(program, tmp_path, monkeypatch) -> None:
     """Each has a clock of its own; where all reach their limits there is no answer."""
-    found = planning_fit.largest(load_scenario("small.yaml"))
+    found = planning_fit.largest(read_scenario("small.yaml"))
 
     def endless(scenario: LoadedScenario) -> Largest:
         while "slow" in scenario.name:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.models.gguf_files import llama, llama_tensors, written
 
@@ -59,4 +59,4 @@ def test_advice_says_that_its_scenarios_need_the_file(program, model: Path, tmp_
     folder = tmp_path / "out" / "recommended"
     first, *_ = sorted(folder.glob("*.yaml"))
     (folder / model.name).hardlink_to(model)
-    assert simulate(load_scenario(first)).fits
+    assert simulate(read_scenario(first)).fits

@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from tests.cli.conftest import SCENARIO
 
 
@@ -112,7 +112,7 @@ def test_a_config_json_stands_wherever_a_name_does(program) -> None:
     assert names == ["Tiny-1B", "Small-2B", "qwen3-0.6b, q4_k_m"]
     assert program("models", "show", file).out.startswith("Tiny-1B (llama)")
     with pytest.raises(InputError, match="is a model, not a scenario; question"):
-        load_scenario(file)
+        read_scenario(file)
 
 
 def test_a_scenario_in_json_is_no_model(program) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.documents import Document, read_document, rename_keys
 from simoffload.errors import InputError, Problem
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.strategies import in_new_form
 from tests.cli.conftest import SCENARIO, Program
 
@@ -42,7 +42,7 @@ def about_keys(text: str) -> list[str]:
 
 
 def test_the_old_keys_give_the_scenario_of_the_new_ones() -> None:
-    old, new = load_scenario("old.yaml"), load_scenario("new.yaml")
+    old, new = read_scenario("old.yaml"), read_scenario("new.yaml")
     assert (old.scenario, old.document.data) == (new.scenario, new.document.data)
     assert old.warnings == (*WARNINGS, *new.warnings)
     assert old.on("dram").on("raid").warnings == old.warnings, "a variant warns no second time"
@@ -67,7 +67,7 @@ def test_check_gives_the_warnings(program: Program) -> None:
 
 
 def test_an_old_key_in_an_override() -> None:
-    scenario = load_scenario("small.yaml", overrides=["engine.fold=off", "engine={jump: off, memory: 1 GB}"])
+    scenario = read_scenario("small.yaml", overrides=["engine.fold=off", "engine={jump: off, memory: 1 GB}"])
     assert scenario.scenario.engine.steady_state == "off"
     assert scenario.warnings[0] == warning("--set", "jump", "steady_state")
     assert sum("was renamed" in one for one in scenario.warnings) == 1
@@ -102,7 +102,7 @@ def test_an_old_key_in_the_section_sweep_is_one_warning_of_check(program: Progra
 )
 def test_old_and_new_key_together_are_refused(override: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_scenario("old.yaml", overrides=[override])
+        read_scenario("old.yaml", overrides=[override])
     (problem,) = caught.value.problems
     assert problem.key == "engine.fold"
     assert problem.message == (
@@ -124,7 +124,7 @@ def test_old_and_new_key_as_axes_are_refused(program: Program) -> None:
 def test_a_problem_with_an_old_key_is_placed_where_it_is_written() -> None:
     Path("old.yaml").write_text(OLD.replace("fold: off", "fold: maybe"))
     with pytest.raises(InputError, match=r"old\.yaml:11:9: engine\.rank_symmetry: must be"):
-        load_scenario("old.yaml")
+        read_scenario("old.yaml")
 
 
 def test_a_key_may_move_to_another_section() -> None:
@@ -199,16 +199,16 @@ def test_the_class_of_a_program_follows_from_the_workload() -> None:
     training = "workload: {kind: training, batch_size: 1, sequence_length: 8}\n"
     start = SCENARIO[: SCENARIO.index("workload:")]
     Path("t.yaml").write_text(f"{start}{training}strategy: {{kind: zero_training, optimizer: dram}}\n")
-    assert "optimizer" in type(load_scenario("t.yaml").scenario.strategy).model_fields
+    assert "optimizer" in type(read_scenario("t.yaml").scenario.strategy).model_fields
     with pytest.raises(InputError, match=r"workload\.batch_size: must be at least 1") as caught:
-        load_scenario("t.yaml", overrides=["workload.batch_size=0"])
+        read_scenario("t.yaml", overrides=["workload.batch_size=0"])
     assert len(caught.value.problems) == 1
     with pytest.raises(InputError, match=r"strategy\.optimizer: unknown key"):
         resolve(of_kind("{kind: deepspeed, optimizer: dram}"))
 
 
 def test_an_old_kind_in_an_override_and_in_a_file_of_compare(program: Program) -> None:
-    found = load_scenario("small.yaml", overrides=["strategy.kind=zero_inference"])
+    found = read_scenario("small.yaml", overrides=["strategy.kind=zero_inference"])
     (text,) = (one for one in found.warnings if "renamed" in one)
     assert text.startswith("--set: strategy.kind: zero_inference was renamed; write kind: deepspeed, because")
     Path("plain.yaml").write_text("kind: resident\n")

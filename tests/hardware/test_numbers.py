@@ -10,7 +10,7 @@ import pytest
 from simoffload.documents import Document, read_document, validate
 from simoffload.errors import InputError
 from simoffload.hardware import KINDS
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 
 SHIPPED = Path(__file__).parents[2] / "hardware_profiles"
 SOURCE = {"origin": "spec", "source": "the manual", "date": "2026-11-21"}
@@ -66,7 +66,7 @@ def test_another_value_is_refused_with_both_forms() -> None:
     ],
 )
 def test_a_scenario_changes_them_in_either_form(assignment: str) -> None:
-    scenario = load_scenario("ddn/bloom-7b1", overrides=[f"profiles.intelliflash-h6202.{assignment}"])
+    scenario = read_scenario("ddn/bloom-7b1", overrides=[f"profiles.intelliflash-h6202.{assignment}"])
     ports = scenario.machine.targets["nfs"].ports
     assert ports is not None
     assert ports.number == 2

@@ -27,7 +27,7 @@ from simoffload.models.modules import (
     layer_norm,
     linear,
 )
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.examples import one_in
 
@@ -162,9 +162,9 @@ def test_every_family_runs_with_and_without_shortcuts(
     path.write_text(json.dumps({**scenario, "model": model, "workload": work, "engine": VERIFIED}))
     if family == "qwen3_next" and scenario is TRAINING:
         with pytest.raises(InputError, match="linear attention, of whose training neither time nor memory"):
-            simulate(load_scenario(path))
+            simulate(read_scenario(path))
         return
-    result = simulate(load_scenario(path))
+    result = simulate(read_scenario(path))
     assert result.fits
 
 
@@ -187,7 +187,7 @@ def test_decode_steps_grow_until_the_window_is_full(tmp_path: Path) -> None:
                 }
             )
         )
-        metrics = simulate(load_scenario(path)).metrics()
+        metrics = simulate(read_scenario(path)).metrics()
         return metrics["tpot_s"], metrics["ttft_s"]
 
     bounded, first = times(4096, "verify")
@@ -198,7 +198,7 @@ def test_decode_steps_grow_until_the_window_is_full(tmp_path: Path) -> None:
     kept = sum(min(4000 + step, 4096) for step in range(1, 300)) / 299
     more = sum(4000 + step for step in range(1, 300)) / 299 - kept
     moved = 3 * more * shape.kv_cache_bytes(batch=32, tokens=1)
-    rate = load_scenario(tmp_path / "long.json").machine.accelerator.hbm_rate
+    rate = read_scenario(tmp_path / "long.json").machine.accelerator.hbm_rate
     assert full - bounded == pytest.approx(moved / rate, rel=0.001)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate
 
 GB = 10**9
@@ -25,7 +25,7 @@ def with_profiles(scenario: LoadedScenario, profiles: dict) -> LoadedScenario:
 
 @pytest.fixture(scope="module")
 def bloom() -> LoadedScenario:
-    return load_scenario("ddn/bloom-176b", overrides=["workload.output_length=2"])
+    return read_scenario("ddn/bloom-176b", overrides=["workload.output_length=2"])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def beyond_its_port() -> LoadedScenario:
         "workload={batch_size: 1, prompt_length: 16, output_length: 2}",
         f"strategy={{kind: deepspeed, ranks: 8, weights: far, ds_config: {text}}}",
     ]
-    return load_scenario("deepnvme/llama-3-70b", overrides=given)
+    return read_scenario("deepnvme/llama-3-70b", overrides=given)
 
 
 @pytest.mark.parametrize("storage", ["filesystem", "drives in slots", "server", "server beyond its port"])
@@ -133,7 +133,7 @@ def test_a_slot_may_have_more_than_its_drive() -> None:
     """A drive of PCIe 4 in a slot of PCIe 5: one of PCIe 5 would read twice as fast, and not more."""
     text = "{zero_optimization: {offload_param: {buffer_size: 1.1e9}}}"
     given = ["platform=l40s-workstation", "strategy.ranks=1", "workload.output_length=2"]
-    scenario = load_scenario(
+    scenario = read_scenario(
         "ddn/bloom-7b1", overrides=[*given, f"strategy={{weights: gen4, ds_config: {text}}}"]
     )
     found = curve_of(scenario)
@@ -156,14 +156,14 @@ def test_in_memory_there_is_no_storage(bloom: LoadedScenario) -> None:
 
 
 def test_checkpoints_are_written() -> None:
-    found = curve_of(load_scenario("checkpoint/phi-3-mini"))
+    found = curve_of(read_scenario("checkpoint/phi-3-mini"))
     assert (found.tier, found.verb, found.unit) == ("raid8", "writes", "checkpoint")
     assert found.hidden is not None
     assert found.hidden.rate > found.own.rate
 
 
 def test_of_training_it_is_the_tier_of_the_optimizer() -> None:
-    scenario = load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
+    scenario = read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
     found = curve_of(scenario)
     assert found.tier == "nvme"
     assert found.own.throughput == pytest.approx(simulate(scenario).tokens_per_s)
@@ -173,7 +173,7 @@ def test_of_training_it_is_the_tier_of_the_optimizer() -> None:
 @pytest.mark.parametrize(("write", "verb", "rate"), [("1 GB/s", "writes", 1), ("5 GB/s", "reads", 2)])
 def test_of_reads_and_writes_the_slower_decides(write: str, verb: str, rate: int) -> None:
     """An optimizer step reads and writes as many bytes: those of the lower rate take longer."""
-    scenario = load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
+    scenario = read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
     drive = scenario.machine.targets["nvme"].drive
     assert drive is not None
     found = curve_of(with_profiles(scenario, {f"drive/{drive.id}": {"read": "2 GB/s", "write": write}}))

@@ -15,7 +15,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.report.sections.advice import explained
 from simoffload.results import cause_text
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 
 FLEXGEN = "flexgen/opt-30b"
 ON_DISK = ("strategy.cache_cpu_percent=0", "strategy.disk=nvme", "strategy.page_cache=false")
@@ -30,7 +30,7 @@ def offloaded(tmp_path: Path) -> LoadedScenario:
         " workload: {batch_size: 16, prompt_length: 32000, output_length: 64},"
         " strategy: {kind: transformers, kv_cache: {tier: dram}}}"
     )
-    return load_scenario(file)
+    return read_scenario(file)
 
 
 def speed(scenario: LoadedScenario) -> CacheSpeed:
@@ -40,7 +40,7 @@ def speed(scenario: LoadedScenario) -> CacheSpeed:
 
 
 def flexgen(*overrides: str) -> LoadedScenario:
-    return load_scenario(FLEXGEN, overrides=overrides)
+    return read_scenario(FLEXGEN, overrides=overrides)
 
 
 def test_bytes_and_latency_of_the_cache_shrink_and_nothing_else(offloaded: LoadedScenario) -> None:
@@ -64,7 +64,7 @@ def test_bytes_and_latency_of_the_cache_shrink_and_nothing_else(offloaded: Loade
 def test_an_infinitely_fast_tier_is_as_fast_as_hbm(offloaded: LoadedScenario) -> None:
     """Only ``torch.cat`` and the launches of copies remain, which a cache in HBM has as well or hides."""
     found = speed(offloaded)
-    inside = simulate(load_scenario(offloaded.document.path, overrides=["strategy.kv_cache.tier=hbm"]))
+    inside = simulate(read_scenario(offloaded.document.path, overrides=["strategy.kv_cache.tier=hbm"]))
     assert found.fastest_s == pytest.approx(inside.decode[0].time_s, rel=0.02)  # type: ignore[attr-defined]
     assert (found.tier, found.name, found.way) == ("dram", "decode 1", "GPU to host")
     assert found.limit.startswith("the PCIe link of the GPU (")
@@ -101,7 +101,7 @@ def test_from_that_rate_on_the_step_is_within_five_per_cent(overrides: tuple[str
 def test_what_limits_the_tier_has_a_name(
     scenario: str, overrides: tuple[str, ...], tier: str, way: str, limit: str
 ) -> None:
-    found = speed(load_scenario(scenario, overrides=overrides))
+    found = speed(read_scenario(scenario, overrides=overrides))
     assert (found.tier, found.way, found.limit) == (tier, way, limit)
     assert found.links is None or way == "nvme read", "rates of the CPU are not compared with links"
 

@@ -18,7 +18,7 @@ from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
 from simoffload.report.from_result import result_document
 from simoffload.report.terminal import terminal_text
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 
 WORK = "workload: {batch_size: 16, prompt_length: 32000, output_length: 64}"
 LONG = "name: long prompts, model: llama-3.1-8b, platform: dgx-h200"
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scenario(folder: Path, strategy: str, *overrides: str, name: str = LONG) -> LoadedScenario:
     file = folder / "scenario.yaml"
     file.write_text(f"{{{name}, {WORK}, strategy: {{{strategy}}}}}")
-    return load_scenario(file, overrides=overrides)
+    return read_scenario(file, overrides=overrides)
 
 
 FLEXGEN = "flexgen/opt-30b"
@@ -57,9 +57,9 @@ def cases(folder: Path) -> None:
     CASES["small host"] = scenario(folder, offloaded, HOST_64, "workload.prompt_length=3000")
     CASES["vllm"] = scenario(folder, "kind: vllm", "workload.prompt_length=1000")
     CASES["accelerate"] = scenario(folder, "kind: accelerate, num_gpus: 2, device_map: auto")
-    CASES["zero"] = load_scenario("zero-inference-2023/opt-30b-kv")
-    CASES["flexgen"] = load_scenario(FLEXGEN)
-    CASES["flexgen on disk"] = load_scenario(FLEXGEN, overrides=ON_DISK)
+    CASES["zero"] = read_scenario("zero-inference-2023/opt-30b-kv")
+    CASES["flexgen"] = read_scenario(FLEXGEN)
+    CASES["flexgen on disk"] = read_scenario(FLEXGEN, overrides=ON_DISK)
 
 
 TRANSFORMERS = ["hbm", "hbm, static", "hbm, fp8", "hbm, int4", "hbm, int2", "dram", "dram, static"]
@@ -100,7 +100,7 @@ def test_flexgen_has_its_places_its_compression_and_attention_on_either_side() -
     everywhere = ["", ", attention on the CPU", ", 4 bits", ", 4 bits, attention on the CPU"]
     wanted = ["hbm", "hbm, 4 bits", *(f"{tier}{how}" for tier in ("dram", "nvme") for how in everywhere)]
     assert list(limits("flexgen")[1]) == wanted
-    divided = load_scenario(
+    divided = read_scenario(
         FLEXGEN, overrides=["strategy.cache_gpu_percent=10", "strategy.cache_cpu_percent=90"]
     )
     first, *others = cache_limits(divided)
@@ -216,7 +216,7 @@ def test_fit_tells_it_in_a_table_and_a_run_does_not(capsys: pytest.CaptureFixtur
     text = terminal_text(result_document(fit(FLEXGEN)), color=False, width=100)
     assert "Placements of the key-value cache" in text
     assert "hbm lacks 98.9 GiB" in text
-    assert simulate(load_scenario(FLEXGEN)).caches == ()
+    assert simulate(read_scenario(FLEXGEN)).caches == ()
 
 
 # -- changes -------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_moves_to_a_tier_that_is_too_small_say_so(advice: Advice) -> None:
 
 
 def test_drives_that_hold_only_the_cache_are_options() -> None:
-    base = load_scenario(FLEXGEN, overrides=[*ON_DISK, "platform=l40s-server", "strategy.disk=gen5"])
+    base = read_scenario(FLEXGEN, overrides=[*ON_DISK, "platform=l40s-server", "strategy.disk=gen5"])
     result = simulate(base)
     keys = {one.key for one in options_of(Evaluator(base), result, load_costs())}
     assert any(key.startswith("gen5-") for key in keys)

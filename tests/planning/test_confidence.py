@@ -14,7 +14,7 @@ from simoffload.planning.confidence import CalibrationError, confidence, margin,
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
 
@@ -82,25 +82,25 @@ def test_the_quoted_error_is_that_of_profiles_of_the_same_origin(
 def test_runs_that_were_in_view_count_where_there_are_no_others(
     optimizer: str, error: float, part: str
 ) -> None:
-    found = confidence(fit(load_scenario("xinnor/llama-1b", overrides=[f"strategy.optimizer={optimizer}"])))
+    found = confidence(fit(read_scenario("xinnor/llama-1b", overrides=[f"strategy.optimizer={optimizer}"])))
     assert (found.relative_error, found.row.part) == (error, part)
     assert ("on 1 GPU, all known when the model was developed" in found.sentence) is (part == "fit")
 
 
 def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
-    found = confidence(fit(load_scenario("ddn/bloom-7b1")))
+    found = confidence(fit(read_scenario("ddn/bloom-7b1")))
     assert found.relative_error == 0.13
     assert found.to_dict()["known"] is False
     assert found.sentence.startswith("unknown: no real run used a parallel filesystem; expect more than ±")
 
 
 def test_real_runs_are_of_zero() -> None:
-    found = confidence(fit(load_scenario("ddn/bloom-7b1").on("resident")))
+    found = confidence(fit(read_scenario("ddn/bloom-7b1").on("resident")))
     assert (found.unlike, found.relative_error) == ("used strategy.kind transformers", 0.04)
 
 
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
-    result = fit(load_scenario("checkpoint/phi-3-mini"))
+    result = fit(read_scenario("checkpoint/phi-3-mini"))
     assert isinstance(result, CheckpointResult)
     assert confidence(result).unlike == "saved a checkpoint"
     assert confidence(result).relative_error == 0.14
@@ -147,7 +147,7 @@ def slower(result: SimulationResult, times: float) -> SimulationResult:
 
 
 def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
-    nothing = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
+    nothing = fit(read_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
     with pytest.raises(ValueError, match="only a scenario that fits has a time"):
         tie(drives, nothing)
 
@@ -167,6 +167,6 @@ def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
 def test_runs_with_the_cache_in_host_memory_stand_for_no_other_cache(
     cache: dict[str, str], unlike: str
 ) -> None:
-    scenario = load_scenario("ddn/bloom-7b1").on("resident")
+    scenario = read_scenario("ddn/bloom-7b1").on("resident")
     edits = [Edit.at(f"strategy.kv_cache.{key}", value) for key, value in cache.items()]
     assert confidence(fit(scenario.edited(*edits))).unlike == unlike

@@ -13,14 +13,14 @@ from simoffload.documents import parse_yaml, yaml_text
 from simoffload.errors import InputError
 from simoffload.planning.answers import fit
 from simoffload.results.capacity import Change
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 
 PROFILES = Path(__file__).parents[2] / "hardware_profiles"
 
 
 def changes(name: str, *overrides: str) -> dict[str, tuple[str, ...]]:
     """What the changes say and set. Each makes the scenario fit, read anew with what it sets."""
-    found = simoffload.smallest_changes(load_scenario(name, overrides=overrides))
+    found = simoffload.smallest_changes(read_scenario(name, overrides=overrides))
     for change in found:
         assert fit(changed(name, *overrides, change=change)).fits, change.description
         assert change.uses == fit(changed(name, *overrides, change=change)).capacity
@@ -28,11 +28,11 @@ def changes(name: str, *overrides: str) -> dict[str, tuple[str, ...]]:
 
 
 def changed(name: str, *overrides: str, change: Change) -> simoffload.LoadedScenario:
-    return load_scenario(name, overrides=(*overrides, *change.assignments))
+    return read_scenario(name, overrides=(*overrides, *change.assignments))
 
 
 def fits(name: str, *overrides: str) -> bool:
-    return fit(load_scenario(name, overrides=overrides)).fits
+    return fit(read_scenario(name, overrides=overrides)).fits
 
 
 def test_bloom_176b_in_hbm_goes_elsewhere_or_to_three_machines() -> None:
@@ -90,7 +90,7 @@ def test_no_more_memory_than_the_board_takes(tmp_path: Path) -> None:
     assert description.endswith(
         "(it needs 3.07 TiB; host/dgx-a100-1tib has no memory_maximum, so check the limit of its board)"
     )
-    scenario = load_scenario("ddn/bloom-mod-1", overrides=[weights])
+    scenario = read_scenario("ddn/bloom-mod-1", overrides=[weights])
     result = fit(scenario)
     assert result.remedies is not None
     assert not [one for one in result.remedies.changes if "DRAM" in one.description]
@@ -207,7 +207,7 @@ def test_checkpoints_are_kept_in_smaller_number_or_elsewhere() -> None:
 
 
 def test_what_fits_needs_no_change() -> None:
-    scenario = load_scenario("ddn/bloom-176b")
+    scenario = read_scenario("ddn/bloom-176b")
     assert simoffload.smallest_changes(scenario) == ()
     assert fit(scenario).remedies is None
 
@@ -215,13 +215,13 @@ def test_what_fits_needs_no_change() -> None:
 def test_what_deepspeed_refuses_is_no_question_of_room() -> None:
     small = "strategy.ds_config.zero_optimization.offload_param.buffer_size=1000"
     with pytest.raises(InputError, match="More elements"):
-        simoffload.smallest_changes(load_scenario("ddn/bloom-7b1", overrides=[small]))
+        simoffload.smallest_changes(read_scenario("ddn/bloom-7b1", overrides=[small]))
 
 
 def test_a_result_says_what_is_left_where_it_is_least() -> None:
-    scenario = load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"])
+    scenario = read_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"])
     data = fit(scenario).to_dict()["changes"]
-    in_dram = fit(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=dram"]))
+    in_dram = fit(read_scenario("ddn/bloom-176b", overrides=["strategy.weights=dram"]))
     assert data[0] == {
         "kind": "tier",
         "description": "weights on dram",

@@ -8,16 +8,16 @@ import simoffload
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.planning.sizing import Limit
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
 
 
 def fits(name: str, *overrides: str) -> bool:
-    return fit(load_scenario(name, overrides=overrides)).fits
+    return fit(read_scenario(name, overrides=overrides)).fits
 
 
 def test_bloom_176b_on_a_dgx() -> None:
-    held = simoffload.largest(load_scenario("ddn/bloom-176b"))
+    held = simoffload.largest(read_scenario("ddn/bloom-176b"))
     assert held.target == "ai400x2"
     assert held.batch == Limit(16, 57, 1_000_000, (Edit.at("workload.batch_size", 57),))
     assert held.context == Limit(108, 363, 10_000_100, (Edit.at("workload.prompt_length", 263),))
@@ -41,22 +41,22 @@ def test_bloom_176b_on_a_dgx() -> None:
     ],
 )
 def test_that_much_fits_and_one_more_does_not(name: str, limit: str, more: str) -> None:
-    held = simoffload.largest(load_scenario(name))
+    held = simoffload.largest(read_scenario(name))
     assert fits(name, *(one.assignment for one in getattr(held, limit).edits))
     assert not fits(name, more)
 
 
 def test_what_does_not_fit_can_still_be_a_smaller_model() -> None:
-    held = simoffload.largest(load_scenario("ddn/bloom-176b").on("gpu"))
+    held = simoffload.largest(read_scenario("ddn/bloom-176b").on("gpu"))
     assert (held.batch.most, held.context.most, held.layers.most) == (None, None, 33)
     assert held.to_dict()["batch_size"] == {"now": 16, "most": None, "set": []}
 
 
 def test_a_context_beyond_what_the_model_was_made_for_is_told_apart() -> None:
-    held = simoffload.largest(load_scenario("training/gpt-1t"))
+    held = simoffload.largest(read_scenario("training/gpt-1t"))
     assert (held.context.most, held.made_for) == (4308, 2048)
 
 
 def test_checkpoints_have_none_of_it() -> None:
     with pytest.raises(InputError, match="checkpoints have neither batch nor context"):
-        simoffload.largest(load_scenario("checkpoint/mlperf-1t"))
+        simoffload.largest(read_scenario("checkpoint/mlperf-1t"))

@@ -11,7 +11,7 @@ import simoffload
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
 from simoffload.planning.sizing import MachinesNeeded
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.simulation import fit
 
 DGX_HBM = 8 * int(39.39 * 2**30)
@@ -19,11 +19,11 @@ DGX_HBM = 8 * int(39.39 * 2**30)
 
 @cache
 def needed_by(name: str) -> MachinesNeeded:
-    return simoffload.machines_needed(load_scenario(name))
+    return simoffload.machines_needed(read_scenario(name))
 
 
 def counts(name: str, *overrides: str, tiers: tuple[str, ...] | None = None) -> dict[str, int | None]:
-    needed = simoffload.machines_needed(load_scenario(name, overrides=overrides), tiers=tiers)
+    needed = simoffload.machines_needed(read_scenario(name, overrides=overrides), tiers=tiers)
     return {"rule": needed.by_rule} | {count.tier: count.machines for count in needed.counts}
 
 
@@ -91,7 +91,7 @@ def test_training_with_everything_counted(model: str, machines: dict[str, int | 
 )
 def test_fit_says_the_same_of_that_many_and_of_one_less(name: str, moved: str, machines: int) -> None:
     for nodes, enough in ((machines, True), (machines - 1, False)):
-        many = load_scenario(name, overrides=[f"nodes={nodes}", f"strategy.ranks={8 * nodes}"])
+        many = read_scenario(name, overrides=[f"nodes={nodes}", f"strategy.ranks={8 * nodes}"])
         assert fit(many.on(moved)).fits is enough
 
 
@@ -101,7 +101,7 @@ def test_settings_follow_where_deepspeed_would_refuse_the_rest() -> None:
 
 
 def test_where_no_number_is_enough_it_says_why() -> None:
-    needed = simoffload.machines_needed(load_scenario("superoffload/qwen3-14b"), tiers=("dram",))
+    needed = simoffload.machines_needed(read_scenario("superoffload/qwen3-14b"), tiers=("dram",))
     assert [(count.tier, count.machines) for count in needed.counts] == [("hbm", None), ("dram", 1)]
     assert needed.counts[0].why.startswith("gh200 has no network between hosts")
     assert "; with 1 machine hbm needs" in needed.counts[0].why
@@ -109,9 +109,9 @@ def test_where_no_number_is_enough_it_says_why() -> None:
 
 def test_checkpoints_and_unknown_tiers_are_refused() -> None:
     with pytest.raises(InputError, match=r"mlperf-1t\.yaml:22:9: workload\.kind: machines are counted for"):
-        simoffload.machines_needed(load_scenario("checkpoint/mlperf-1t"))
+        simoffload.machines_needed(read_scenario("checkpoint/mlperf-1t"))
     with pytest.raises(InputError, match='tiers: no tier "tape" on platform "dgx-a100"'):
-        simoffload.machines_needed(load_scenario("ddn/bloom-7b1"), tiers=("tape",))
+        simoffload.machines_needed(read_scenario("ddn/bloom-7b1"), tiers=("tape",))
 
 
 def test_a_strategy_is_counted_where_it_can_be() -> None:

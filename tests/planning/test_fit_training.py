@@ -11,7 +11,7 @@ import pytest
 import simoffload
 from simoffload.cli import main
 from simoffload.planning.advise import advise
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
 
 STAGE = "strategy.ds_config.zero_optimization.stage"
@@ -40,7 +40,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rendered(*overrides: str) -> dict[str, tuple[str, ...]]:
-    found = simoffload.smallest_changes(load_scenario("8b.yaml", overrides=overrides))
+    found = simoffload.smallest_changes(read_scenario("8b.yaml", overrides=overrides))
     return {change.description: change.assignments for change in found}
 
 
@@ -90,8 +90,8 @@ def test_where_no_pair_is_enough_without_buying_three_are_tried() -> None:
     three = next(found[each] for each in found if each.startswith(description))
     assert three[:3] == (f"{STAGE}=3", "strategy.optimizer=nvme", "workload.batch_size=1")
     changed = [f"{STAGE}=1", "workload.batch_size=8", *small, memory, *three]
-    assert fit(load_scenario("8b.yaml", overrides=changed)).fits
-    assert not fit(load_scenario("8b.yaml", overrides=changed[:-1])).fits
+    assert fit(read_scenario("8b.yaml", overrides=changed)).fits
+    assert not fit(read_scenario("8b.yaml", overrides=changed[:-1])).fits
 
 
 def test_weights_go_to_a_drive_with_buffers_that_hold_the_largest() -> None:
@@ -125,7 +125,7 @@ def test_what_was_tried_in_vain_is_told(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_advice_says_the_same() -> None:
     description = {
-        one.change.description: one.change.same_work for one in advise(load_scenario("8b.yaml")).helping
+        one.change.description: one.change.same_work for one in advise(read_scenario("8b.yaml")).helping
     }
     assert description["ZeRO stage 3, optimizer on nvme"]
     assert not description[LORA]
@@ -140,7 +140,7 @@ def test_from_host_memory_the_weights_go_to_the_gpu_and_the_optimizer_to_the_dri
 
 def test_beside_what_is_bought_something_free_is_told() -> None:
     """With longer sequences no single change is enough that costs nothing."""
-    found = simoffload.smallest_changes(load_scenario("8b.yaml", overrides=["workload.batch_size=4"]))
+    found = simoffload.smallest_changes(read_scenario("8b.yaml", overrides=["workload.batch_size=4"]))
     kinds = {change.kind for change in found}
     assert kinds - {"gpus", "machines", "capacity"}
 
@@ -157,7 +157,7 @@ def test_adapters_are_divided_under_fsdp() -> None:
 
 def test_a_whole_copy_in_each_gpu_is_divided_first() -> None:
     overrides = ("platform=dgx-a100", 'strategy={"kind": "transformers", "ranks": 8}', "profiles={}")
-    result = fit(load_scenario("8b.yaml", overrides=overrides))
+    result = fit(read_scenario("8b.yaml", overrides=overrides))
     assert "set strategy.kind: deepspeed" in " ".join(result.advice)
     description, first = next(iter(rendered(*overrides).items()))
     assert description.startswith("ZeRO stage")

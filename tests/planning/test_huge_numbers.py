@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.planning import evaluator
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.remedies import settings
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.programs.vllm import group_of
 
@@ -47,11 +47,11 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_huge_number_is_bisected_to_the_one_that_fits(name: str, override: str, found: str) -> None:
-    (change,) = settings(Evaluator(load_scenario(name, overrides=[override])))
+    (change,) = settings(Evaluator(read_scenario(name, overrides=[override])))
     assert change.description == found
     path, less = ".".join(map(str, change.edits[0].path)), change.edits[0].value
     more = less + (-1 if "cpu_offload_gb" in path else 1)
-    nearer = load_scenario(name, overrides=[override, f"{path}={more}"])
+    nearer = read_scenario(name, overrides=[override, f"{path}={more}"])
     assert not all(use.fits for use in memory_footprint(nearer))
 
 

@@ -17,7 +17,7 @@ from simoffload.report.sections.performance import how_sure
 from simoffload.results import Group, InferenceResult, PassResult, Share
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.schedule import Cause
 from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
@@ -207,7 +207,7 @@ def test_intervals_are_lognormal_and_those_of_rates_are_reciprocal(simulated: In
 
 
 def test_what_has_no_times_has_no_intervals() -> None:
-    found = confidence(fit(load_scenario("ddn/bloom-7b1")))
+    found = confidence(fit(read_scenario("ddn/bloom-7b1")))
     assert (found.intervals(), found.terms(), found.caution) == ({}, (), "")
     with pytest.raises(KeyError):
         found.interval("tpot_s")
@@ -237,7 +237,7 @@ def test_a_shipped_machine_has_the_spreads_of_its_kind(simulated: InferenceResul
 
 
 def test_phases_of_training_are_less_certain_than_steps() -> None:
-    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    result = simulate(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
     assert isinstance(result, TrainingResult)
     found = confidence(result)
     assert found.of_model("forward_s") == pytest.approx(1.2 * found.of_model("step_s"))
@@ -245,7 +245,7 @@ def test_phases_of_training_are_less_certain_than_steps() -> None:
 
 
 def test_a_checkpoint_has_intervals_of_saving_and_restoring() -> None:
-    result = simulate(load_scenario("checkpoint/phi-3-mini"))
+    result = simulate(read_scenario("checkpoint/phi-3-mini"))
     assert isinstance(result, CheckpointResult)
     assert confidence(result).intervals().keys() == {
         *("save_s", "blocking_s", "bytes_per_s", "restore_s", "restore_bytes_per_s")
@@ -253,7 +253,7 @@ def test_a_checkpoint_has_intervals_of_saving_and_restoring() -> None:
 
 
 def test_the_confidence_of_training_names_the_step() -> None:
-    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    result = simulate(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
     found = confidence(result).to_dict()
     assert (found["metric"], found["p10"], found["p90"]) == ("step_s", *confidence(result).interval("step_s"))
     assert how_sure(result).sentences[0].startswith("80 % interval of the time per step: ")

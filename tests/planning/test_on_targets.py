@@ -11,13 +11,13 @@ from simoffload.errors import InputError
 from simoffload.planning.compare import compare
 from simoffload.planning.remedies import smallest_changes
 from simoffload.planning.targets import on_targets
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from tests.cli.conftest import SCENARIO
 
 
 @pytest.fixture(scope="module")
 def scenario() -> LoadedScenario:
-    return load_scenario("ddn/bloom-7b1")
+    return read_scenario("ddn/bloom-7b1")
 
 
 def places(moved: dict[str, LoadedScenario]) -> list[tuple[str, str, str]]:
@@ -48,13 +48,13 @@ def test_a_colon_alone_leads_back(scenario: LoadedScenario) -> None:
 
 
 def test_a_platform_file_is_its_own_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = load_scenario("ddn/bloom-7b1").machine.profiles[0].path
+    shipped = read_scenario("ddn/bloom-7b1").machine.profiles[0].path
     text = (Path(__file__).parents[2] / shipped).read_text()
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(text.replace("id: dgx-a100", "id: mine"))
     (tmp_path / "study" / "s.yaml").write_text(SCENARIO.replace("platform: dgx-a100", "platform: mine.yaml"))
     monkeypatch.chdir(tmp_path)
-    moved = on_targets(load_scenario("study/s.yaml"), ["study/mine.yaml:raid", "dgx-a100:raid"])
+    moved = on_targets(read_scenario("study/s.yaml"), ["study/mine.yaml:raid", "dgx-a100:raid"])
     assert [(label, place) for label, place, _ in places(moved)] == [
         ("raid", "mine"),
         ("dgx-a100:raid", "dgx-a100"),
@@ -66,14 +66,14 @@ def test_what_would_fit_on_a_platform_of_any_folder(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its changes are planned on the machine of the file, which a scenario by itself may not name."""
-    shipped = load_scenario("ddn/bloom-7b1").machine.profiles[0].path
+    shipped = read_scenario("ddn/bloom-7b1").machine.profiles[0].path
     text = (Path(__file__).parents[2] / shipped).read_text().replace("id: dgx-a100", "id: mine")
     for name in ("study", folder):
         (tmp_path / name).mkdir(exist_ok=True, parents=True)
     (tmp_path / folder / "mine.yaml").write_text(text)
     (tmp_path / "study" / "s.yaml").write_text(SCENARIO.replace("bloom-560m", "bloom-176b"))
     monkeypatch.chdir(tmp_path)
-    base = load_scenario("study/s.yaml")
+    base = read_scenario("study/s.yaml")
     (moved,) = on_targets(base, [f"{folder}/mine.yaml:hbm"]).values()
     (own,) = on_targets(base, ["hbm"]).values()
     assert moved.machine.platform == "mine"
@@ -113,7 +113,7 @@ def test_what_is_refused_elsewhere_is_told_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO.replace("buffer_size: 4e9", "buffer_size: 1000").replace("raid", "dram"))
     with pytest.raises(InputError, match=rf"{path}:\d+:\d+: .*buffer_size"):
-        load_scenario(path).on("raid").plan()
+        read_scenario(path).on("raid").plan()
 
 
 GEN5 = "equipment.pcie.gen5=gen6"
@@ -160,7 +160,7 @@ def test_what_no_target_has_a_place_for_is_an_error(
 
 def test_a_purchase_of_another_platform_keeps_what_has_a_slot_there() -> None:
     """As ``advise --platforms`` tries it: the slots of the scenario's own platform are not there."""
-    own = load_scenario("ddn/bloom-7b1", overrides=["equipment.pcie.gen4=gen5"])
+    own = read_scenario("ddn/bloom-7b1", overrides=["equipment.pcie.gen4=gen5"])
     other = own.edited(Edit.at("platform", "dgx-h100"), Edit.at("strategy.weights", "dram"))
     assert (other.machine.platform, other.document.data["equipment"]) == ("dgx-h100", {"pcie": {}})
 
@@ -173,7 +173,7 @@ def tiers(found: dict[str, LoadedScenario], part: str) -> dict[str, str]:
 
 
 def test_blocks_of_a_connector_move_where_the_weights_stay() -> None:
-    store = load_scenario("mooncake/qwen3-8b")
+    store = read_scenario("mooncake/qwen3-8b")
     named = on_targets(store, ["connector=dram", "raid"])
     assert tiers(named, "connector") == {"connector=dram": "dram", "connector=raid": "raid"}
     assert tiers(on_targets(store, ["dram", "peer"]), "connector") == {"dram": "dram", "peer": "peer"}
@@ -192,7 +192,7 @@ def test_rows_are_called_what_was_typed() -> None:
 
 
 def test_weights_that_are_offloaded_move_unless_something_else_is_named() -> None:
-    training = load_scenario("checkpoint/llama-3.1-8b-training")
+    training = read_scenario("checkpoint/llama-3.1-8b-training")
     moved = on_targets(training, ["checkpoint=nfs", "dataset=nfs", "weights=dram+dram"])
     assert tiers(moved, "checkpoint") == {
         "checkpoint=nfs": "nfs",
@@ -202,14 +202,14 @@ def test_weights_that_are_offloaded_move_unless_something_else_is_named() -> Non
     assert tiers(moved, "dataset")["dataset=nfs"] == "nfs"
     assert moved["weights=dram+dram"].places == ("dram", "dram")
     assert training.on("dram").places[0] == "dram"
-    cached = load_scenario("zero-inference-2023/opt-30b-kv").on("cache=hbm")
+    cached = read_scenario("zero-inference-2023/opt-30b-kv").on("cache=hbm")
     assert (cached.places[0], cached.parts["cache"].tier) == ("dram", "hbm")
-    saved = load_scenario("checkpoint/mlperf-8b")
+    saved = read_scenario("checkpoint/mlperf-8b")
     assert saved.on("checkpoint=pfs").places == saved.on("pfs").places
 
 
 def test_what_a_scenario_does_not_have_is_refused_with_what_it_has() -> None:
-    store = load_scenario("mooncake/qwen3-8b")
+    store = read_scenario("mooncake/qwen3-8b")
     with pytest.raises(InputError, match=r'"cache" is nothing .* \(it has: weights, connector\)'):
         store.on("cache=dram")
     with pytest.raises(InputError, match='did you mean "connector"'):

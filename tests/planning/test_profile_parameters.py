@@ -11,7 +11,7 @@ from simoffload.planning.profile_parameters import (
     profile_parameters,
     scaled,
 )
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_change_does_not(text: str, factor: float) -> None:
 
 @pytest.fixture(scope="module")
 def bloom() -> LoadedScenario:
-    return load_scenario("ddn/bloom-176b")
+    return read_scenario("ddn/bloom-176b")
 
 
 def test_every_number_of_every_profile_is_there_and_no_wiring(bloom: LoadedScenario) -> None:
@@ -77,13 +77,13 @@ def test_storage_that_is_not_used_decides_nothing(bloom: LoadedScenario) -> None
     assert kinds(bloom) == {*always, "pfs", "nic"}
     assert kinds(bloom.on("raid")) == {*always, "raid", "drive"}
     assert kinds(bloom.on("dram")) == always
-    training = load_scenario("training/bloom-7b1")
+    training = read_scenario("training/bloom-7b1")
     used = deciding_parameters(training.machine, fit(training))
     assert any(one.key == "training.gradient" for one in used)
 
 
 def test_a_change_is_added_to_those_of_the_scenario() -> None:
-    scenario = load_scenario("ddn/bloom-176b", overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
+    scenario = read_scenario("ddn/bloom-176b", overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
     written = edit_of("pfs/ddn-ai400x2", "write", "30 GB/s")
     other = scenario.edited(written, edit_of("host/dgx-a100-1tib", "deepspeed.hook", "1 ms"))
     target = other.machine.targets["ai400x2"]

@@ -10,7 +10,7 @@ from simoffload.documents import Edit
 from simoffload.planning.alternatives import replaced, without_offloading
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import Change
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 
 
@@ -22,7 +22,7 @@ def evaluator(tmp_path: Path, request: pytest.FixtureRequest) -> Evaluator:
         "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
         f"strategy: {{kind: transformers, kv_cache: {request.param}}}\n"
     )
-    return Evaluator(load_scenario(file))
+    return Evaluator(read_scenario(file))
 
 
 def change(kind: str, **keys: object) -> Change:
@@ -92,7 +92,7 @@ def test_a_baseline_of_compare_states_its_cache(tmp_path: Path) -> None:
         "workload: {batch_size: 16, prompt_length: 2000, output_length: 8}\n"
         "strategy: {kind: deepspeed, weights: dram, kv_cache: {format: int4}}\n"
     )
-    scenario = load_scenario(file)
+    scenario = read_scenario(file)
     ((_, twin),) = without_offloading({"dram": scenario}, {"dram": simulate(scenario)})
     (remark,) = twin.remarks
     assert remark.startswith("added for comparison: one GPU holds the weights, without offloading")

@@ -15,7 +15,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched
 from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate
 
 DESKTOP = """\
@@ -81,7 +81,7 @@ def test_what_is_refused_has_no_room() -> None:
     [("accelerate/opt-30b", ["workload.output_length=8"]), ("ddn/bloom-7b1", []), ("xinnor/llama-1b", [])],
 )
 def test_no_result_is_faster_than_its_least_one(name: str, overrides: list[str]) -> None:
-    scenario = load_scenario(name, overrides=overrides)
+    scenario = read_scenario(name, overrides=overrides)
     least, exact = Evaluator(scenario).least(), simulate(scenario)
     for shortest, time in ((least.unit_s, exact.unit_s), (least.step_time_s, exact.step_time_s)):
         assert shortest is not None

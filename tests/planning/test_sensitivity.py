@@ -10,7 +10,7 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
 from simoffload.planning.explanation import Sensitivity, sensitivity
 from simoffload.planning.profile_parameters import edit_of, scaled
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate
 from tests.cli.conftest import SCENARIO
 
@@ -61,7 +61,7 @@ def test_a_result_that_is_one_number_has_its_elasticity() -> None:
     """Nearly all of a step is reading at the rate of the drives, which their efficiency multiplies."""
     slow = "profiles={raid0-4x-pm1733-3.84tb: {read_efficiency: 0.01}}"
     few = ["strategy.weights=raid", "strategy.ranks=2", "workload.output_length=2"]
-    found = sensitivity(load_scenario("ddn/bloom-7b1", overrides=[slow, *few]))
+    found = sensitivity(read_scenario("ddn/bloom-7b1", overrides=[slow, *few]))
     first, second = found.rows[:2]
     assert {first.number.key, second.number.key} == {"read", "read_efficiency"}
     assert first.elasticity == pytest.approx(-1, abs=0.02)
@@ -72,7 +72,7 @@ def test_a_result_that_is_one_number_has_its_elasticity() -> None:
 
 def test_what_does_not_fit_has_nothing_to_explain() -> None:
     with pytest.raises(InputError, match="so that it has no time to explain: hbm needs"):
-        sensitivity(load_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
+        sensitivity(read_scenario("ddn/bloom-176b", overrides=["strategy.weights=gpu"]))
 
 
 # -- the range ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from simoffload.planning.remedies import smallest_changes
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results import Change
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import fit, simulate
 
 
@@ -171,7 +171,7 @@ def test_a_split_is_found_between_too_little_hbm_and_too_little_host_memory(
     name: str, most: int, stored: str, filled: float
 ) -> None:
     """More of the GPUs' memory than vLLM fills by default where nothing fits otherwise."""
-    base = load_scenario(name)
+    base = read_scenario(name)
     edits = (Edit.at("model.quantization", stored),) if stored else ()
     size = smallest_offload(base, most, *edits, filled=filled)
     key = "-".join(filter(None, ("split-vllm-2", stored)))
@@ -185,7 +185,7 @@ def test_a_split_is_found_between_too_little_hbm_and_too_little_host_memory(
 
 def test_every_strategy_finds_its_middle() -> None:
     """Accelerate: on 256 GiB of host memory 94 layers are too many for two GPUs, and 0 for the host."""
-    base = load_scenario("serving/qwen3-235b-a22b")
+    base = read_scenario("serving/qwen3-235b-a22b")
     layers = [
         count
         for count in range(95)
@@ -216,7 +216,7 @@ def test_fit_offers_the_nearest_offload_that_fits(now: int, fitting: Callable[[l
             },
         )
 
-    base = load_scenario("serving/qwen3-235b-a22b")
+    base = read_scenario("serving/qwen3-235b-a22b")
     sizes = [size for size in range(220) if Evaluator(base).fits(offloading(size))]
     made = {one.kind: one for one in smallest_changes(base.edited(offloading(now)))}
     assert made["setting"].description == f"cpu_offload_gb {now} → {fitting(sizes)}"

@@ -20,7 +20,7 @@ from simoffload.errors import SimulationError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
 from simoffload.planning.sweep.run import Task, job_of, local_processes, run_tasks
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.examples import one_in, some
 from tests.planning.conftest import Define, Process, finished, simulated
@@ -60,7 +60,7 @@ def test_a_row_is_what_a_single_run_says(define: Define, tmp_path: Path, scenari
     with (tmp_path / "r.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["index"] for row in rows] == list("01234567")
-    one = simulate(load_scenario(scenario_file, overrides=["strategy.ranks=1", "strategy.weights=raid"]))
+    one = simulate(read_scenario(scenario_file, overrides=["strategy.ranks=1", "strategy.weights=raid"]))
     assert {name: float(rows[1][name]) for name in one.metrics()} == one.metrics()
     for name, ends in confidence(one).intervals().items():
         assert (float(rows[1][f"{name}_p10"]), float(rows[1][f"{name}_p90"])) == ends

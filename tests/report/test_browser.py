@@ -21,7 +21,7 @@ from simoffload.report.html import write_comparison, write_html, write_report
 from simoffload.results.result import SimulationResult
 from simoffload.results.timeline import Timeline
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 from tests.report.conftest import EVIL
@@ -136,7 +136,7 @@ def test_a_report_on_checkpoints_draws_its_charts(
     tmp_path: Path, browse: Callable[[Path], tuple[str, str]]
 ) -> None:
     path = tmp_path / "report.html"
-    write_report(simulate(load_scenario("checkpoint/mlperf-8b"), keep_timelines=True), path)
+    write_report(simulate(read_scenario("checkpoint/mlperf-8b"), keep_timelines=True), path)
     page, reported = browse(path)
     assert reported == ""
     assert page.count('role="img"') == 5
@@ -233,7 +233,7 @@ def test_nothing_is_wider_than_paper(
 ) -> None:
     path = tmp_path / "report.html"
     write_report(
-        simulate(load_scenario(scenario), keep_timelines=True), path, command="simoffload run " + "x" * 200
+        simulate(read_scenario(scenario), keep_timelines=True), path, command="simoffload run " + "x" * 200
     )
     page = POLICY.sub("", path.read_text()).replace("@media print", "@media all")
     page = page.replace("</body>", f"{PRINT}</body>")

@@ -17,7 +17,7 @@ from simoffload.report.from_result import result_document
 from simoffload.report.markdown import markdown
 from simoffload.report.summary import common_name, group_summary, result_summary
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 
 Make = Callable[..., SimulationResult]
 
@@ -80,7 +80,7 @@ def test_steps_with_different_work_are_compared_by_throughput(make_training: Mak
 
 @pytest.mark.parametrize("name", ["ddn/bloom-7b1", "checkpoint/mlperf-8b", "xinnor/llama-1b"])
 def test_one_result_has_at_most_four_numbers(name: str) -> None:
-    result = simulate(load_scenario(name))
+    result = simulate(read_scenario(name))
     text = result_summary(result)
     assert len(text) <= LONGEST
     names = [result.model.partition(" (")[0], result.platform, *result.targets]

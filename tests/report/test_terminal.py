@@ -14,7 +14,7 @@ from simoffload.report.document import ReportDocument, ReportSection, ReportTabl
 from simoffload.report.from_result import result_document
 from simoffload.report.terminal import terminal_text
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from tests.report.conftest import ANSI, compare_text, result_text
 
 Make = Callable[..., SimulationResult]
@@ -321,7 +321,7 @@ def test_what_a_terminal_leaves_out() -> None:
     "name", ["accelerate/llama-3.1-70b", "xinnor/llama-16b-optimizer", "checkpoint/mlperf-1t"]
 )
 def test_the_verdict_has_two_lines(name: str, width: int) -> None:
-    lines = terminal_text(result_document(simulate(load_scenario(name))), width=width).splitlines()
+    lines = terminal_text(result_document(simulate(read_scenario(name))), width=width).splitlines()
     rest = lines[next(at for at, line in enumerate(lines) if line.startswith("Verdict: ")) :]
     verdict = [rest[0], *takewhile(lambda line: line.startswith("  "), rest[1:])]
     assert len(verdict) <= 2

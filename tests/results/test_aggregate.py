@@ -19,7 +19,7 @@ from simoffload.results.passes import (
     seconds,
 )
 from simoffload.results.result import attributed
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.schedule import Cause
 from simoffload.simulation import simulate
 
@@ -126,7 +126,7 @@ def test_a_pass_by_itself_stays_what_it_is() -> None:
 
 
 def test_cpu_work_that_leaves_its_memory_idle_is_limited_by_the_cpu() -> None:
-    result = simulate(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
+    result = simulate(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"]))
     assert result.step
     limits = {share.cause_text: share.limit for share in result.step.shares if share.group == "host"}
     assert limits["CPU Adam"] == "the speed of the CPU"

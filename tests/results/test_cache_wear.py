@@ -11,7 +11,7 @@ from simoffload.planning.answers import simulate
 from simoffload.planning.compare import compare_scenarios
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.terminal import terminal_text
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 
 SMALL = (
     "engine.decode_extrapolation=off",
@@ -40,7 +40,7 @@ LAYERS, HIDDEN = 48, 7168  # OPT-30B
     ],
 )
 def test_traffic_of_flexgen_is_what_its_passes_move(overrides: tuple[str, ...]) -> None:
-    result: Any = simulate(load_scenario("flexgen/opt-30b", overrides=[*SMALL, *overrides]))
+    result: Any = simulate(read_scenario("flexgen/opt-30b", overrides=[*SMALL, *overrides]))
     (traffic,) = result.traffic
     passes = (result.prefill, *result.decode)
     assert len(passes) == 4
@@ -50,26 +50,26 @@ def test_traffic_of_flexgen_is_what_its_passes_move(overrides: tuple[str, ...]) 
 
 
 def test_every_position_is_written_once() -> None:
-    result: Any = simulate(load_scenario("flexgen/opt-30b", overrides=SMALL))
+    result: Any = simulate(read_scenario("flexgen/opt-30b", overrides=SMALL))
     assert result.traffic[0].written == 2 * 2 * LAYERS * HIDDEN * 12 * (64 + 3)
 
 
 def test_files_in_the_page_cache_are_written_to_the_drive_as_well() -> None:
-    result: Any = simulate(load_scenario("flexgen/opt-30b", overrides=[*SMALL, "strategy.page_cache=true"]))
+    result: Any = simulate(read_scenario("flexgen/opt-30b", overrides=[*SMALL, "strategy.page_cache=true"]))
     assert result.traffic[0].read == 0
     assert result.traffic[0].written == 2 * 2 * LAYERS * HIDDEN * 12 * (64 + 3)
     assert [one for one in result.decode[0].shares if one.group == "storage"] == []
 
 
 def test_a_cache_in_memory_wears_no_drive() -> None:
-    result: Any = simulate(load_scenario("flexgen/opt-30b"))
+    result: Any = simulate(read_scenario("flexgen/opt-30b"))
     assert (result.traffic, result.drive_lifetime) == ((), ())
 
 
 def test_lifetime_under_flexgen_by_hand() -> None:
     """Four PM1733 of 3.84 TB in RAID0, rated for one drive write a day over five years."""
     overrides = ["platform=dgx-a100", "strategy.cache_cpu_percent=0", "strategy.disk=raid"]
-    result: Any = simulate(load_scenario("flexgen/opt-30b", overrides=overrides))
+    result: Any = simulate(read_scenario("flexgen/opt-30b", overrides=overrides))
     (worn,) = result.drive_lifetime
     written = 2 * 2 * LAYERS * HIDDEN * 144 * (512 + 31)
     per_drive_day = written / 4 * 86_400 / result.e2e_s
@@ -90,7 +90,7 @@ def test_lifetime_under_a_connector_by_hand(tmp_path: Path) -> None:
         " strategy: {kind: vllm, data_parallel_size: 2,"
         " kv_cache: {connector: {tier: raid, prefix: 4096}}}}"
     )
-    result: Any = simulate(load_scenario(file))
+    result: Any = simulate(read_scenario(file))
     (worn,) = result.drive_lifetime
     blocks = 8200 // 16 - 4096 // 16  # the last 8 tokens fill none
     written = 2 * 4 * blocks * 16 * 32 * 2 * 8 * 128 * 2
@@ -103,7 +103,7 @@ def test_lifetime_under_a_connector_by_hand(tmp_path: Path) -> None:
 
 def test_a_comparison_has_the_lifetime_beside_the_costs() -> None:
     scenarios = {
-        tier: load_scenario("flexgen/opt-30b", overrides=["platform=dgx-a100", *more])
+        tier: read_scenario("flexgen/opt-30b", overrides=["platform=dgx-a100", *more])
         for tier, more in {"dram": [], "raid": ["strategy.cache_cpu_percent=0", "strategy.disk=raid"]}.items()
     }
     results = compare_scenarios(scenarios).results

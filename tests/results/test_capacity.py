@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.hardware.paths import Tier
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm, TierUse, peak_uses
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
 from simoffload.simulation.capacity import memory_footprint
 
@@ -39,7 +39,7 @@ def test_of_one_moment_all_is_steady() -> None:
 
 def test_training_on_drives_starts_with_more_host_memory_than_it_goes_on_with() -> None:
     """The first step has two moments of the largest sub-group, the embedding's eighth, in memory."""
-    dram = {use.tier: use for use in fit(load_scenario("training/bloom-176b")).capacity}["dram"]
+    dram = {use.tier: use for use in fit(read_scenario("training/bloom-176b")).capacity}["dram"]
     assert dram.stage == "optimizer step"
     assert dram.needed - dram.steady == 8 * 2 * 4 * (250_880 * 14_336 // 8)
 
@@ -49,7 +49,7 @@ def test_training_on_drives_starts_with_more_host_memory_than_it_goes_on_with() 
     ["ddn/bloom-176b", "training/bloom-176b", "checkpoint/llama-3.1-8b-training", "checkpoint/mlperf-8b"],
 )
 def test_needs_alone_are_those_of_the_whole_answer(name: str) -> None:
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     assert memory_footprint(scenario) == fit(scenario).capacity
 
 

@@ -12,7 +12,7 @@ from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.simulation import simulate
 from tests.examples import one_of_each
 
@@ -22,7 +22,7 @@ SHORT = {"training/bloom-mod-2": ["model.num_hidden_layers=2", "nodes=2", "strat
 
 @pytest.mark.parametrize("name", one_of_each(list_scenarios()))
 def test_times_by_cause_sum_to_the_picosecond(name: str) -> None:
-    result = simulate(load_scenario(name, overrides=SHORT.get(name, ())), keep_timelines=True)
+    result = simulate(read_scenario(name, overrides=SHORT.get(name, ())), keep_timelines=True)
     assert result.fits
     assert result.unit_s is not None
     assert math.isfinite(result.unit_s)

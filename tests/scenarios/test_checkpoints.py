@@ -8,7 +8,7 @@ from simoffload.planning.compare import compare_fit
 from simoffload.planning.targets import on_targets
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.simulation import simulate
 
 GIB = 2**30
@@ -22,7 +22,7 @@ SHORT = {
 
 
 def saved(name: str, *overrides: str) -> CheckpointResult:
-    result = simulate(load_scenario(f"checkpoint/{name}", overrides=overrides))
+    result = simulate(read_scenario(f"checkpoint/{name}", overrides=overrides))
     assert isinstance(result, CheckpointResult)
     assert result.fits
     assert result.warnings == ()
@@ -34,14 +34,14 @@ def test_they_are_all_there_and_say_what_they_are() -> None:
     others = {"phi-3-mini", "llama-3.1-8b-training"}
     assert {name.partition("/")[2] for name in names} == {f"mlperf-{size}" for size in MLPERF} | others
     for name in names:
-        loaded = load_scenario(name)
+        loaded = read_scenario(name)
         assert len(loaded.scenario.description) > 100
         assert loaded.plan().warnings == ()
 
 
 @pytest.mark.parametrize("size", MLPERF)
 def test_mlperf_sizes(size: str) -> None:
-    plan = load_scenario(f"checkpoint/mlperf-{size}").plan()
+    plan = read_scenario(f"checkpoint/mlperf-{size}").plan()
     assert plan.size / GIB == pytest.approx(MLPERF[size], rel=1e-4)
     assert len(plan.parts[0].writers) == {"8b": 8, "70b": 64, "405b": 512, "1t": 1024}[size]
 
@@ -67,7 +67,7 @@ def test_mlperf_with_all_ranks(size: str) -> None:
 def test_the_hosts_own_drives_scale_with_the_hosts() -> None:
     """Eight hosts with 23.4 GB/s each beat one AI400X2; restoring is not safe from them."""
     shared = saved("mlperf-70b")
-    own = simulate(load_scenario("checkpoint/mlperf-70b").on("raid"))
+    own = simulate(read_scenario("checkpoint/mlperf-70b").on("raid"))
     assert own.unit_s is not None
     assert shared.unit_s is not None
     assert own.unit_s < shared.unit_s
@@ -76,7 +76,7 @@ def test_the_hosts_own_drives_scale_with_the_hosts() -> None:
 
 def test_two_of_the_largest_need_more_than_four_drives() -> None:
     """33.1 TB: more than the 30.7 TB of four drives over the network, less than what 128 hosts have."""
-    two = load_scenario("checkpoint/mlperf-1t", overrides=["workload.keep=2"])
+    two = read_scenario("checkpoint/mlperf-1t", overrides=["workload.keep=2"])
     found = compare_fit(on_targets(two, ("pfs", "raid", "nvmeof")))
     assert [result.fits for result in found.results.values()] == [True, True, False]
     assert found.results["raid"].capacity[-1].capacity == 128 * 8 * 3.84e12
@@ -84,7 +84,7 @@ def test_two_of_the_largest_need_more_than_four_drives() -> None:
 
 def test_a_run_with_data_and_checkpoints() -> None:
     """An epoch has 9,537 steps: 2,441,406 samples over 8 ranks, 4 per batch, 8 batches per step."""
-    result = simulate(load_scenario("checkpoint/llama-3.1-8b-training"))
+    result = simulate(read_scenario("checkpoint/llama-3.1-8b-training"))
     assert isinstance(result, TrainingResult)
     assert result.data_loading is not None
     assert result.data_loading.steps_per_epoch == -(-2_441_406 // 8 // 4 // 8) == 9537

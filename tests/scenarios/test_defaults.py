@@ -6,7 +6,7 @@ import pytest
 
 from simoffload import fit, list_models, question
 from simoffload.errors import InputError
-from simoffload.scenario import default_scenario, load_scenario
+from simoffload.scenario import default_scenario, read_scenario
 from simoffload.strategies.programs.zero_inference import ZeroInference
 from simoffload.workload import Inference
 
@@ -111,4 +111,4 @@ def test_without_a_platform_the_platforms_are_listed() -> None:
 
 def test_a_model_is_no_scenario() -> None:
     with pytest.raises(InputError, match=r"llama-3\.1-8b: is a model, not a scenario; question"):
-        load_scenario("llama-3.1-8b")
+        read_scenario("llama-3.1-8b")

@@ -9,7 +9,7 @@ import pytest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Machine
 from simoffload.planning.targets import on_targets
-from simoffload.scenario import LoadedScenario, ScenarioCache, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, ScenarioCache, read_scenario, resolve
 from tests.hardware.conftest import FILES, LANES, RATES, number
 
 GB = 1_000_000_000
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path, *overrides: str) -> LoadedScenario:
-    return load_scenario(folder / "s.yaml", overrides=overrides)
+    return read_scenario(folder / "s.yaml", overrides=overrides)
 
 
 def rates(machine: Machine) -> dict[str, int]:
@@ -160,7 +160,7 @@ def test_devices_of_the_new_generation_need_its_slots(folder: Path) -> None:
 def test_a_new_drive_in_an_old_slot_works_at_the_slots_rate_and_is_told() -> None:
     """Four drives of PCIe 5 behind the switches of a DGX A100."""
     tier = "equipment.tiers.raid={profile: raid0-4x-ps1010-7.68tb, at: [plx0, plx1, plx2, plx3]}"
-    scenario = load_scenario("ddn/bloom-7b1", overrides=[tier, "strategy.weights=raid"])
+    scenario = read_scenario("ddn/bloom-7b1", overrides=[tier, "strategy.weights=raid"])
     assert rates(scenario.machine)["raid.0 -> plx0"] == 7_522_344_000  # 4 lanes of PCIe 4
     (rendered,) = scenario.link_warnings(scenario.plan())
     assert rendered == (

@@ -22,7 +22,7 @@ from simoffload.scenario import (
     default_scenario,
     find_scenario,
     list_scenarios,
-    load_scenario,
+    read_scenario,
     resolve,
 )
 from simoffload.simulation import simulate
@@ -51,7 +51,7 @@ STUDIES = {name.rpartition("/")[0]: name for name in SHIPPED}.values()
 
 def small(name: str) -> LoadedScenario:
     """Return a shipped scenario with three layers on one host and unchanged settings."""
-    found = load_scenario(name)
+    found = read_scenario(name)
     data = found.document.data
     reported, work, strategy = data["model"], data["workload"], data["strategy"]
     model = {**({"name": reported} if isinstance(reported, str) else reported), "num_hidden_layers": 3}
@@ -228,7 +228,7 @@ def test_what_is_left_to_others_has_a_value() -> None:
         "steps_per_print=100",
     ]
     overrides = [f"strategy.ds_config.{one}" for one in auto]
-    found = load_scenario("xinnor/llama-1b", overrides=[*overrides, "workload.gradient_accumulation_steps=4"])
+    found = read_scenario("xinnor/llama-1b", overrides=[*overrides, "workload.gradient_accumulation_steps=4"])
     config = found.exports()[FILE]
     zero = config["zero_optimization"]
     assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (1, 4)
@@ -248,20 +248,20 @@ def test_what_is_left_to_others_has_a_value() -> None:
 @pytest.mark.parametrize(("version", "key"), [("0.16.3", "thread_count"), ("0.16.4", "intra_op_parallelism")])
 def test_threads_have_the_name_that_the_version_reads(version: str, key: str) -> None:
     both = "strategy.ds_config.aio={thread_count: 4, intra_op_parallelism: 4, overlap_events: true}"
-    found = load_scenario(
+    found = read_scenario(
         "ddn/bloom-7b1", overrides=[both, f'strategy.deepspeed_version="{version}"']
     ).exports()[FILE]
     assert found["aio"] == {"block_size": 1 << 20, "queue_depth": 8, key: 4, "overlap_events": True}
 
 
 def test_the_models_type_is_the_one_that_is_enabled() -> None:
-    found = load_scenario("xinnor/llama-1b", overrides=["model.dtype=float16"]).exports()[FILE]
+    found = read_scenario("xinnor/llama-1b", overrides=["model.dtype=float16"]).exports()[FILE]
     assert (found["fp16"], found["bf16"]) == ({"enabled": True}, {"enabled": False})
 
 
 def test_inference_has_no_optimizer() -> None:
     zero = "strategy.ds_config.zero_optimization.offload_optimizer={device: cpu}"
-    found = load_scenario(
+    found = read_scenario(
         "ddn/bloom-7b1", overrides=[zero, "strategy.ds_config.optimizer={type: AdamW}"]
     ).exports()[FILE]
     assert "optimizer" not in found
@@ -270,7 +270,7 @@ def test_inference_has_no_optimizer() -> None:
 
 @pytest.mark.parametrize("kind", ["resident", "checkpoint"])
 def test_what_deepspeed_is_not_told_in_a_file_has_none(kind: str) -> None:
-    found = load_scenario("checkpoint/mlperf-8b" if kind == "checkpoint" else "ddn/bloom-7b1")
+    found = read_scenario("checkpoint/mlperf-8b" if kind == "checkpoint" else "ddn/bloom-7b1")
     assert (found if kind == "checkpoint" else found.on(kind)).exports() == {}
 
 
@@ -281,7 +281,7 @@ def test_what_deepspeed_is_not_told_in_a_file_has_none(kind: str) -> None:
 def advice() -> simoffload.planning.advise.Advice:
     """Of a small model on storage."""
     return advise(
-        load_scenario("ddn/bloom-7b1", overrides=[*SHORT, "model={name: bloom-7b1, num_hidden_layers: 3}"])
+        read_scenario("ddn/bloom-7b1", overrides=[*SHORT, "model={name: bloom-7b1, num_hidden_layers: 3}"])
     )
 
 
@@ -292,7 +292,7 @@ def test_every_recommended_scenario_gives_what_was_promised(advice: Any, tmp_pat
     scenarios = sorted(name for name in files if name.endswith(".yaml"))
     assert len(scenarios) == len(advice.helping) > 5
     for name, one in zip(scenarios, advice.helping, strict=True):
-        found = load_scenario(tmp_path / name)
+        found = read_scenario(tmp_path / name)
         assert simulate(found).unit_s == one.result.unit_s
         assert found.exports() == one.scenario.exports() == one.to_dict()["exports"]
         if one.change.kind == "setting":

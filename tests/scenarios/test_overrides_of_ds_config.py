@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 
 SCENARIO = """\
 name: small
@@ -29,17 +29,17 @@ def scenario_file(tmp_path: Path) -> Path:
 
 
 def test_one_key_changes_and_the_file_says_the_rest(scenario_file: Path) -> None:
-    scenario = load_scenario(scenario_file, overrides=[f"{KEY}.buffer_size=2e9"])
+    scenario = read_scenario(scenario_file, overrides=[f"{KEY}.buffer_size=2e9"])
     settings = scenario.plan().placement.settings
     assert (settings.buffer_size, settings.buffer_count) == (2_000_000_000, 7)
 
 
 def test_another_file_is_still_named_by_its_path(scenario_file: Path) -> None:
     with pytest.raises(InputError, match=r"nope\.json: no such file"):
-        load_scenario(scenario_file, overrides=["strategy.ds_config=nope.json"])
+        read_scenario(scenario_file, overrides=["strategy.ds_config=nope.json"])
 
 
 def test_a_file_that_is_missing_is_said_before_its_keys(scenario_file: Path) -> None:
     (scenario_file.parent / "ds.json").unlink()
     with pytest.raises(InputError, match=r"ds\.json: no such file"):
-        load_scenario(scenario_file, overrides=[f"{KEY}.buffer_size=2e9"])
+        read_scenario(scenario_file, overrides=[f"{KEY}.buffer_size=2e9"])

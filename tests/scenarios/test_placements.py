@@ -14,7 +14,7 @@ from simoffload.documents import parse_json
 from simoffload.errors import InputError, PlacementError
 from simoffload.planning.compare import compare
 from simoffload.planning.targets import Misplaced, on_targets
-from simoffload.scenario import LoadedScenario, canonical_target, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, canonical_target, read_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.strategies import strategies
 from simoffload.strategies.base import Placement, moving, placements_of, tier_paths
@@ -181,7 +181,7 @@ def test_a_platform_file_of_the_same_name_elsewhere_is_not_the_scenarios(
     data = own | {"workload": INFERENCE, "strategy": {"weights": "cpu"}}
     (tmp_path / "mine" / "s.json").write_text(json.dumps(data))
     monkeypatch.chdir(tmp_path / "here")
-    found = on_targets(load_scenario(tmp_path / "mine" / "s.json"), ["./machines/p.yaml:hbm", ":dram"])
+    found = on_targets(read_scenario(tmp_path / "mine" / "s.json"), ["./machines/p.yaml:hbm", ":dram"])
     assert [one.machine.platform for one in found.values()] == ["dgx-h100", "dgx-a100"]
 
 

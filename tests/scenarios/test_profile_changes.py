@@ -9,14 +9,14 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.planning.explanation import sensitivity
 from simoffload.planning.targets import on_targets
-from simoffload.scenario import ScenarioCache, load_scenario, resolve
+from simoffload.scenario import ScenarioCache, read_scenario, resolve
 from simoffload.simulation import simulate
 
 SCENARIO = "ddn/bloom-176b"
 
 
 def test_a_number_takes_the_place_of_the_profiles_and_says_so() -> None:
-    scenario = load_scenario(SCENARIO, overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
+    scenario = read_scenario(SCENARIO, overrides=["profiles.ddn-ai400x2.read=45 GB/s"])
     assert scenario.machine.targets["ai400x2"].read.rate == 45_000_000_000
     (changed,) = (one for one in scenario.machine.inputs() if one.source.startswith("set by the scenario"))
     assert (changed.profile, changed.key, changed.text, changed.origin) == (
@@ -30,44 +30,44 @@ def test_a_number_takes_the_place_of_the_profiles_and_says_so() -> None:
 
 def test_its_own_origin_counts() -> None:
     change = "profiles.ddn-ai400x2.read={value: 45 GB/s, origin: measured, source: fio, date: 2026-11-21}"
-    scenario = load_scenario(SCENARIO, overrides=[change])
+    scenario = read_scenario(SCENARIO, overrides=[change])
     (changed,) = (one for one in scenario.machine.inputs() if one.source == "fio")
     assert (changed.text, changed.origin, changed.date) == ("45 GB/s", "measured", "2026-11-21")
 
 
 def test_a_shared_profile_changes_wherever_it_is_used() -> None:
-    before = load_scenario(SCENARIO).machine
-    after = load_scenario(SCENARIO, overrides=["profiles.pcie/gen4.both_ways=1"]).machine
+    before = read_scenario(SCENARIO).machine
+    after = read_scenario(SCENARIO, overrides=["profiles.pcie/gen4.both_ways=1"]).machine
     shared = [one.name for one in before.resources if "<->" in one.name]
     assert shared
     assert [one.name for one in after.resources if "<->" in one.name] == []
 
 
 def test_plain_numbers_change_too() -> None:
-    scenario = load_scenario(SCENARIO, overrides=['profiles."raid0-4x-pm1733-3.84tb".count=8'])
+    scenario = read_scenario(SCENARIO, overrides=['profiles."raid0-4x-pm1733-3.84tb".count=8'])
     assert scenario.machine.targets["raid"].drives == 8
 
 
 @pytest.mark.parametrize("name", ["raid0-4x-pm1733-3.84tb", "raid/raid0-4x-pm1733-3.84tb"])
 def test_a_name_with_a_dot_and_no_quotes_is_told_with_them(name: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_scenario(SCENARIO, overrides=[f"profiles.{name}.count=3"])
+        read_scenario(SCENARIO, overrides=[f"profiles.{name}.count=3"])
     (problem,) = caught.value.problems
     assert problem.message == f'a profile name that contains a dot needs quotes: profiles."{name}".count'
 
 
 def test_memory_that_cannot_be_is_warned_of() -> None:
     host = "profiles.dgx-a100-1tib.memory_capacity"
-    (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=4 TiB"]).warnings
+    (rendered,) = read_scenario(SCENARIO, overrides=[f"{host}=4 TiB"]).warnings
     assert "memory_capacity 4 TiB is more than its board supports, memory_maximum 2 TiB" in rendered
-    (rendered,) = load_scenario(SCENARIO, overrides=[f"{host}=960 GB"]).warnings
+    (rendered,) = read_scenario(SCENARIO, overrides=[f"{host}=960 GB"]).warnings
     assert "memory_capacity 960 GB is in powers of ten" in rendered
-    assert load_scenario(SCENARIO).warnings == ()
+    assert read_scenario(SCENARIO).warnings == ()
 
 
 def test_without_changes_nothing_changes() -> None:
     cache = ScenarioCache()
-    plain = load_scenario(SCENARIO)
+    plain = read_scenario(SCENARIO)
     changed = resolve(plain.document, overrides=["profiles.hdr200.achieved=1 GB/s"], cache=cache)
     again = resolve(plain.document, cache=cache)
     assert changed.machine.resources != plain.machine.resources
@@ -99,7 +99,7 @@ def test_without_changes_nothing_changes() -> None:
 )
 def test_slips_are_placed_in_the_scenario(change: str, key: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_scenario(SCENARIO, overrides=[f"profiles.{change}"])
+        read_scenario(SCENARIO, overrides=[f"profiles.{change}"])
     (problem,) = caught.value.problems
     assert (problem.path, problem.key) == ("--set", key)
     assert message in problem.message
@@ -115,9 +115,9 @@ def test_the_rate_of_a_switch_changes_and_counts_in_the_sensitivity() -> None:
     ]
     key = "switches.socket0.host_to_device"
     half = f'profiles."platform/h200-8gpu-vm".{key}=50 GB/s'
-    before, after = (simulate(load_scenario(SCENARIO, overrides=[*given, *more])) for more in ([], [half]))
+    before, after = (simulate(read_scenario(SCENARIO, overrides=[*given, *more])) for more in ([], [half]))
     assert after.compared_s > 1.2 * before.compared_s
-    rows = {row.number.key: row for row in sensitivity(load_scenario(SCENARIO, overrides=given)).rows}
+    rows = {row.number.key: row for row in sensitivity(read_scenario(SCENARIO, overrides=given)).rows}
     assert rows[key].elasticity < -0.2
     assert rows[key].number.profile == "platform/h200-8gpu-vm"
 
@@ -127,13 +127,13 @@ def test_slips_in_a_file_have_their_line(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text + "workload: {batch_size: 1, prompt_length: 1, output_length: 1}\nstrategy: {}\n")
     with pytest.raises(InputError) as caught:
-        load_scenario(path)
+        read_scenario(path)
     (problem,) = caught.value.problems
     assert (problem.path, problem.line, problem.key) == (str(path), 4, "profiles.hdr200.achieved")
 
 
 def test_on_another_platform_the_profile_must_be_there_too() -> None:
-    scenario = load_scenario(SCENARIO, overrides=["profiles.hdr200.achieved=1 GB/s"])
+    scenario = read_scenario(SCENARIO, overrides=["profiles.hdr200.achieved=1 GB/s"])
     with pytest.raises(InputError, match="this platform uses no profile of that name"):
         on_targets(scenario, ["xinnor-workstation:dram"])
 
@@ -141,4 +141,4 @@ def test_on_another_platform_the_profile_must_be_there_too() -> None:
 def test_a_profile_changes_under_one_name_only() -> None:
     both = 'profiles={"raid/raid0-4x-pm1733-3.84tb": {count: 8}, "raid0-4x-pm1733-3.84tb": {count: 16}}'
     with pytest.raises(InputError, match=r"the same profile as .*merge both"):
-        load_scenario(SCENARIO, overrides=[both])
+        read_scenario(SCENARIO, overrides=[both])

@@ -6,7 +6,7 @@ import pytest
 
 from simoffload.planning.compare import compare_fit
 from simoffload.planning.targets import on_targets
-from simoffload.scenario import LoadedScenario, list_scenarios, load_scenario
+from simoffload.scenario import LoadedScenario, list_scenarios, read_scenario
 
 TRAINING = {
     *(f"xinnor/llama-{what}" for what in ("1b", "2b", "3b", "16b-optimizer", "16b-parameters")),
@@ -55,7 +55,7 @@ def test_the_studies_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     assert len(scenario.scenario.description) > 100
     warnings = scenario.plan().warnings
     expected = ["cpu_checkpointing"] * (name in OWN_CHECKPOINTS)
@@ -70,13 +70,13 @@ def test_it_says_what_it_is_and_gives_no_cause_for_warnings(name: str) -> None:
     [("bloom-7b1", "11111"), ("bloom-176b", "01111"), ("bloom-mod-1", "00111"), ("bloom-mod-2", "00011")],
 )
 def test_what_fits_where_is_the_white_papers_answer(name: str, fits: str) -> None:
-    comparison = compare_fit(on_targets(load_scenario(f"ddn/{name}"), DDN_TARGETS))
+    comparison = compare_fit(on_targets(read_scenario(f"ddn/{name}"), DDN_TARGETS))
     assert [result.fits for result in comparison.results.values()] == [one == "1" for one in fits]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("ddn/")])
 def test_ddn_has_the_settings_of_the_script(name: str) -> None:
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     zero, aio = settings(scenario)
     assert scenario.scenario.strategy.ranks == 8
     assert zero["stage3_prefetch_bucket_size"] == int(0.9 * scenario.model.hidden_size**2)
@@ -87,7 +87,7 @@ def test_ddn_has_the_settings_of_the_script(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepnvme/")])
 def test_deepnvme_has_the_settings_of_the_script(name: str) -> None:
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     zero, aio = settings(scenario)
     assert zero["stage3_prefetch_bucket_size"] == zero["stage3_max_live_parameters"]
     assert zero["stage3_max_live_parameters"] == 2 * scenario.model.hidden_size**2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.simulation import simulate
 from tests.examples import one_in
 
@@ -25,9 +25,9 @@ def few_layers(name: str, number: int = 12) -> str:
 @pytest.mark.parametrize("name", one_in(2, [*INFERENCE, *PUBLISHED]))
 def test_inference(name: str) -> None:
     overrides = ["workload.output_length=6", *([few_layers(name)] if name not in WHOLE else ())]
-    result = simulate(load_scenario(name, overrides=[*overrides, *VERIFIED]))
+    result = simulate(read_scenario(name, overrides=[*overrides, *VERIFIED]))
     assert len(result.decode) == 5, "verifying runs every step"
-    quick = simulate(load_scenario(name, overrides=overrides))
+    quick = simulate(read_scenario(name, overrides=overrides))
     assert len(quick.decode) < 3, "what is certain is not simulated"
     assert quick.decode_total_s == pytest.approx(result.decode_total_s, rel=max(quick.decode_bound, 1e-15))
 
@@ -37,7 +37,7 @@ def test_many_tokens(target: str) -> None:
     """A batch whose cache grows to decide: what bounds a step changes on the way."""
     overrides = [f"strategy.weights={target}", "workload.batch_size=16", "workload.output_length=40"]
     result = simulate(
-        load_scenario("ddn/bloom-7b1", overrides=[*overrides, few_layers("ddn/bloom-7b1", 3), *VERIFIED])
+        read_scenario("ddn/bloom-7b1", overrides=[*overrides, few_layers("ddn/bloom-7b1", 3), *VERIFIED])
     )
     assert len(result.decode) == 39
 
@@ -50,11 +50,11 @@ TRAINED = [
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training(name: str) -> None:
-    assert simulate(load_scenario(name, overrides=VERIFIED)).step_time_s
+    assert simulate(read_scenario(name, overrides=VERIFIED)).step_time_s
 
 
 def test_steps_of_one_course_need_one_run() -> None:
-    result = simulate(load_scenario("ddn/bloom-176b", overrides=["workload.output_length=101"]))
+    result = simulate(read_scenario("ddn/bloom-176b", overrides=["workload.output_length=101"]))
     assert [one.name for one in result.decode] == ["decode 1"]
     assert (result.decode_estimated, result.decode_bound) == (0, 0.0)
 
@@ -62,7 +62,7 @@ def test_steps_of_one_course_need_one_run() -> None:
 @pytest.mark.parametrize("batch", [1, 64])
 def test_steps_of_a_model_on_the_gpu_are_certain_too(batch: int) -> None:
     overrides = ["strategy={kind: transformers, ranks: 8}", f"workload.batch_size={batch}"]
-    result = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "workload.output_length=101"]))
+    result = simulate(read_scenario("ddn/bloom-7b1", overrides=[*overrides, "workload.output_length=101"]))
     assert len(result.decode) < 8
     assert (result.decode_estimated, result.decode_bound) == (0, 0.0)
 
@@ -70,8 +70,8 @@ def test_steps_of_a_model_on_the_gpu_are_certain_too(batch: int) -> None:
 def test_without_shortcuts_every_step_is_simulated() -> None:
     off = [f"engine.{shortcut}=off" for shortcut in ("rank_symmetry", "steady_state", "decode_extrapolation")]
     overrides = ["workload.output_length=5"]
-    full = simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, *off]))
-    quick = simulate(load_scenario("ddn/bloom-7b1", overrides=overrides))
+    full = simulate(read_scenario("ddn/bloom-7b1", overrides=[*overrides, *off]))
+    quick = simulate(read_scenario("ddn/bloom-7b1", overrides=overrides))
     assert [len(full.decode), len(quick.decode)] == [4, 1]
     assert full.metrics() == quick.metrics()
     assert full.prefill == quick.prefill

@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.cli import main
 from simoffload.results.training import TrainingResult
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.strategies.base import traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
@@ -28,7 +28,7 @@ def zero_plan(scenario: LoadedScenario) -> ZeroTrainingPlan:
 
 
 def trained(name: str, *overrides: str) -> TrainingResult:
-    result = simulate(load_scenario(name, overrides=overrides))
+    result = simulate(read_scenario(name, overrides=overrides))
     assert isinstance(result, TrainingResult)
     assert result.fits, result.advice
     return result
@@ -44,7 +44,7 @@ def trained(name: str, *overrides: str) -> TrainingResult:
     ],
 )
 def test_xinnors_models_have_its_sizes(name: str, parameters: int) -> None:
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     assert scenario.model.num_parameters == parameters
     assert scenario.scenario.workload.max_context == 4096
 
@@ -63,7 +63,7 @@ def test_xinnors_models_have_its_sizes(name: str, parameters: int) -> None:
     ],
 )
 def test_models_have_their_sources_sizes(name: str, billions: float, share: float) -> None:
-    assert load_scenario(name).model.num_parameters / 1e9 == pytest.approx(billions, rel=share)
+    assert read_scenario(name).model.num_parameters / 1e9 == pytest.approx(billions, rel=share)
 
 
 # -- Xinnor: what is moved ----------------------------------------------------------------------
@@ -84,7 +84,7 @@ def requests(plan: ZeroTrainingPlan, *, written: bool) -> int:
 def test_requests_of_a_whole_block_until_the_end_of_the_first_step(
     name: str, read: int, written: int
 ) -> None:
-    plan = zero_plan(load_scenario(name))
+    plan = zero_plan(read_scenario(name))
     assert plan.settings.params.block_size == 524_288
     assert (requests(plan, written=False), requests(plan, written=True)) == (read, written)
 
@@ -92,7 +92,7 @@ def test_requests_of_a_whole_block_until_the_end_of_the_first_step(
 def test_a_later_step_moves_other_bytes_than_the_first() -> None:
     """Master weights, moments and gradient both ways; with parameters 2 written and a good 4 read more."""
     for name, read, written in ((XINNOR_16B[0], 16.0, 16.0), (XINNOR_16B[1], 20.35, 18.0)):
-        scenario = load_scenario(name)
+        scenario = read_scenario(name)
         (moved,) = traffic(zero_plan(scenario))
         numel = scenario.model.num_parameters
         assert moved.read / numel == pytest.approx(read, abs=0.05)
@@ -163,7 +163,7 @@ MEMORY = 2**40
     ],
 )
 def test_what_trains_on_how_many_dgx_a100(name: str, hosts: int, fits: bool) -> None:
-    scenario = load_scenario(f"training/{name}", overrides=[f"nodes={hosts}", f"strategy.ranks={8 * hosts}"])
+    scenario = read_scenario(f"training/{name}", overrides=[f"nodes={hosts}", f"strategy.ranks={8 * hosts}"])
     numel = scenario.model.num_parameters
     assert (18 * numel < hosts * RAID and 2 * numel < hosts * MEMORY) is fits
     result = fit(scenario)
@@ -178,7 +178,7 @@ def test_what_trains_on_how_many_dgx_a100(name: str, hosts: int, fits: bool) -> 
 def test_the_appliance_holds_the_states_of_a_trillion_parameters_and_not_of_24() -> None:
     there = ["strategy.weights=ai400x2", "strategy.optimizer=ai400x2"]
     held = {
-        name: {use.tier: use for use in fit(load_scenario(f"training/{name}", overrides=there)).capacity}
+        name: {use.tier: use for use in fit(read_scenario(f"training/{name}", overrides=there)).capacity}
         for name in ("bloom-mod-1", "bloom-mod-2")
     }
     assert held["bloom-mod-1"]["ai400x2"].fits
@@ -188,7 +188,7 @@ def test_the_appliance_holds_the_states_of_a_trillion_parameters_and_not_of_24()
 def test_a_trillion_parameters_need_more_than_two_dgx_h100() -> None:
     found = {
         hosts: fit(
-            load_scenario("training/gpt-1t", overrides=[f"nodes={hosts}", f"strategy.ranks={8 * hosts}"])
+            read_scenario("training/gpt-1t", overrides=[f"nodes={hosts}", f"strategy.ranks={8 * hosts}"])
         )
         for hosts in (1, 4)
     }
@@ -198,7 +198,7 @@ def test_a_trillion_parameters_need_more_than_two_dgx_h100() -> None:
 
 @pytest.mark.parametrize("name", sorted(TRAINING - {"training/bloom-mod-2"}))
 def test_it_fits_as_it_is(name: str) -> None:
-    result = fit(load_scenario(name))
+    result = fit(read_scenario(name))
     assert result.fits, result.advice
     assert {use.tier for use in result.capacity} >= {"hbm", "dram"}
 

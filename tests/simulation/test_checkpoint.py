@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.models import load_model
 from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.results.checkpoint import CheckpointResult
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import fit, simulate
 from tests.strategies.checkpoint.cases import FAST
 
@@ -147,7 +147,7 @@ def test_a_full_filesystem_is_an_answer() -> None:
 
 def test_what_is_too_large_for_one_tier_may_fit_on_another() -> None:
     """RAID10 of four drives of 7.68 TB holds 15.4 TB; 16.5 TB fit on RAID5."""
-    tree = load_scenario("checkpoint/mlperf-1t", overrides=["nodes=1", "strategy.ranks=8"])
+    tree = read_scenario("checkpoint/mlperf-1t", overrides=["nodes=1", "strategy.ranks=8"])
     result = fit(tree_on(tree, "h100-storage-choices", "raid10"))
     assert not result.fits
     assert "smallest tier that holds the checkpoint: raid5 (23 TB)" in " ".join(result.advice)
@@ -193,7 +193,7 @@ def test_comparison_is_by_the_time_until_saved() -> None:
 
 
 def test_checkpoints_are_not_compared_with_inference() -> None:
-    other = load_scenario(
+    other = read_scenario(
         "storage/llama-3.1-405b", overrides=["model=llama-3.1-8b", "workload.output_length=2"]
     )
     found = compare_scenarios({"saved": scenario(), "run": other})

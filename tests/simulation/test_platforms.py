@@ -10,7 +10,7 @@ import yaml
 
 from simoffload.hardware import list_profiles
 from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 
 GIB = 2**30
@@ -28,7 +28,7 @@ def resident(folder: Path, platform: str, model: str, **changes: Any) -> LoadedS
         "strategy": {"kind": "transformers"},
     }
     path.write_text(yaml.safe_dump(tree | changes))
-    return load_scenario(path)
+    return read_scenario(path)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -11,7 +11,7 @@ from simoffload.engine import execute
 from simoffload.errors import ShortcutError, WorkLimitError
 from simoffload.results.passes import summarize_pass
 from simoffload.results.timeline import Timeline
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.simulation import simulate
 from simoffload.simulation.runner import Decoding, Simulated, verify, verify_decoding
 
@@ -19,7 +19,7 @@ from simoffload.simulation.runner import Decoding, Simulated, verify, verify_dec
 @pytest.fixture(scope="module")
 def both() -> tuple[Timeline, Timeline]:
     """A decode step with shortcuts and without."""
-    plan = load_scenario("ddn/bloom-7b1").plan()
+    plan = read_scenario("ddn/bloom-7b1").plan()
     schedule = plan.schedule(plan.forward("decode 1", 1, 9))
     return execute(schedule), execute(schedule, rank_symmetry=False, steady_state=False)
 
@@ -72,9 +72,9 @@ def test_interpolated_steps_must_agree_within_their_bound(
 def test_work_is_refused_before_it_begins_and_stopped_when_time_is_up() -> None:
     overrides = ["workload.output_length=1"]
     with pytest.raises(WorkLimitError, match=r'"first pass" has at least [\d,]+ operations; .* allows 1,000'):
-        simulate(load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
+        simulate(read_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.max_events=1000"]))
     with pytest.raises(WorkLimitError, match=r"stopped by engine\.timeout \(--timeout\) after 1e-09 s"):
-        load_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.timeout=1 ns"])
+        read_scenario("ddn/bloom-7b1", overrides=[*overrides, "engine.timeout=1 ns"])
 
 
 @pytest.mark.parametrize(("model", "window"), [("gpt-oss-20b", 128), ("gemma-2-9b", 4096)])

@@ -13,7 +13,7 @@ import pytest
 from simoffload.documents import Document
 from simoffload.errors import InputError
 from simoffload.models import Sequences, load_model
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.strategies.programs.zero_inference import ZeroInferencePlan
 from simoffload.strategies.zero.coordinator import CoordinatorSink, Tensor
 from simoffload.strategies.zero.replay import hook
@@ -146,7 +146,7 @@ def mixtral(batch: int, *overrides: str) -> ZeroInferencePlan:
         f"workload.batch_size={batch}",
         "workload.prompt_length=64",
     )
-    plan = load_scenario("deepnvme/mixtral-8x22b", overrides=(*changes, *overrides)).plan()
+    plan = read_scenario("deepnvme/mixtral-8x22b", overrides=(*changes, *overrides)).plan()
     assert isinstance(plan, ZeroInferencePlan)
     return plan
 

@@ -9,7 +9,7 @@ import pytest
 import simoffload as so
 from simoffload.documents import Edit
 from simoffload.hardware import load_platform
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.schedule import Schedule
 from tests.strategies import scenarios
 from tests.strategies.scenarios import bytes_of
@@ -87,7 +87,7 @@ def test_a_faster_drive_does_not_slow_accelerate_down() -> None:
     """Behind a slot of four lanes of PCIe 4 a drive of 20 GB/s is as fast as one of 9."""
     times = []
     for rate in (5, 7, 9, 20):
-        given = load_scenario(
+        given = read_scenario(
             "serving/llama-3.1-70b", overrides=[f'profiles."drive/samsung-980-pro-2tb".read={rate} GB/s']
         )
         times.append(so.simulate(given).tpot_s or 0.0)

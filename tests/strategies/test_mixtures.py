@@ -6,14 +6,14 @@ import pytest
 
 from simoffload.engine import execute
 from simoffload.models import Sequences, batch_cost, load_model, module_cost
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.strategies.plan import InferencePlan
 
 OLD, NEW = Sequences(3, 1, 500), Sequences(1, 200, 200)
 
 
 def plan(*overrides: str) -> InferencePlan:
-    found = load_scenario("ddn/bloom-7b1", overrides=overrides).plan()
+    found = read_scenario("ddn/bloom-7b1", overrides=overrides).plan()
     assert isinstance(found, InferencePlan)
     return found
 

@@ -7,7 +7,7 @@ import pytest
 from simoffload.documents import Edit
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.recent import Recent
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.scenario.loading import LoadedScenario
 from simoffload.schedule import Schedule
 from simoffload.strategies.plan import InferencePlan, StepWork
@@ -57,14 +57,14 @@ CACHES = (
 )
 def test_schedules_equal_those_written_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decisions depend on no rate: machines that share them get the operations that they get alone."""
-    scenario = load_scenario(name)
+    scenario = read_scenario(name)
     own = schedules(scenario)
     found = {what: schedules(scenario.edited(*edits(scenario, keys))) for what, keys in CHANGED.items()}
     assert schedules(scenario) == own
     for what, keys in CHANGED.items():
         for module, cached in CACHES:
             monkeypatch.setattr(module, cached, Recent())
-        changed = load_scenario(name)
+        changed = read_scenario(name)
         alone = schedules(changed.edited(*edits(changed, keys)))
         assert found[what] == alone, what
         assert found[what] != own, what

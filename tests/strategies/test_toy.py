@@ -14,7 +14,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
-from simoffload.strategies import Strategy, register, registry, strategy_of
+from simoffload.strategies import Strategy, register, registry, strategy_of, suited_to, usual_kind
 from simoffload.strategies.authoring import (
     HBM,
     ForwardPass,
@@ -103,6 +103,27 @@ def test_a_kind_has_one_strategy() -> None:
         register(Other)
     with pytest.raises(ValueError, match="write kind as kind: Literal"):
         register(Unnamed)
+
+
+def test_best_chooses_a_program_only_where_it_says_what_it_suits() -> None:
+    class Small(Streamed):
+        kind: Literal["small"] = "small"  # type: ignore[assignment]
+        window: int = 1
+        traits: ClassVar = Streamed.traits._replace(suits=lambda model, _: len(model.layers) < 40)
+
+    class Named(Streamed):
+        kind: Literal["named"] = "named"  # type: ignore[assignment]
+        depth: int = 1
+
+    register(Small)
+    register(Named)
+    of_6_7b, of_30b = (
+        so.load_scenario("s.yaml", overrides=[f"model={name}"]) for name in ("opt-6.7b", "opt-30b")
+    )
+    assert suited_to("inference", of_6_7b.model, of_6_7b.machine)[-1] == "small"
+    assert not {"small", "named", "streamed"} & {*suited_to("inference", of_30b.model, of_30b.machine)}
+    assert usual_kind("inference", ["window"]) == "small"
+    assert usual_kind("inference", ["depth"]) == usual_kind("inference", ["unknown"])
 
 
 def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario import list_scenarios, read_scenario
 from validation.published import PLAN_METRICS, RESULT_METRICS
 from validation.references import RULES, Reference, Role, load_references
 
@@ -52,7 +52,7 @@ def test_a_reference_makes_sense(reference: Reference) -> None:
 )
 def test_overrides_apply(case: tuple[str, str]) -> None:
     scenario, overrides = case
-    load_scenario(scenario, overrides=[part for part in overrides.split(";") if part]).plan()
+    read_scenario(scenario, overrides=[part for part in overrides.split(";") if part]).plan()
 
 
 # -- roles ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import simulate
 from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM, TORCH_WEIGHT_DECAY
 from validation.published import PLAN_METRICS, predict, published_tables
@@ -17,7 +17,7 @@ def reference(**changes: str) -> Reference:
 
 
 def xinnor(*overrides: str) -> LoadedScenario:
-    return load_scenario("xinnor/llama-16b-optimizer", overrides=overrides)
+    return read_scenario("xinnor/llama-16b-optimizer", overrides=overrides)
 
 
 # -- Adam on the CPU ----------------------------------------------------------------------------
@@ -32,17 +32,17 @@ def test_bytes_of_adam() -> None:
 
 def test_adam_takes_the_threads_and_neighbours_of_the_scenario() -> None:
     base = "zenflow/qwen2.5-3b"
-    host = load_scenario(base).machine.host
-    two = PLAN_METRICS["cpu_adam_s_per_billion"](load_scenario(base, overrides=["strategy.cpu_threads=5"]))
+    host = read_scenario(base).machine.host
+    two = PLAN_METRICS["cpu_adam_s_per_billion"](read_scenario(base, overrides=["strategy.cpu_threads=5"]))
     assert two == pytest.approx(28e9 / host.cpu_optimizer.rate(5, processes=2))
-    whole = load_scenario("xinnor/llama-2b")
+    whole = read_scenario("xinnor/llama-2b")
     seconds = 28 * 2_007_044_096 / whole.machine.host.cpu_optimizer.rate(6)
     assert PLAN_METRICS["cpu_adam_ms"](whole) == pytest.approx(seconds * 1e3)
 
 
 def test_it_is_about_training_under_zero() -> None:
     with pytest.raises(TypeError, match="training under ZeRO"):
-        PLAN_METRICS["requests_read"](load_scenario("ddn/bloom-7b1"))
+        PLAN_METRICS["requests_read"](read_scenario("ddn/bloom-7b1"))
 
 
 # -- bytes and requests -------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def test_a_ratio_may_refer_to_other_settings() -> None:
     )
     times = {
         tier: simulate(
-            load_scenario("xinnor/llama-1b", overrides=[short, f"strategy.optimizer={tier}"])
+            read_scenario("xinnor/llama-1b", overrides=[short, f"strategy.optimizer={tier}"])
         ).per_token_s
         for tier in ("nvme", "raid")
     }

@@ -17,7 +17,7 @@ from simoffload.planning.answers import simulate
 from simoffload.planning.streams import stream
 from simoffload.report.formatting import sentence
 from simoffload.report.from_stream import stream_document
-from simoffload.scenario import list_scenarios, load_scenario
+from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.scenario.streams import Length
 from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.requests import drawn
@@ -51,7 +51,7 @@ def inputs(found: PageAnswer) -> dict[str, form.Input]:
 def test_numbers_are_those_of_run() -> None:
     found = answer(DDN, "edit workload.batch_size", "8")
     assert found.command == "simoffload run ddn/bloom-7b1 --set workload.batch_size=8"
-    result = simulate(load_scenario("ddn/bloom-7b1", overrides=["workload.batch_size=8"]))
+    result = simulate(read_scenario("ddn/bloom-7b1", overrides=["workload.batch_size=8"]))
     shown = {name: value for name, value, _ in found.metrics}
     assert {one.label: one.text(value) for one, value in result.valued()}.items() <= shown.items()
     costs = result.costs

@@ -375,6 +375,7 @@ def advise(
     costs: CostList | None = None,
     progress: Watcher | None = None,
     options: Options | None = None,
+    pairs: bool = True,
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
@@ -382,9 +383,9 @@ def advise(
     "latency" of the time of a whole request, an update or a checkpoint, which is the default where one
     sequence at a time is generated (``batch_size`` 1), or of any metric of results or costs with a better
     direction. "cost" decides between purchases alone. ``options`` lists the changes, by default all that are
-    known; only these have pairs. Raises InputError for an unknown objective, and what ``simulate`` raises for
-    the unchanged scenario; a change that cannot be made is listed as impossible, one that a limit stops as
-    untried.
+    known; ``pairs`` adds more host memory with what is possible only then. Raises InputError for an unknown
+    objective, and what ``simulate`` raises for the unchanged scenario; a change that cannot be made is listed
+    as impossible, one that a limit stops as untried.
     """
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario)
@@ -396,7 +397,7 @@ def advise(
             listed, trial.stopped = (), str(error)
         for option in steps(listed, lambda option: option.key):
             trial.evaluate(option)
-        if options is None:
+        if pairs:
             trial.evaluate_pairs()
     together = _together(trial.tried)
     if together is not None:

@@ -16,7 +16,7 @@ from simoffload.planning.confidence import tie
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import LoadedScenario, load_scenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate
 from tests.cli.conftest import SCENARIO
 
@@ -87,7 +87,7 @@ def run(advice: Advice, folder: Path) -> list[SimulationResult]:
     """The results of all recommended scenarios, read from files as a user would, in their order."""
     for name, text in recommended(advice).items():
         (folder / name).write_text(text)
-    return [simulate(load_scenario(path)) for path in sorted(folder.glob("*.yaml"))]
+    return [simulate(read_scenario(path)) for path in sorted(folder.glob("*.yaml"))]
 
 
 @pytest.fixture

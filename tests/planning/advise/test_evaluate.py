@@ -21,7 +21,7 @@ from simoffload.report.from_result import advice_document
 from simoffload.report.sections.advice import GAINS, advice_verdict, advised
 from simoffload.results.capacity import Change
 from simoffload.results.result import SimulationResult
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.scenario.cache import canonical
 from simoffload.simulation import simulate
 from tests.broken.training import FSDP
@@ -117,7 +117,7 @@ def test_what_is_there_already_costs_nothing_and_drives_their_price(stored: Advi
 def test_what_has_no_price_as_before_does_not_matter() -> None:
     """Nobody knows what its GPUs cost, and a larger batch needs no more of them."""
     overrides = ["workload.output_length=2", 'profiles."host/dgx2-1.5tb".memory_maximum=3 TiB']
-    found = advise(load_scenario("zero-inference-2022/opt-30b", overrides=overrides))
+    found = advise(read_scenario("zero-inference-2022/opt-30b", overrides=overrides))
     assert found.economics.bill.missing == ("host/dgx2-1.5tb", "accelerator/v100-32g-sxm")
     extra = {one.change.key: one.extra for one in found.tried}
     assert extra["batch-512"] == 0
@@ -127,7 +127,7 @@ def test_what_has_no_price_as_before_does_not_matter() -> None:
 def test_no_more_memory_is_advised_than_the_board_takes() -> None:
     def advised_memory(maximum: str) -> Change:
         key = "profiles.dgx-a100-1tib.memory_maximum"
-        scenario = load_scenario("ddn/bloom-7b1", overrides=[f"{key}={maximum}"])
+        scenario = read_scenario("ddn/bloom-7b1", overrides=[f"{key}={maximum}"])
         return next(memory(scenario))
 
     assert advised_memory("3 TiB").description == "2 TiB of host memory instead of 1 TiB"
@@ -158,7 +158,7 @@ def test_every_option_is_tried_once_and_changes_something(stored: Advice, hosted
 
 def test_settings_that_repeat_the_workload_are_left_to_it() -> None:
     """A larger batch would contradict a ds_config that has the batch, too, and be refused."""
-    found = advise(load_scenario("zenflow/qwen2.5-3b"))
+    found = advise(read_scenario("zenflow/qwen2.5-3b"))
     assert found.scenario.document.data["strategy"]["ds_config"]["train_batch_size"] == 8
     assert gains(found)["batch-8"] > gains(found)["accumulate-2"] > 1.4
     batch = next(one for one in found.tried if one.change.key == "batch-8")
@@ -167,7 +167,7 @@ def test_settings_that_repeat_the_workload_are_left_to_it() -> None:
 
 def test_advice_on_fsdp_and_on_work_without_offload() -> None:
     """Neither has settings of ZeRO to turn."""
-    inference = load_scenario("ddn/bloom-7b1", overrides=["workload.output_length=2"])
+    inference = read_scenario("ddn/bloom-7b1", overrides=["workload.output_length=2"])
     for scenario in (loaded(FSDP), inference.on("resident")):
         found = advise(scenario)
         assert found.helping[0].change.key.startswith("batch-")
@@ -177,14 +177,14 @@ def test_advice_on_fsdp_and_on_work_without_offload() -> None:
 
 def test_advice_on_checkpoints() -> None:
     overrides = ["platform=dgx-a100", "strategy.tier=raid"]
-    found = advise(load_scenario("checkpoint/phi-3-mini", overrides=overrides))
+    found = advise(read_scenario("checkpoint/phi-3-mini", overrides=overrides))
     assert found.result.bottleneck == "raid write"
     assert gains(found)["raid-5-drives"] == pytest.approx(5 / 4, rel=0.01)
     assert "batch-2" not in gains(found)
 
 
 def test_more_of_a_single_drive_is_an_array() -> None:
-    found = advise(load_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"]))
+    found = advise(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"]))
     one = next(one for one in found.tried if one.change.key == "nvme-2-drives")
     assert one.gain is not None
     assert one.gain > 1.4
@@ -312,7 +312,7 @@ def test_what_costs_nothing_stands_above_a_purchase_that_gains_as_much() -> None
 
 
 def test_a_placement_that_may_lose_data_is_warned_of() -> None:
-    found = advise(load_scenario("checkpoint/mlperf-70b"))
+    found = advise(read_scenario("checkpoint/mlperf-70b"))
     (text,) = found.new_warnings
     assert text == "raid is in each node: a node that is lost takes its part of the checkpoint with it"
     assert found.new_warnings[text] == ["checkpoints on raid"]

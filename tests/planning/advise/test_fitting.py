@@ -13,12 +13,12 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.advise import advise
 from simoffload.planning.evaluator import Evaluator
 from simoffload.report.sections.advice import advice_verdict
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded, run
 
 
 def test_of_what_does_not_fit_it_says_what_would() -> None:
-    found = advise(load_scenario("ddn/bloom-176b", overrides=["workload.output_length=2"]).on("gpu"))
+    found = advise(read_scenario("ddn/bloom-176b", overrides=["workload.output_length=2"]).on("gpu"))
     assert not found.result.fits
     assert {one.change.description for one in found.helping} >= {
         "weights on dram",
@@ -39,7 +39,7 @@ def test_remedies_run_from_their_files(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_called_larger_has_no_known_price() -> None:
-    small = load_scenario("checkpoint/mlperf-8b", overrides=["profiles.ddn-ai400x2.capacity=1 GB"])
+    small = read_scenario("checkpoint/mlperf-8b", overrides=["profiles.ddn-ai400x2.capacity=1 GB"])
     extra = {one.change.description: one.extra for one in advise(small).tried}
     assert extra["capacity of pfs 1 GB → 1 TB (it needs 112 GB)"] is None
 

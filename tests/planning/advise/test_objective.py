@@ -17,7 +17,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import LARGER, advice_verdict, advised, purchase_verdict
 from simoffload.results.inference import InferenceResult
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, assert_in_order, known, loaded
 
 ONE = "workload.batch_size=1"
@@ -31,7 +31,7 @@ def single() -> Advice:
 
 def test_a_batch_of_one_asks_for_latency() -> None:
     one, four = loaded(STORAGE_BOUND, ONE), loaded(STORAGE_BOUND)
-    training, checkpoint = load_scenario("training/bloom-7b1"), load_scenario("checkpoint/phi-3-mini")
+    training, checkpoint = read_scenario("training/bloom-7b1"), read_scenario("checkpoint/phi-3-mini")
     assert [objective_of(work, None).name for work in (one, four, training, checkpoint)] == [
         "latency",
         *["throughput"] * 3,
@@ -74,7 +74,7 @@ def test_latency_may_be_asked_for(overrides: list[str], metric: str) -> None:
 
 
 def test_latency_of_training_is_the_time_of_a_step() -> None:
-    found = advise(load_scenario("xinnor/llama-1b"), objective="latency")
+    found = advise(read_scenario("xinnor/llama-1b"), objective="latency")
     before = found.result.metrics()["step_s"] or 0
     for one in found.tried:
         assert one.gain == before / (one.result.metrics()["step_s"] or 1)
@@ -172,7 +172,7 @@ def test_purchases_by_latency(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def served() -> Evaluator:
-    return Evaluator(load_scenario("serving/gpt-oss-120b"))
+    return Evaluator(read_scenario("serving/gpt-oss-120b"))
 
 
 def test_a_program_is_listed_once() -> None:
@@ -184,7 +184,7 @@ def test_a_program_is_listed_once() -> None:
 
 
 def test_one_gain_has_its_interval() -> None:
-    batch = load_scenario("serving/gpt-oss-120b", overrides=["workload.batch_size=8"])
+    batch = read_scenario("serving/gpt-oss-120b", overrides=["workload.batch_size=8"])
     found = advise(Evaluator(batch), objective="throughput")
     assert len(found.uncertain) == 1
     (text,) = next(
@@ -196,7 +196,7 @@ def test_one_gain_has_its_interval() -> None:
 def test_what_to_type_is_shown_where_a_change_makes_it_fit() -> None:
     """Of a change with the same answers, whatever its kind, and of one with other answers."""
     overrides = ["workload.batch_size=64", "workload.prompt_length=60000"]
-    found = advise(load_scenario("serving/gpt-oss-120b", overrides=overrides))
+    found = advise(read_scenario("serving/gpt-oss-120b", overrides=overrides))
     assert not found.result.fits
     typed = [one for one in advised(found, None) if one.title == "What to type"]
     (first,) = typed

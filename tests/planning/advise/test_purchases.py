@@ -30,7 +30,7 @@ from simoffload.planning.service_levels import parse_service
 from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import Scope, fit, simulate
 from tests.planning.advise.conftest import BATCHES, SPACE, STORAGE_BOUND, TIERS, batch, family, loaded, tier
 
@@ -155,7 +155,7 @@ def test_what_comes_to_the_same_scenario_is_simulated_once(
 
 @pytest.mark.usefixtures("simulated")
 def test_without_prices_there_is_no_front_and_nothing_within_a_budget() -> None:
-    scenario = load_scenario("zero-inference-2022/opt-30b", overrides=["workload.output_length=2"])
+    scenario = read_scenario("zero-inference-2022/opt-30b", overrides=["workload.output_length=2"])
     found = search_catalogue(scenario)
     assert found.missing == ("host/dgx2-1.5tb", "accelerator/v100-32g-sxm")
     assert found.front == ()
@@ -210,7 +210,7 @@ def test_what_became_of_the_combinations_adds_up_to_all(
 def _storage_for(platform: str, *overrides: str) -> tuple[list[str], tuple[str, ...]]:
     """What can be bought for a platform, in words, and what is said about it."""
     there = (f"platform={platform}", "strategy.ranks=1", "strategy.weights=dram", *overrides)
-    bought = load_scenario("ddn/bloom-7b1", overrides=list(there))
+    bought = read_scenario("ddn/bloom-7b1", overrides=list(there))
     return offers(bought), limits_of(bought, None, load_costs())
 
 
@@ -248,7 +248,7 @@ def test_slots_and_place_that_are_not_stated_are_assumed_and_said() -> None:
 
 def test_a_server_is_reached_over_adapters_of_its_network() -> None:
     """File servers of a DGX H100 over Ethernet, though its InfiniBand adapters for storage are more."""
-    scenario = load_scenario(
+    scenario = read_scenario(
         "storage/llama-3.1-405b", overrides=["platform=dgx-h100", "strategy.weights=raid"]
     )
     through = {
@@ -262,13 +262,13 @@ def test_a_server_is_reached_over_adapters_of_its_network() -> None:
 
 
 def test_a_second_drive_is_impossible_with_one_slot() -> None:
-    desktop = load_scenario(
+    desktop = read_scenario(
         "ddn/bloom-7b1", overrides=["platform=rtx-4090-desktop", "strategy.ranks=1", "strategy.weights=nvme"]
     )
     platform, costs = desktop.platform(), load_costs()
     found = [one.key for one in drives(platform, "nvme", costs)]
     assert found == ["nvme-samsung-990-pro-2tb"], "in place of the one that it has"
-    workstation = load_scenario("xinnor/llama-1b").platform()
+    workstation = read_scenario("xinnor/llama-1b").platform()
     barred = {one.key: one.barred for one in drives(workstation, "raid", costs)}
     assert barred == {f"raid-{number}-drives": "host/i5-14600k-96gb has 3 M.2 slots" for number in (4, 6)}
 
@@ -304,7 +304,7 @@ def test_a_whole_copy_is_tried_on_all_gpus_of_another_machine() -> None:
 
 def test_memory_grows_to_what_the_board_takes() -> None:
     """128 GiB on a board of 192."""
-    desktop = load_scenario(
+    desktop = read_scenario(
         "ddn/bloom-7b1", overrides=["platform=rtx-4090-desktop", "strategy.ranks=1", "strategy.weights=dram"]
     )
     for one in families(Evaluator(desktop), None, load_costs()):
@@ -312,14 +312,14 @@ def test_memory_grows_to_what_the_board_takes() -> None:
 
 
 def test_nothing_is_put_into_a_machine_that_is_only_rented() -> None:
-    rented = load_scenario("deepnvme/llama-3-70b")
+    rented = read_scenario("deepnvme/llama-3-70b")
     assert not [word for word in offers(rented) if "RAID" in word]
     keys = [one.key for one in options_of(Evaluator(rented), simulate(rented), load_costs())]
     assert not [key for key in keys if "drives" in key or "ps1010" in key]
 
 
 def test_checkpoints_are_bought_storage_and_no_memory() -> None:
-    scenario = load_scenario("checkpoint/mlperf-8b")
+    scenario = read_scenario("checkpoint/mlperf-8b")
     description = offers(scenario)
     own = [f"checkpoints on {tier}" for tier in scenario.machine.targets]
     assert description[: 1 + len(own)] == ["storage unchanged", *own], "neither in HBM nor in host memory"
@@ -385,7 +385,7 @@ SHORT = ["workload.output_length=2"]
 @pytest.mark.parametrize(
     "changed",
     [
-        load_scenario("serving/llama-3.1-70b", overrides=SHORT),
+        read_scenario("serving/llama-3.1-70b", overrides=SHORT),
         loaded(STORAGE_BOUND),
         loaded(TUNED),
     ],

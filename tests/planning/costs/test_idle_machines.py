@@ -10,7 +10,7 @@ from simoffload.planning.advise import advise
 from simoffload.planning.compare import compare, compare_scenarios
 from simoffload.planning.economics import Costed, economics
 from simoffload.report.sections.costs import costs, costs_compared
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 from tests.report.conftest import compare_text, result_text
 
@@ -23,7 +23,7 @@ SPARE = "5 of 8 GPUs are idle but paid for, because whole machines are bought"
 
 
 def scenario(*changes: str, name: str = "ddn/bloom-7b1") -> LoadedScenario:
-    return load_scenario(name, overrides=[*SMALL, *changes])
+    return read_scenario(name, overrides=[*SMALL, *changes])
 
 
 def test_fifteen_idle_hosts_are_billed_and_said() -> None:
@@ -57,7 +57,7 @@ def test_every_question_says_it() -> None:
 )
 def test_all_kinds_of_work(name: str, changes: list[str]) -> None:
     """Nine ranks take two hosts of eight GPUs; a third has none."""
-    (text,) = (one for one in load_scenario(name, overrides=changes).warnings if "idle" in one)
+    (text,) = (one for one in read_scenario(name, overrides=changes).warnings if "idle" in one)
     assert text.startswith("1 of 3 hosts are idle")
     assert text.endswith("with 8 GPUs each; set nodes: 2, or strategy.ranks: 24")
 

@@ -9,7 +9,7 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.planning.remedies import smallest_changes
 from simoffload.results.capacity import TierUse
-from simoffload.scenario import LoadedScenario, load_scenario
+from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies.training.state import PAGED, PAGED_OUT, moments, paged, update_traffic
@@ -19,7 +19,7 @@ FSDP = ["strategy.cpu_offload=false"]
 
 
 def fsdp(*overrides: str) -> LoadedScenario:
-    return load_scenario("fsdp/llama-3.1-8b", overrides=[*FSDP, *overrides])
+    return read_scenario("fsdp/llama-3.1-8b", overrides=[*FSDP, *overrides])
 
 
 def sizes(use: TierUse) -> dict[str, int]:
@@ -75,7 +75,7 @@ def test_so_it_is_under_zero() -> None:
     zero = "{optimizer: {type: PagedAdamW}, zero_optimization: {stage: 3}}"
     work = ["workload.batch_size=4", "workload.sequence_length=4096"]
     strategy = f"strategy={{kind: deepspeed, ranks: 2, ds_config: {zero}}}"
-    scenario = load_scenario("fsdp/llama-3.1-8b", overrides=[strategy, *work])
+    scenario = read_scenario("fsdp/llama-3.1-8b", overrides=[strategy, *work])
     out = scenario.plan().paged_out  # type: ignore[attr-defined]
     assert 2 * out == max(one.size for one in scenario.plan().held if one.name == PAGED_OUT) > 0
     result = simulate(scenario)
@@ -94,7 +94,7 @@ def test_they_are_among_the_remedies_of_training(program: str) -> None:
         "workload.batch_size=1",
         "workload.sequence_length=2048",
     ]
-    scenario = load_scenario("fsdp/llama-3.1-8b", overrides=overrides) if program == "zero" else fsdp()
+    scenario = read_scenario("fsdp/llama-3.1-8b", overrides=overrides) if program == "zero" else fsdp()
     found = smallest_changes(scenario)
     names = [one.description.partition(" of bitsandbytes")[0] for one in found]
     at = [names.index(f"optimizer {one}") for one in ("PagedAdamW", "AdamW8bit", "PagedAdamW8bit")]
@@ -109,7 +109,7 @@ def test_they_are_among_the_remedies_of_training(program: str) -> None:
 
 
 def test_deepspeed_is_given_such_an_optimizer_by_the_program() -> None:
-    scenario = load_scenario(
+    scenario = read_scenario(
         "training/bloom-7b1",
         overrides=["strategy={kind: deepspeed, ranks: 8, ds_config: {optimizer: {type: PagedAdamW8bit}}}"],
     )

@@ -17,7 +17,7 @@ from simoffload.engine import execute
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, Provenance, TimeInput, load_platform, machine_spreads
 from simoffload.models import load_model
-from simoffload.scenario import load_scenario, resolve
+from simoffload.scenario import read_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.base import memory_stages
@@ -290,7 +290,7 @@ def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> No
     measured = repository / "validation/measured"
     fsdp = load_platform(str(measured / "fit/h200-2x-l/platform.yaml")).machine()
     deepspeed = load_platform(str(measured / "holdout/h200-o/platform.yaml")).machine()
-    zero: Any = load_scenario("ddn/bloom-7b1").on("dram").plan()
+    zero: Any = read_scenario("ddn/bloom-7b1").on("dram").plan()
     assert spread(fsdp, plan_of(fsdp).basis.host_costs) == (0.09, True)
     assert spread(fsdp, replace(zero, machine=fsdp).basis.host_costs) == (0.23, False)
     assert spread(deepspeed, plan_of(deepspeed).basis.host_costs) == (0.24, False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simoffload.errors import InputError
 from simoffload.models import Repeated
-from simoffload.scenario import load_scenario
+from simoffload.scenario import read_scenario
 from simoffload.strategies.base import memory_stages, optimizer_target, target, traffic
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
 from simoffload.strategies.training.state import StorageStage, Transfer
@@ -103,7 +103,7 @@ def test_later_micro_steps_of_the_first_step_read_too() -> None:
 def test_requests_of_xinnors_table(scenario: str, read: int, written: int) -> None:
     """Whole requests of 512 KiB from the start to the end of the first step. The table says 325,488 and
     595,728 read, 650,993 and 813,741 written: some twenty more are not DeepSpeed's."""
-    plan = load_scenario(f"xinnor/llama-16b-{scenario}").plan()
+    plan = read_scenario(f"xinnor/llama-16b-{scenario}").plan()
     assert isinstance(plan, ZeroTrainingPlan)
     assert plan.model.num_parameters == 14_220_787_712 + 64 * 2 * 4096 + 4096
     found = Counter[bool]()
@@ -129,7 +129,7 @@ def test_requests_of_slices() -> None:
 def test_many_micro_steps_are_counted_and_not_written_down() -> None:
     """A first step of 100,000 micro-steps reads what one reads first, and 99,999 times what later ones do."""
     one, many = (
-        load_scenario(
+        read_scenario(
             "xinnor/llama-16b-parameters", overrides=[f"workload.gradient_accumulation_steps={number}"]
         ).plan()
         for number in (1, 100_000)
