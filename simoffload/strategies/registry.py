@@ -314,7 +314,7 @@ def _work_beside(info: core_schema.ValidationInfo) -> str | None:
     """Return the kind of the ``workload`` beside a strategy, which may be invalid otherwise."""
     valid = (info.data or {}).get("workload")
     if valid is not None:
-        return valid.kind
+        return str(valid.kind)
     document = info.context if isinstance(info.context, Mapping) else {}
     workload = document.get("workload")
     kind = workload.get("kind") if isinstance(workload, Mapping) else None
