@@ -248,13 +248,13 @@ def _add_compare(parser: _Parser) -> None:
         type=listed,
         action="extend",
         metavar="ID,…",
-        help="which machine for a MODEL: these, each with its best program and a format that fits",
+        help="which machine for a MODEL (rtx-4090-desktop,dgx-spark): each with its best program and format",
     )
     parser.add_argument(
         "--budget",
         type=budget,
         metavar="AMOUNT",
-        help="which machine for a MODEL: all that cost no more, or those of --platforms",
+        help="which machine for a MODEL: all that cost no more, or those of --platforms, such as 5000",
     )
     parser.add_argument(
         "--settings",

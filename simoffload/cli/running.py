@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.option_types import given_limits
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
-from simoffload.cli.sources import CommandChanges, load, move, naming_others, refusal, scenario_set
+from simoffload.cli.sources import (
+    CommandChanges,
+    check_context,
+    load,
+    move,
+    naming_others,
+    refusal,
+    scenario_set,
+)
 from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
@@ -167,15 +175,19 @@ def _machines(arguments: Namespace, folder: OutputFolder | None, console: Consol
     from simoffload.planning.machines import compare_machines
 
     model, budget = _model_alone(arguments), arguments.budget
-    with Waiting(console, partial=True):
+    overrides = CommandChanges.of(arguments).overrides
+    with sharing(given_limits(overrides).timeout), Waiting(console, partial=True):
         found = compare_machines(
             model,
             arguments.platforms or (),
             budget=None if budget is None else budget.amount,
             program=arguments.program,
-            overrides=arguments.overrides,
+            overrides=overrides,
             costs=load_costs(arguments.costs),
         )
+        for one in found.offers:
+            if one.scenario is not None:
+                check_context(one.scenario, overrides)
     answer = _which_machine(found, folder, arguments, console)
     answer.show(console)
     answer.list_files(console)
@@ -209,10 +221,15 @@ def _model_alone(arguments: Namespace) -> str:
         "--gpus": arguments.gpus,
         "--memory": arguments.memory,
         "--baseline": arguments.baseline,
+        "--objective": arguments.objective,
+        "--nearer": arguments.nearer,
         "--settings": arguments.settings,
     }
     if others := [option for option, value in given.items() if value]:
-        text = f"--platforms and --budget name whole machines; leave out {', '.join(others)}"
+        text = (
+            "--platforms and --budget compare whole machines, by tokens/s of the whole request; leave out "
+            f"{', '.join(others)}"
+        )
         raise refusal("compare", text)
     if arguments.budget is not None and arguments.budget.is_beyond:
         raise refusal(
@@ -334,24 +351,41 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     from simoffload.planning.streams import chat_overrides, stream, with_requests_named
     from simoffload.scenario import names_model
 
-    of_model = names_model(arguments.scenario or arguments.model or "")
+    model = arguments.scenario or arguments.model or ""
+    of_model = names_model(model)
     usual = chat_overrides(changes.overrides) if of_model else ()
-    scenario = load(
-        arguments.scenario,
-        changes._replace(overrides=(*usual, *changes.overrides)),
-        uses=("stream",),
-        console=console,
-    )
-    scenario = with_requests_named(scenario) if of_model else scenario
     prices = load_costs(arguments.costs)
-    with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
-        found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
+    with _naming_model(model, changes.overrides) if usual else nullcontext():
+        scenario = load(
+            arguments.scenario,
+            changes._replace(overrides=(*usual, *changes.overrides)),
+            uses=("stream",),
+            console=console,
+        )
+        scenario = with_requests_named(scenario) if of_model else scenario
+        with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
+            found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
     answer = _answer(found, folder, arguments, console)
     answer.show(console)
     answer.list_files(console)
     if found.stopped:
         return ExitCode.FAILED
     return ExitCode.DOES_NOT_FIT if arguments.slo and found.best is None else ExitCode.OK
+
+
+@contextmanager
+def _naming_model(model: str, stated: Sequence[str]) -> Iterator[None]:
+    """Let problems of the usual stream of a model name the model, unless the command line ``stated`` keys of
+    the stream."""
+    try:
+        yield
+    except InputError as error:
+        if any(one.lstrip().startswith("stream") for one in stated):
+            raise
+        raise type(error)(
+            one._replace(path=model) if (one.path, one.key.partition(".")[0]) == ("--set", "stream") else one
+            for one in error.problems
+        ) from None
 
 
 @limited

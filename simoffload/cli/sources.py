@@ -170,14 +170,14 @@ def load(
         found = with_parts(found, parts) if parts else found
         if model:
             found = with_model(found, model, placed=not targets, option="--model")
-    _check_context(found, overrides)
+    check_context(found, overrides)
     return chosen(found) if choosing and not targets else found
 
 
 _CONTEXT = "workload.context"
 
 
-def _check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+def check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
     """Raise InputError for a room that the command line asks for and that prompt and output exceed."""
     from simoffload.documents import split_assignment
     from simoffload.workload import Inference

@@ -25,7 +25,7 @@ from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.free_settings import FreeSettings, best_settings
+from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
 from simoffload.planning.question import loaded
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
@@ -118,9 +118,9 @@ class NearerPlace:
     scenario: LoadedScenario
     result: SimulationResult
     fastest: str
-    """Label of the fastest of the offers that it makes needless."""
+    """Label of the best of the offers that it makes needless."""
     gain: float
-    """Time on that offer divided by the time here (``SimulationResult.compared_by``)."""
+    """Time on that offer divided by the time here (``SimulationResult.compared_s``)."""
 
     @property
     def text(self) -> str:
@@ -133,7 +133,8 @@ class NearerPlace:
         metric = result.compared_metric
         time = metric.text(result.value_of(metric.name) or 0.0)
         time = f"{metric.column} {time}" if metric.unit.name == "s" else time
-        faster = f"{format_number(self.gain)} times as fast as {self.fastest}"
+        how = "fast" if metric.unit.name in ("s", "1/s") else "good"
+        faster = f"{format_number(self.gain)} times as {how} as {self.fastest}"
         check = "" if self.change.same_work else ", but check the quality of its answers first"
         return f"{self.change.description}: {room}, {time}, {faster}{check}"
 
@@ -157,6 +158,7 @@ class NearerSearch:
     """A NearerSearch finds where the work of offers of storage would fit into memory of their machines."""
 
     keep_timelines: bool = False
+    judged: Judge = unjudged
     found: list[NearerPlace] = field(default_factory=list)
     stopped: str = ""
     """The limit that kept it from trying all places; empty if it tried them."""
@@ -202,7 +204,7 @@ class NearerSearch:
         try:
             scenario = evaluator.edited(*change.edits)
             scenario = replace(scenario, remarks=(f"{ADDED}: {change.description}",))
-            result = simulate(scenario, keep_timelines=self.keep_timelines)
+            result = self.judged(scenario, simulate(scenario, keep_timelines=self.keep_timelines))
         except (InputError, SimulationError):
             return None
         except WorkLimitError as error:
@@ -279,7 +281,7 @@ class Comparison:
             labels = (label for label, one in self.free_settings.items() if one.stopped == why)
             yield f"{', '.join(labels)}: not all settings that cost nothing were tried: {why}"
         if self.free_settings and not any(one.changes for one in self.free_settings.values()):
-            yield "no setting that costs nothing makes any of them faster"
+            yield "no setting that costs nothing makes any of them better"
 
     @property
     def _nearer_notes(self) -> tuple[str, ...]:
@@ -511,12 +513,14 @@ def compare_scenarios(
     """Simulate several scenarios; see ``compare``. The limits of each hold for it alone, those of one for the
     whole search for nearer memory.
 
-    With ``free_settings``, each label means its scenario at its best free settings (``best_settings``); where
-    these differ from those of the scenario, a result "…, as configured" follows. With ``unoffloaded``, the
-    same work without offloading is added: for each label that ends in a target, or once.
+    With ``free_settings``, each label means its scenario at its best free settings (``best_settings``) for
+    the objective; where these differ from those of the scenario, a result "…, as configured" follows. With
+    ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or once.
     """
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
-    wanted = {} if objective is None else {one: objective_of(it, objective) for one, it in known.items()}
+    judged = _judge(objective, load_costs() if costs is None else costs)
+    for scenario in known.values() if objective is not None else ():
+        objective_of(scenario, objective)  # refuses an unknown one before anything is simulated
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
     for label, scenario in without_offloading(known, results) if unoffloaded else ():
@@ -526,25 +530,16 @@ def compare_scenarios(
     offers = {label: known[label] for label in scenarios}
     with watched_by(progress):
         _simulate(known, results, offers, keep_timelines=keep_timelines)
-        found = _at_best_settings(known, results, offers if free_settings else (), keep_timelines)
+        results = {label: judged(known[label], result) for label, result in results.items()}
+        if objective is not None:
+            _check_value(objective, results.values())
+        found = _at_best_settings(known, results, offers if free_settings else (), judged, keep_timelines)
         offers = {label: known[label] for label in scenarios}
-        search = NearerSearch(keep_timelines=nearer and keep_timelines).run(offers, results)
+        search = NearerSearch(keep_timelines=nearer and keep_timelines, judged=judged).run(offers, results)
     for place in search.found if nearer else ():
         if place.label not in results:
             known[place.label], results[place.label] = place.scenario, place.result
-    prices = load_costs() if costs is None else costs
-    results = {
-        label: replace(result, planner=ScenarioPlanner(known[label], prices))
-        for label, result in results.items()
-    }
     results = _labelled(known, results)
-    if objective is not None:
-        first = next(iter(wanted.values()))
-        results = {
-            label: replace(each, asked=wanted.get(label, first).asked(each))
-            for label, each in results.items()
-        }
-        _check_value(objective, results.values())
     return replace(
         capacities,
         results=results,
@@ -554,17 +549,28 @@ def compare_scenarios(
     )
 
 
+def _judge(objective: str | None, prices: CostList) -> Judge:
+    """Return what gives results their costs, and the metric by which an objective compares them."""
+
+    def judged(scenario: LoadedScenario, result: SimulationResult) -> SimulationResult:
+        asked = "" if objective is None else objective_of(scenario, objective).asked(result)
+        return replace(result, planner=ScenarioPlanner(scenario, prices), asked=asked)
+
+    return judged
+
+
 def _at_best_settings(
     known: dict[str, LoadedScenario],
     results: dict[str, SimulationResult],
     offers: Collection[str],
+    judged: Judge,
     keep_timelines: bool,
 ) -> dict[str, FreeSettings]:
     """Replace offers by what they are at their best free settings, each followed by what it was before where
     that differs; return what was found, by label."""
     timed = [label for label in offers if results[label].compared_s is not None]
     found = {
-        label: best_settings(known[label], results[label], keep_timelines=keep_timelines)
+        label: best_settings(known[label], results[label], judged=judged, keep_timelines=keep_timelines)
         for label in steps(timed, lambda label: f"{label}: free settings")
     }
     configured, before = dict(known), dict(results)

@@ -372,7 +372,8 @@ def _unseen(result: SimulationResult) -> str:
     found = {key: value for key, value in values.items() if value in strategy.traits.unseen[key]}
     named = [key if value is True else f"{key}: {value}" for key, value in found.items() if value is not None]
     with_settings = f" with {' and '.join(named)}" if named else ""
-    return f"used strategy.kind {kind}{with_settings}" if found or not evidence_of(result) else ""
+    program = strategy.traits.title or f"strategy.kind {kind}"
+    return f"used {program}{with_settings}" if found or not evidence_of(result) else ""
 
 
 def _setting(settings: Any, key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
@@ -15,6 +15,8 @@ from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 
+Judge = Callable[[LoadedScenario, SimulationResult], SimulationResult]
+"""Returns the result of a scenario with the metric by which it is compared."""
 WORTH = 1.005
 """Smallest gain for which a setting is changed: the least that three digits show, as in advice."""
 CLEAR = 1.02
@@ -25,6 +27,11 @@ _STEPS = 2
 what lies beyond."""
 _MOST = 40
 """Largest number of simulations for one scenario: our choice."""
+
+
+def unjudged(_: LoadedScenario, result: SimulationResult) -> SimulationResult:
+    """Return a result as it is, to be compared by the usual metric."""
+    return result
 
 
 class FreeSettings(NamedTuple):
@@ -60,7 +67,12 @@ class FreeSettings(NamedTuple):
 
 
 def best_settings(
-    scenario: LoadedScenario, result: SimulationResult, *, most: int = _MOST, keep_timelines: bool = False
+    scenario: LoadedScenario,
+    result: SimulationResult,
+    *,
+    judged: Judge = unjudged,
+    most: int = _MOST,
+    keep_timelines: bool = False,
 ) -> FreeSettings:
     """Return the settings of a scenario's program with which it is fastest, by a coordinate ascent.
 
@@ -68,9 +80,9 @@ def best_settings(
     every change alone, then those that gain together, the best first; the next round starts from there. A
     setting without which the result is as fast is dropped at the end. At most ``most`` scenarios are
     simulated before that. ``result`` is that of the unchanged scenario; one without times is returned as it
-    is.
+    is. ``judged`` gives every other result the metric by which ``result`` is compared.
     """
-    search = _Ascent(scenario, result, most)
+    search = _Ascent(scenario, result, judged, most)
     if result.compared_s:
         try:
             search.run()
@@ -82,9 +94,9 @@ def best_settings(
 class _Ascent:
     """An _Ascent goes from a scenario to faster ones, one setting after the other."""
 
-    def __init__(self, scenario: LoadedScenario, result: SimulationResult, most: int) -> None:
+    def __init__(self, scenario: LoadedScenario, result: SimulationResult, judged: Judge, most: int) -> None:
         self._start = Evaluator(scenario, result=result)
-        self._unchanged, self._most = result, most
+        self._unchanged, self._judged, self._most = result, judged, most
         self._edits: tuple[Edit, ...] = ()
         self._changes: dict[tuple[Any, ...], Change] = {}
         """Changes so far, by the keys that they set."""
@@ -132,7 +144,7 @@ class _Ascent:
     def _timed(self, edits: tuple[Edit, ...]) -> float | None:
         self._simulations += 1
         try:
-            return self._start.answer(*edits)[1].compared_s
+            return self._judged(*self._start.answer(*edits)).compared_s
         except (InputError, SimulationError):
             return None
 
@@ -167,6 +179,7 @@ class _Ascent:
             one._replace(description=one.description.partition(" instead of ")[0])
             for one in self._changes.values()
         )
+        result = self._judged(scenario, result)
         return FreeSettings(scenario, result, changes, gain, self._simulations, self.stopped)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from simoffload.documents import Edit, split_assignment
 from simoffload.errors import InputError, SimulationError, WorkLimitError
@@ -15,7 +15,7 @@ from simoffload.models import QUANTIZATIONS, quantized
 from simoffload.planning.confidence import tie
 from simoffload.planning.costs import CostList, bare, load_costs
 from simoffload.planning.economics import Economics, economics
-from simoffload.planning.question import asked, chosen
+from simoffload.planning.question import asked, chosen, is_choice
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import SimulationResult, by_name, quality_of_weights
 from simoffload.scenario import LoadedScenario, MachineParts, default_scenario
@@ -145,7 +145,7 @@ def compare_machines(
     GPUs of a machine do not hold the weights as they are named, the format with the most bits that they hold
     is used, or the fastest of the three with the fewest bits. Without ``platforms`` all shipped ones are
     compared; with a ``budget`` only those that cost no more, whose price has to be known. Raises InputError
-    for an unknown model or platform.
+    for an unknown model or platform, and for what all machines refuse alike.
     """
     known = load_costs() if costs is None else costs
     names = tuple(dict.fromkeys(platforms)) or tuple(one.id for one in list_profiles("platform"))
@@ -156,10 +156,13 @@ def compare_machines(
             unpriced = [name for name, price in priced.items() if price is None]
             dearer = sum(price is not None and price > budget for price in priced.values())
             names = tuple(name for name, price in priced.items() if price is not None and price <= budget)
+        refused = list[InputError]()
         offers = [
-            _offer(model, name, overrides, program, known, stated=bool(platforms))
+            _offer(model, name, overrides, program, known, refused, stated=bool(platforms))
             for name in steps(names, str)
         ]
+    if refused and len(refused) == len(offers) and len({one.problems for one in refused}) == 1:
+        raise refused[0]  # what is wrong is not the machine
     offers.sort(key=lambda one: -(one.value(SPEED) or 0.0))
     return Machines(model, tuple(offers), known.currency, budget, tuple(unpriced), dearer)
 
@@ -176,18 +179,20 @@ def _offer(
     overrides: Sequence[str],
     program: str | None,
     costs: CostList,
+    refused: list[InputError],
     *,
     stated: bool,
 ) -> MachineOffer:
-    """Return a model on a machine; one that refuses it has a reason, but an unknown name is an error."""
+    """Return a model on a machine; one that refuses it has a reason, which ``refused`` gets, but an unknown
+    name is an error."""
     try:
-        scenario, name = limited(_best)(model, platform, overrides, program)
-        result = simulate(scenario)
+        (scenario, result), name = _best(model, platform, overrides, program)
     except (SimulationError, WorkLimitError) as error:
         return MachineOffer(platform=platform, why=str(error))
     except InputError as error:
         if stated and any(one.key.startswith(("platform", "model")) for one in error.problems):
             raise
+        refused.append(error)
         return MachineOffer(platform=platform, why="; ".join(one.message for one in error.problems))
     return MachineOffer(
         platform=platform,
@@ -200,33 +205,65 @@ def _offer(
     )
 
 
-def _best(
-    model: str, platform: str, overrides: Sequence[str], program: str | None
-) -> tuple[LoadedScenario, str]:
+class _Answer(NamedTuple):
+    """A scenario with the one simulation of it that all questions about a machine use."""
+
+    scenario: LoadedScenario
+    result: SimulationResult
+
+    @classmethod
+    def of(cls, scenario: LoadedScenario) -> _Answer:
+        """Simulate a scenario."""
+        return cls(scenario, simulate(scenario))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it fits, and reads no weights from storage."""
+        if not self.result.fits or self.result.step is None:
+            return False
+        return not any(one.group == "storage" for one in self.result.step.shares)
+
+    @property
+    def in_gpus(self) -> bool:
+        """Whether GPUs hold all weights, of a scenario whose program was chosen."""
+        choice = self.scenario.choice
+        elsewhere = choice is None or not choice.programs or bool(choice.programs[0].where)
+        return not elsewhere and self.in_memory
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s; 0 where it does not fit."""
+        return self.result.metrics()[SPEED] or 0.0
+
+
+@limited
+def _best(model: str, platform: str, overrides: Sequence[str], program: str | None) -> tuple[_Answer, str]:
     """Return a model under the best program of a machine, and its format: the named one ("") if that is in
     its GPUs, else the one with the most bits that is, or a fast one with few bits; "" where none fits."""
-    work = dict(map(split_assignment, overrides))
-    infers = work.get("workload.kind", "inference") == "inference"
-    sequences = int(str(work.get("workload.batch_size", 1))) if infers else None
-    total = [] if sequences is None else [f"strategy.sequences={sequences}"]
-    scenario = asked(model, platform, parts=MachineParts(), program=program, overrides=[*overrides, *total])
+    scenario = asked(model, platform, parts=MachineParts(), program=program, overrides=overrides)
     keep(scenario.scenario.engine.limits)
     now_doing("choosing a program")
-    first = _chosen(scenario, sequences)
-    if _in_gpus(first):
+    sequences, work = None, scenario.scenario.workload
+    if isinstance(work, Inference) and is_choice(scenario):
+        sequences = work.batch_size
+        scenario = scenario.edited(Edit.at("strategy.sequences", sequences))
+    first = _Answer.of(_chosen(scenario, sequences))
+    if first.in_gpus:
         return first, ""
-    fitting = dict[str, LoadedScenario]()
+    fitting = dict[str, _Answer]()
     for name in _formats(scenario):
         with suppress(InputError, SimulationError):
             other = _chosen(scenario.edited(_quantization(scenario, name)), sequences)
-            if not _loads(other, name) or not _in_memory(other):
+            if not _loads(other, name):
                 continue
-            if _in_gpus(other):
-                return other, name
-            fitting[name] = other
+            answer = _Answer.of(other)
+            if answer.in_gpus:
+                return answer, name
+            if answer.in_memory:
+                fitting[name] = answer
     if not fitting:
         return first, ""
-    fastest = max(fitting, key=lambda name: _speed(fitting[name]))
+    fastest = max(fitting, key=lambda name: fitting[name].speed)
     return fitting[fastest], fastest
 
 
@@ -247,25 +284,6 @@ def _chosen(scenario: LoadedScenario, sequences: int | None) -> LoadedScenario:
 def _loads(scenario: LoadedScenario, name: str) -> bool:
     """Return whether the program of a scenario loads a format as people use it."""
     return name in scenario.scenario.strategy.traits.formats
-
-
-def _speed(scenario: LoadedScenario) -> float:
-    return simulate(scenario).metrics()[SPEED] or 0.0
-
-
-def _in_gpus(scenario: LoadedScenario) -> bool:
-    """Return whether GPUs hold all weights of a scenario whose program was chosen."""
-    choice = scenario.choice
-    elsewhere = choice is None or not choice.programs or bool(choice.programs[0].where)
-    return not elsewhere and _in_memory(scenario)
-
-
-def _in_memory(scenario: LoadedScenario) -> bool:
-    """Return whether a scenario fits, and reads no weights from storage."""
-    result = simulate(scenario)
-    if not result.fits or result.step is None:
-        return False
-    return not any(one.group == "storage" for one in result.step.shares)
 
 
 def _formats(scenario: LoadedScenario) -> Iterator[str]:

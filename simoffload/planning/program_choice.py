@@ -17,7 +17,7 @@ from simoffload.progress import working_on
 from simoffload.results import ProgramChoice, ProgramRate, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Placement, fields_of, suited_to
-from simoffload.strategies.base import offloaded_tiers, optimizer_target, placements_of, state_tiers
+from simoffload.strategies.base import moving, offloaded_tiers, optimizer_target, placements_of, state_tiers
 from simoffload.strategies.programs.best import Best, choice_in
 from simoffload.units import plural
 from simoffload.workload import Checkpointing
@@ -45,7 +45,12 @@ def _chosen(scenario: LoadedScenario) -> LoadedScenario:
     if not best and found.beyond:
         raise next(iter(found.beyond.values()))
     if not best:
-        return found.first()
+        first = found.first()
+        if limit.among and limit.uses is not None and limit.uses not in state_tiers(first.plan()):
+            title = first.scenario.strategy.traits.title or first.scenario.strategy.kind
+            text = f"{title} keeps nothing on {limit.uses} here; name another program, or leave it out"
+            raise InputError([scenario.document.problem(("strategy", "uses"), text)])
+        return first
     without: ProgramRate | None = None
     if limit.text:
         free = _Candidates(scenario, limit.lifted(), evaluator=found.evaluator)
@@ -173,8 +178,8 @@ class _Candidates:
         return self.limit.stated.keys() <= fields_of(kind, self.scenario.scenario.workload.kind)
 
     def first(self) -> LoadedScenario:
-        """Return the scenario under the first program that has all settings, as it is by default. Raises
-        InputError where none has."""
+        """Return the scenario under the first program that has all settings, as it is by default, or
+        with its states where they must be. Raises InputError where none has."""
         having = [kind for kind in self.kinds if self._has(kind)]
         if not having:
             keys = ", ".join(self.limit.stated)
@@ -182,8 +187,16 @@ class _Candidates:
             if self.limit.among:
                 text = f"{either(self.limit.among)} has no {keys}; remove it, or name another program"
             raise InputError([self.scenario.document.problem(("strategy",), text)])
-        placed = list(self._placed(having[0])) if self.limit.places else []
-        return self.evaluator.edited(*(placed[0] if placed else self._plain(having[0])))
+        if self.limit.places:
+            placed = (self.evaluator.edited(*edits) for kind in having for edits in self._placed(kind))
+            there = next(filter(self.limit.allows, placed), None)
+            if there is not None:
+                return there
+        plain = self.evaluator.edited(*self._plain(having[0]))
+        if self.limit.weights is None:
+            return plain
+        named = Placement(self.limit.weights, self.limit.optimizer)
+        return plain.edited(*moving(plain.scenario.strategy, named, plain.machine))
 
     def fitting(self) -> list[_Way]:
         """Return all that fit and are where they must be, simulated."""
@@ -199,9 +212,12 @@ class _Candidates:
 
     def _way(self, kind: str, edits: tuple[Edit, ...]) -> _Way | None:
         with suppress(InputError):
-            if not self.evaluator.fits(*edits) or not self.limit.allows(self.evaluator.edited(*edits)):
+            strategy = self.evaluator.edited(*edits).scenario.strategy
+            if strategy.gpus > self._gpus or not self.evaluator.fits(*edits):
                 return None
-            title = self.evaluator.edited(*edits).scenario.strategy.traits.title or kind
+            if not self.limit.allows(self.evaluator.edited(*edits)):
+                return None
+            title = strategy.traits.title or kind
             try:
                 there, result = self.evaluator.answer(*edits, scope="first")
             except WorkLimitError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simoffload.documents import Edit, either, split_assignment, suggest
-from simoffload.errors import InputError, shortened
+from simoffload.errors import InputError, PlacementError, shortened
 from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, read_scenario, read_source
 from simoffload.scenario import default_scenario as of_model
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
@@ -162,14 +163,22 @@ def chosen(scenario: LoadedScenario) -> LoadedScenario:
 
 def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScenario]:
     """Return scenarios that differ in where their states are, all under the program that is chosen for the
-    first of them on storage, or else the first."""
+    first of them on storage, or else the first; one that does not fit under it has its own."""
     open_ones = [one for one in scenarios.values() if is_choice(one)]
     if len(open_ones) < 2:
         return {label: chosen(one) for label, one in scenarios.items()}
     stored = (one for one in open_ones if _on_storage(one))
     kind = chosen(next(stored, open_ones[0])).scenario.strategy.kind
     only = Edit.at("strategy.among", [kind])
-    return {label: chosen(one.edited(only)) if is_choice(one) else one for label, one in scenarios.items()}
+
+    def under_it(one: LoadedScenario) -> LoadedScenario:
+        with suppress(PlacementError):
+            found = chosen(one.edited(only))
+            if found.choice is not None:
+                return found
+        return chosen(one)
+
+    return {label: under_it(one) if is_choice(one) else one for label, one in scenarios.items()}
 
 
 def _on_storage(scenario: LoadedScenario) -> bool:

@@ -51,6 +51,7 @@ __all__ = [
     "StreamResult",
     "capacity_by_chance",
     "chat_overrides",
+    "counted",
     "error_interval",
     "simulated_stream",
     "stated_rate",
@@ -360,6 +361,12 @@ def _plain(one: ReplicatedMean) -> dict[str, float | None]:
     return {name: value if isfinite(value) else None for name, value in one._asdict().items()}
 
 
+def counted(number: str, unit: str) -> str:
+    """Return a load as text with its unit, which is singular after "1"."""
+    singular = {"users": "user", "requests/s": "request/s"}
+    return f"{number} {singular.get(unit, unit) if number == '1' else unit}"
+
+
 # -- the stream of a model that is named alone ---------------------------------------------------
 
 
@@ -373,6 +380,8 @@ _CHAT: Mapping[str, Any] = {
 
 _SLOTS = {"max_num_batched_tokens": 2048, "max_num_seqs": 4}
 """Limits of a program that has none of its own: those with which llama-server begins (``-b``, ``-np``)."""
+_LONG = 131_072
+"""Tokens for which there is room where neither requests nor the model have a limit (our choice)."""
 
 
 def chat_overrides(stated: Sequence[str]) -> list[str]:
@@ -387,27 +396,40 @@ def chat_overrides(stated: Sequence[str]) -> list[str]:
 def with_requests_named(scenario: LoadedScenario) -> LoadedScenario:
     """Return a scenario whose answer says which requests arrive, as nobody stated all of them; a program that
     is no engine serves a few at a time."""
-    options, named = scenario.scenario.stream, list[str]()
-    unknown = options is not None and None in (options.max_num_batched_tokens, options.max_num_seqs)
-    if options is not None and unknown and getattr(scenario.plan(), "serving_limits", None) is None:
-        longest = sum(getattr(one, "max", 0) for one in (options.prompt, options.output))
-        limits = {**_SLOTS, "kv_blocks": _SLOTS["max_num_seqs"] * -(-longest // 16) or None}
-        stated = scenario.document.data["stream"]
-        scenario = scenario.edited(
-            *(Edit(("stream", key), value) for key, value in limits.items() if key not in stated)
-        )
-        named.append(f"{_SLOTS['max_num_seqs']} at a time (max_num_seqs)")
-    if options is not None and isinstance(options.arrivals, Poisson):
-        named.append(f"{options.arrivals.request_rate:g} requests/s at random times")
-    for name, length in (("prompts", options and options.prompt), ("outputs", options and options.output)):
+    served = _with_slots(scenario)
+    before, options = scenario.scenario.stream, served.scenario.stream
+    if before is None or options is None:
+        return scenario
+    named, strategy = list[str](), served.scenario.strategy
+    if options.max_num_seqs != before.max_num_seqs:
+        named.append(f"{options.max_num_seqs} at a time (max_num_seqs)")
+    if isinstance(options.arrivals, Poisson):
+        named.append(f"{counted(f'{options.arrivals.request_rate:g}', 'requests/s')} at random times")
+    for name, length in (("prompts", options.prompt), ("outputs", options.output)):
         if isinstance(length, Lognormal):
             named.append(f"{name} of {length.median:,g} tokens in the median")
     if not named:
+        return served
+    text = (
+        f"{served.model.name} is a model, to which requests of a chat arrive: {', '.join(named)}, under "
+        f"{strategy.traits.title or strategy.kind}; --set stream.arrivals.request_rate=N, and keys of prompt "
+        "and output, change them"
+    )
+    return replace(served, remarks=(*served.remarks, text))
+
+
+def _with_slots(scenario: LoadedScenario) -> LoadedScenario:
+    """Return a scenario of which a program that is no engine has the limits of a small one, as far as they
+    are not stated: room for requests that are as long as they can be, or as the model was made for; itself
+    under an engine."""
+    options = scenario.scenario.stream
+    if options is None or getattr(scenario.plan(), "serving_limits", None) is not None:
         return scenario
-    kind = scenario.scenario.strategy.kind
-    text = f"{scenario.model.name} is a model, to which requests of a chat arrive: {', '.join(named)}, under "
-    text += f"{kind}; --set stream.arrivals.request_rate=N, and keys of prompt and output, change them"
-    return replace(scenario, remarks=(*scenario.remarks, text))
+    longest = options.longest or scenario.model.max_position_embeddings or _LONG
+    sequences = options.max_num_seqs or _SLOTS["max_num_seqs"]
+    limits = {**_SLOTS, "kv_blocks": sequences * -(-longest // (options.block_size or 16))}
+    edits = [Edit(("stream", key), value) for key, value in limits.items() if not getattr(options, key)]
+    return scenario.edited(*edits) if edits else scenario
 
 
 def stream(

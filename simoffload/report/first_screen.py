@@ -88,7 +88,9 @@ def _asked(scenario: LoadedScenario, result: SimulationResult) -> str:
 
 def _values(result: SimulationResult) -> str:
     parts = [speed_text(result)]
-    ttft = result.metrics().get("ttft_s")
+    rate, ttft = map(result.metrics().get, ("tokens_per_s", "ttft_s"))
+    if rate is not None and result.kind == "training":
+        parts.append(f"{format_number(rate)} tokens/s")
     if ttft is not None and result.compared_metric.name != "ttft_s":
         parts.append(f"first token after {format_seconds(ttft)}")
     costs = result.costs
@@ -128,8 +130,8 @@ def _typed(result: SimulationResult) -> str:
     exports = result.provenance.exports
     scripts = {name: one for name, one in exports.items() if name.endswith(".sh") and isinstance(one, str)}
     for name, script in scripts.items():
-        lines = [line for line in script.splitlines() if line]
-        command = " ".join(line.rstrip("\\").strip() for line in lines if not line.startswith("#"))
+        lines = [" ".join(line.split()) for line in script.replace("\\\n", " ").splitlines() if line]
+        command = " && ".join(line for line in lines if not line.startswith("#"))
         remarks = " ".join(line.strip("# ") for line in lines if line.startswith("#"))
         text = f"{command} ({remarks})" if remarks else command
         return printable(text if len(text) <= _LONGEST_COMMAND else f"{name} (--explain prints it)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from simoffload.planning.streams import COVERED, RateTrial, StreamResult, stated_rate
+from simoffload.planning.streams import COVERED, RateTrial, StreamResult, counted, stated_rate
 from simoffload.report import charts
 from simoffload.report.document import (
     Chart,
@@ -64,7 +64,11 @@ def _stated(found: StreamResult) -> str:
     if isinstance(arrivals, Closed):
         return plural(arrivals.users, "user")
     rate = stated_rate(found.options)
-    return f"{format_number(rate)} {found.unit}" if rate else ""
+    return _in_words(found, rate) if rate else ""
+
+
+def _in_words(found: StreamResult, load: float) -> str:
+    return counted(format_number(load), found.unit)
 
 
 def _verdict(found: StreamResult) -> Verdict:
@@ -89,10 +93,10 @@ def _best(found: StreamResult) -> Verdict:
     what = f"{_limits(limits)} for {percent(limits.attain)} of the requests"
     if best is None:
         least = found.trials[0]
-        given = f"; with {format_number(least.load)} {found.unit} {percent(least.attained.value)} keep them"
+        given = f"; with {_in_words(found, least.load)} {percent(least.attained.value)} keep them"
         return Verdict.of(f"no load that was tried keeps {what}", VerdictPart(given))
     ends = f" [{' to '.join(map(format_number, found.capacity))}]" if found.capacity else ""
-    load = f"{format_number(best.load)} {found.unit}{ends} with {what}"
+    load = f"{_in_words(found, best.load)}{ends} with {what}"
     each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
     above = next((one for one in found.trials if one.load > best.load), None)
     beyond = f"; beyond, {above.binds} is missed first" if above is not None and above.binds else ""
@@ -197,7 +201,7 @@ def _costs(found: StreamResult) -> Iterator[ReportSection]:
         rows.append((_COSTS[name], Datum(f"{least}{format_number(value)} {unit}".rstrip(), value, unit)))
     _, details = costs(at.passes, found.costs)
     table = ReportTable("", ("", "cost or energy"), tuple(rows), (1,))
-    load = "" if at.load is None else f" at {format_number(at.load)} {found.unit}"
+    load = "" if at.load is None else f" at {_in_words(found, at.load)}"
     yield ReportSection(f"Costs and energy{load}", found.costs.warnings, (table,))
     yield details
 

@@ -88,6 +88,11 @@ class Fixed(Frozen):
     kind: Literal["fixed"]
     tokens: Count
 
+    @property
+    def longest(self) -> int:
+        """The largest number."""
+        return self.tokens
+
 
 class _Bounded(Frozen):
     min: Count = 1
@@ -100,6 +105,11 @@ class _Bounded(Frozen):
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; lower min, or raise max")
         return self
+
+    @property
+    def longest(self) -> int | None:
+        """The largest number; None where no ``max`` is stated."""
+        return self.max if "max" in self.model_fields_set else None
 
 
 class Uniform(_Bounded):
@@ -253,6 +263,17 @@ class StreamOptions(Frozen):
     def _check(self) -> Self:
         self.check()
         return self
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a request, those that it generates among them; None where nothing stated limits
+        them."""
+        if self.conversations is not None:
+            return self.conversations.max_model_len
+        lengths = (self.prompt, self.output, *(one.tokens for one in self.prefixes))
+        bounds = [None if one is None else one.longest for one in lengths]
+        known = [one for one in bounds if one is not None]
+        return sum(known) if len(known) == len(bounds) else None
 
     def check(self) -> None:
         """Raise ValueError for options that contradict each other, or are not complete."""

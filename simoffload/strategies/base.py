@@ -125,8 +125,8 @@ def _with_a_tenth(plan: Plan, *, inside: bool) -> tuple[str, ...]:
     for one in plan.held:
         sizes[one.tier] += one.size if one.kind == "weights" else 0
     within = sizes.pop("hbm", 0)
-    whole = sum(sizes.values()) + (within if inside else 0)
-    return tuple(name for name, size in sizes.items() if size and 10 * size >= whole)
+    total = sum(sizes.values()) + (within if inside else 0)
+    return tuple(name for name, size in sizes.items() if size and 10 * size >= total)
 
 
 def optimizer_target(plan: Plan) -> str:

@@ -34,6 +34,11 @@ def _other_than_gguf(model: ModelShape, _machine: Machine) -> bool:
     return not _is_gguf(model)
 
 
+def _other_than_gguf_on_desks(model: ModelShape, machine: Machine) -> bool:
+    """On a desk people run such files with llama.cpp, whatever else reads them."""
+    return not (machine.is_personal and _is_gguf(model))
+
+
 def _everywhere(_model: ModelShape, _machine: Machine) -> bool:
     return True
 
@@ -60,12 +65,12 @@ _INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
 _TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
 _OWN = (
     _Shipped(BEST, "programs.best", "Best", _INFERENCE | _TRAINING),
-    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf),
+    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf_on_desks),
     _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
+    _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
     _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
     _Shipped("fsdp", "programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
     _Shipped("transformers", "programs.transformers", "Transformers", _INFERENCE, _other_than_gguf),
-    _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
     _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
     _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
     _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _everywhere),

@@ -106,7 +106,7 @@ def test_on_another_tier_and_a_model_by_its_name(program) -> None:
     answer = program("advise", "bloom-560m", "--on", "dgx-a100:dram", *FAST)
     assert answer.status == 0
     assert "8 × 8 GPUs" not in answer.out
-    assert "batch 1 × 8 GPUs" in answer.out
+    assert "batch 8 on 8 GPUs" in answer.out
 
 
 def test_what_does_not_fit_is_told_what_would(program) -> None:

@@ -96,7 +96,7 @@ def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
 
 def test_real_runs_are_of_zero() -> None:
     found = confidence(fit(read_scenario("ddn/bloom-7b1").on("resident")))
-    assert (found.unlike, found.relative_error) == ("used strategy.kind transformers", 0.04)
+    assert (found.unlike, found.relative_error) == ("used transformers", 0.04)
 
 
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
@@ -156,11 +156,11 @@ def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
     ("cache", "unlike"),
     [
         ({"tier": "dram"}, ""),
-        ({"format": "int4"}, "used strategy.kind transformers"),
-        ({"tier": "hbm", "format": "int4"}, "used strategy.kind transformers"),
+        ({"format": "int4"}, "used transformers"),
+        ({"tier": "hbm", "format": "int4"}, "used transformers"),
         (
             {"tier": "dram", "implementation": "streamed"},
-            "used strategy.kind transformers with kv_cache.implementation: streamed",
+            "used transformers with kv_cache.implementation: streamed",
         ),
     ],
 )

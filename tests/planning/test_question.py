@@ -14,6 +14,7 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.question import chosen_once, is_choice, with_program
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies import suited_to
+from simoffload.strategies.base import state_tiers
 
 
 def titles(scenario: LoadedScenario) -> list[str]:
@@ -79,6 +80,14 @@ def test_a_tier_limits_the_choice_and_what_would_be_faster_is_said() -> None:
     assert scenario.choice.without.title == "llama.cpp"
 
 
+def test_a_program_that_is_named_is_where_it_must_be_or_refused() -> None:
+    there = so.question("qwen3-8b", gpu="rtx-4090", program="vllm", on="dram")
+    assert there.scenario.strategy.kind == "vllm"
+    assert state_tiers(there.plan()) >= {"dram"}
+    with pytest.raises(InputError, match=r'gpt_fast cannot be on "dram": its weights stay in the GPUs'):
+        so.question("opt-6.7b", gpu="rtx-4090", program="gpt_fast", on="dram")
+
+
 def test_a_drive_that_is_named_is_used() -> None:
     scenario = so.question("llama-3.1-70b", gpu="h100-sxm", gpus=8, drive="ddn-ai400x2")
     assert "pfs" in so.simulate(scenario).targets
@@ -87,10 +96,17 @@ def test_a_drive_that_is_named_is_used() -> None:
     assert scenario.choice.without.title == "vLLM"
 
 
-def test_types_of_gguf_are_those_of_llama_cpp_on_every_machine() -> None:
-    for gpu in ("rtx-4090", "h100-sxm"):
-        scenario = so.question("qwen3-8b", gpu=gpu, gpus=1, overrides=["model.quantization=q4_k_m"])
-        assert titles(scenario) == ["llama.cpp"]
+@pytest.mark.parametrize(
+    ("gpu", "programs"), [("rtx-4090", ["llama.cpp"]), ("h100-sxm", ["vLLM", "llama.cpp"])]
+)
+def test_types_of_gguf_are_those_of_llama_cpp_and_on_servers_of_vllm(gpu: str, programs: list[str]) -> None:
+    scenario = so.question("qwen3-8b", gpu=gpu, gpus=1, overrides=["model.quantization=q4_k_m"])
+    assert titles(scenario) == programs
+
+
+def test_no_more_gpus_than_are_named_are_used() -> None:
+    scenario = so.question("llama-3.1-70b", gpu="a100-80g-sxm", gpus=1)
+    assert scenario.scenario.strategy.gpus == 1
 
 
 def test_settings_limit_the_choice_to_programs_that_have_them() -> None:

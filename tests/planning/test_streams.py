@@ -16,7 +16,15 @@ from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
-from simoffload.planning.streams import RateTrial, StreamResult, capacity_by_chance, error_interval
+from simoffload.planning.question import question
+from simoffload.planning.streams import (
+    RateTrial,
+    StreamResult,
+    capacity_by_chance,
+    chat_overrides,
+    error_interval,
+    with_requests_named,
+)
 from simoffload.report.from_stream import stream_document
 from simoffload.scenario import resolve
 from simoffload.serving.answers import ReplicatedMean
@@ -340,14 +348,50 @@ def test_a_model_named_alone_gets_requests_of_a_chat(capsys: pytest.CaptureFixtu
     assert main(question) == 0
     printed = capsys.readouterr()
     assert "does not use" not in printed.err
-    assert "1 requests/s · 1 GPU rtx-4090 · rtx-4090-desktop" in printed.out
+    assert "· 1 request/s · 1 GPU rtx-4090 · rtx-4090-desktop" in printed.out
     assert "prompts of 1,032 tokens in the median, outputs of 238" in " ".join(printed.out.split())
     users = "stream.arrivals={kind: closed, users: 3}"
     assert main([*question, "--set", users]) == 0
     assert "· 3 users · 1 GPU rtx-4090" in capsys.readouterr().out
     few = ["--set", "stream.num_prompts=2", "--set", "stream.replications=1"]
     assert main(["stream", "gpt-oss-20b", "--gpu", "rtx-4080", "--program", "llama_cpp", *few]) == 0
-    assert "4 at a time (max_num_seqs)" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "4 at a time (max_num_seqs), 1 request/s at random times" in text
+    assert "under llama.cpp; --set" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks"),
+    [
+        ((), 4 * 559),  # 7,930 + 1,000 tokens in blocks of 16
+        (("stream.prompt={kind: fixed, tokens: 9000}",), 4 * 625),
+        (("stream.prompt={kind: fixed, tokens: 9000}", "stream.max_num_seqs=2"), 2 * 625),
+        (("stream.prompt={kind: lognormal, median: 900, sigma: 1}",), 4 * 2560),  # Qwen3 8B has 40,960
+        (("stream.block_size=32",), 4 * 280),
+        (("stream.prefixes=[{tokens: {kind: fixed, tokens: 1600}}]",), 4 * 659),
+        (("stream.conversations={turns: {kind: fixed, tokens: 3}}",), 4 * 2560),
+        (("stream.kv_blocks=700",), 700),
+    ],
+)
+def test_a_program_that_is_no_engine_has_room_for_the_longest_requests(
+    changes: tuple[str, ...], blocks: int
+) -> None:
+    named = question(
+        "qwen3-8b", gpu="rtx-4090", program="accelerate", overrides=[*chat_overrides(()), *changes]
+    )
+    options = with_requests_named(named).scenario.stream
+    assert options is not None
+    assert options.kv_blocks == blocks
+
+
+def test_what_is_wrong_with_a_stream_that_nobody_stated_names_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["stream", "qwen3-8b", "--gpu", "rtx-4090", "--set"]
+    assert main([*words, "workload.kind=training"]) == 2
+    assert "error: qwen3-8b: stream: is valid only for" in capsys.readouterr().err
+    assert main([*words, "stream.prompt.median=no"]) == 2
+    assert "error: --set: stream.prompt" in capsys.readouterr().err
 
 
 def test_the_title_is_that_of_the_machine_that_is_simulated(usual: StreamResult) -> None:

@@ -364,5 +364,5 @@ def test_every_report_says_that_no_program_has_it(strategy: dict[str, Any]) -> N
     ]
     assert found.exports() == result.provenance.exports == {}
     assert result.confidence is not None
-    used = f"used strategy.kind {strategy['kind']} with kv_cache.implementation: streamed"
+    used = f"used {found.scenario.strategy.traits.title} with kv_cache.implementation: streamed"
     assert result.confidence.unlike == used or strategy["kind"] == "vllm"

@@ -243,7 +243,8 @@ def test_targets_are_where_it_can_be() -> None:
     found = scenario(cpu_offload_gb=2)
     assert target(found.on("dram").plan()) == "dram"
     assert target(found.on("hbm").plan()) == "hbm"
-    with pytest.raises(so.InputError, match="set cpu_offload_gb or offload_group_size"):
+    assert target(found.on("hbm").on("dram").plan()) == "dram"
+    with pytest.raises(so.InputError, match="only prefetched layers can be on storage"):
         found.on("raid")
 
 

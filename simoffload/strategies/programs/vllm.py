@@ -369,16 +369,16 @@ class Vllm(DividedStrategy):
         return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield HBM, and if layers are prefetched, all tiers; placements of the cache, limits of vLLM's
-        engine, other values of ``cpu_offload_gb``, and prefetching."""
+        """Yield HBM, host memory, and if layers are prefetched, all tiers; placements of the cache, limits of
+        vLLM's engine, other values of ``cpu_offload_gb``, and prefetching."""
         now = Placement(self.offload_tier if self._offloads else "hbm")
-        others = machine.tiers if self.offload_group_size else ()
+        others = machine.tiers if self.offload_group_size else ("dram",)
         where = "host memory" if self.offload_tier == "dram" else "on drives"
         yield Placements(
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
             edits=lambda other: () if other == now else self._elsewhere(other.weights),
-            refusal="set cpu_offload_gb or offload_group_size",
+            refusal="set offload_group_size, as only prefetched layers can be on storage",
             name="vLLM offload" if self._offloads else "vLLM",
             phrase=f"{{}} in GPU and {where}" if self._offloads else self.in_gpus,
         )
@@ -394,7 +394,10 @@ class Vllm(DividedStrategy):
         yield Tunable("setting", self._prefetched(plan.model))
 
     def _elsewhere(self, tier: str) -> tuple[Edit, ...]:
-        """Return the edits that offload to another tier, or nothing if it is HBM."""
+        """Return the edits that offload to another tier, all layers where none is yet, or nothing if it is
+        HBM."""
+        if not self._offloads:
+            return (Edit.at("strategy.offload_group_size", 1),)
         if tier != "hbm":
             return (Edit.at("strategy.offload_tier", tier),)
         edits = Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)

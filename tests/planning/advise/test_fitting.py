@@ -59,13 +59,9 @@ def test_nothing_tried_is_not_said_to_be_all_changes(listed: bool, monkeypatch: 
 
     evaluator = Evaluator(too_large)
     evaluator.answer()
-    what = (
-        "simoffload.planning.evaluator.simulate"
-        if listed
-        else "simoffload.planning.advise.evaluate.options_of"
-    )
-    monkeypatch.setattr(what, stopped)
-    found = advise(evaluator)
+    if listed:
+        monkeypatch.setattr("simoffload.planning.evaluator.simulate", stopped)
+    found = advise(evaluator) if listed else advise(evaluator, options=stopped)
     assert not found.tried
     assert found.stopped == "stopped by a limit"
     assert bool(found.untried) == listed
