@@ -206,8 +206,7 @@ _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
             [
                 (
                     'strategy: "{"rank": 1}" and "{"rank": 2}": strategy.rank: unknown key; did you mean '
-                    '"ranks"? (known here: kind, ranks, kv_cache, weights, ds_config, deepspeed_version, '
-                    "tensor_parallel_size)"
+                    '"ranks"?; no program has it'
                 )
             ],
         ),
