@@ -128,13 +128,14 @@ def _kind(document: Document) -> str:
 
 
 def _check_scenario(document: Document) -> _Checked:
+    from simoffload.planning.question import chosen
     from simoffload.scenario import SWEEP, resolve
     from simoffload.simulation.capacity import memory_footprint
 
     problems: list[Problem] = []
     swept: tuple[str, ...] = ()
     try:
-        scenario = resolve(document)
+        scenario = chosen(resolve(document))
         plan = scenario.plan()
         scenario.check_positions()
     except InputError as error:

@@ -259,15 +259,14 @@ def _used(workload: WorkloadKind | str) -> Iterator[tuple[str, Suits]]:
 
 def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
     """Return the kind of a section ``strategy`` with some keys that states none: the only program that people
-    use for the work and that has all of these keys; "best" where several have them; the first that people use
-    where none has, which then says so."""
+    use for the work and that has all of these keys, or else "best", which says which keys no program has."""
     serving = strategy_for(workload) or strategy_for("inference")
     if BEST not in serving:
         return serving[0]
     used = tuple(dict.fromkeys(kind for kind, _ in _used(workload)))
     own = {*keys} - {"kind", "ranks"}
     having = [kind for kind in used if not own or own <= fields_of(kind, workload)]
-    return having[0] if len(having) == 1 else BEST if having else used[0]
+    return having[0] if len(having) == 1 else BEST
 
 
 def canonical_kind(name: str) -> str:

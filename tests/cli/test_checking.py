@@ -34,6 +34,16 @@ def test_a_file_comes_before_what_is_shipped(program, tmp_path: Path) -> None:
     assert "the name of a document ends in .yaml" in answer.err
 
 
+def test_a_file_that_names_no_program_is_checked_under_the_one_chosen(program, tmp_path: Path) -> None:
+    whole = (tmp_path / "small.yaml").read_text()
+    (tmp_path / "open.yaml").write_text(whole.partition("strategy:")[0])
+    assert program("check", "open.yaml") == (0, "open.yaml: ok (scenario)\n", "")
+    (tmp_path / "mixed.yaml").write_text(whole + "  cpu_offload_gb: 3\n")
+    answer = program("check", "mixed.yaml")
+    assert answer.status == 2
+    assert "strategy: no program has weights, ds_config, cpu_offload_gb together" in answer.err
+
+
 def test_names_and_files_together(program) -> None:
     data = json.loads(program("check", "ddn/bloom-7b1", "small.yaml", "dgx-a100", "--json").out)
     assert [(one["file"], one["kind"]) for one in data["files"]] == [

@@ -26,7 +26,7 @@ def test_what_has_no_price_is_within_no_budget(tmp_path: Path, budget: float | N
     (tmp_path / "quotes.yaml").write_text(QUOTES)
     work = ["workload.output_length=2", "workload.batch_size=1"]
     search = simoffload.search_catalogue(
-        simoffload.question("opt-1.3b", "l40s-workstation", program="deepspeed", on="dram", overrides=work),
+        simoffload.question("opt-1.3b", "l40s-workstation", program="transformers", overrides=work),
         budget=budget,
         costs=simoffload.load_costs(tmp_path / "quotes.yaml"),
     )

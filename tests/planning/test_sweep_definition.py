@@ -206,10 +206,7 @@ _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
             [
                 (
                     'strategy: "{"rank": 1}" and "{"rank": 2}": strategy.rank: unknown key; did you mean '
-                    '"ranks"? (known here: kind, ranks, kv_cache, tensor_parallel_size, '
-                    "pipeline_parallel_size, data_parallel_size, enforce_eager, max_num_batched_tokens, "
-                    "gpu_memory_utilization, kv_blocks, max_cudagraph_capture_size, cpu_offload_gb, "
-                    "offload_group_size, offload_num_in_group, offload_prefetch_step, offload_tier)"
+                    '"ranks"?; no program has it'
                 )
             ],
         ),
