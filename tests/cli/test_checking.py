@@ -41,7 +41,7 @@ def test_a_file_that_names_no_program_is_checked_under_the_one_chosen(program, t
     (tmp_path / "mixed.yaml").write_text(whole + "  cpu_offload_gb: 3\n")
     answer = program("check", "mixed.yaml")
     assert answer.status == 2
-    assert "strategy: no program has weights, ds_config, cpu_offload_gb together" in answer.err
+    assert "strategy: no program has ds_config, cpu_offload_gb together" in answer.err
 
 
 def test_names_and_files_together(program) -> None:
