@@ -112,9 +112,10 @@ class CommandChanges(NamedTuple):
     def of(cls, arguments: Namespace, *, model: str | None = None) -> CommandChanges:
         """Return the changes of a command that has the options ``--set``, those for parts of a machine, and
         ``--context``."""
-        from simoffload.scenario import MachineParts
+        from simoffload.scenario import MachineParts, behind_network
 
-        networked = bool(getattr(arguments, "machines", False))
+        offers = getattr(arguments, "offers", None) or ()
+        networked = bool(getattr(arguments, "machines", False)) or any(map(behind_network, offers))
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive, networked)
         room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
         return cls([*arguments.overrides, *room], parts, model, arguments.program)

@@ -107,7 +107,7 @@ class MachineParts(NamedTuple):
     drive: str | None = None
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
     networked: bool = False
-    """Whether several of the machine are asked for, so that one with a network between them is preferred."""
+    """Whether a machine with a network is preferred, as several are asked for, or a drive behind one."""
 
     def platforms(self) -> list[str]:
         """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
@@ -129,8 +129,8 @@ class MachineParts(NamedTuple):
                 raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
 
     def _connected(self, platforms: list[str]) -> list[str]:
-        """Return platforms, those first that have a network if that is preferred."""
-        if not self.networked:
+        """Return platforms; those with a network first if that is preferred, or the drive is behind one."""
+        if not (self.networked or (self.drive is not None and behind_network(self.drive))):
             return platforms
         return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
 
@@ -223,6 +223,13 @@ class MachineParts(NamedTuple):
             raise InputError.at("", text)
         tier = drives.tier(tuple(where)) if way == "at" else {"profile": drives.profile, way: list(where)}
         return Edit(("equipment", "tiers", name or _NEW[way]), tier)
+
+
+def behind_network(drive: str) -> bool:
+    """Return whether a drive, an array or a server that is named is reached over a network."""
+    with suppress(InputError):
+        return Drives.read(Library(), drive).kind not in LOCAL_KINDS
+    return False
 
 
 @contextmanager
