@@ -189,7 +189,7 @@ class _Candidates:
             raise InputError([self.scenario.document.problem(("strategy",), text)])
         if self.limit.places:
             placed = (self.evaluator.edited(*edits) for kind in having for edits in self._placed(kind))
-            there = next(filter(self.limit.allows, placed), None)
+            there = next(filter(self._allowed, placed), None)
             if there is not None:
                 return there
         plain = self.evaluator.edited(*self._plain(having[0]))
@@ -197,6 +197,12 @@ class _Candidates:
             return plain
         named = Placement(self.limit.weights, self.limit.optimizer)
         return plain.edited(*moving(plain.scenario.strategy, named, plain.machine))
+
+    def _allowed(self, scenario: LoadedScenario) -> bool:
+        """Return whether a scenario can be planned, with its states where they must be."""
+        with suppress(InputError):
+            return self.limit.allows(scenario)
+        return False
 
     def fitting(self) -> list[_Way]:
         """Return all that fit and are where they must be, simulated."""
