@@ -206,4 +206,4 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "CheckpointStorage": {"tier": "storage", "swap": "storage"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
-    assert first == ["uses", "weights", "offload_folder", "offload_tier", "file"]
+    assert first == ["uses", "offload_tier", "weights", "offload_folder", "file"]
