@@ -213,7 +213,7 @@ class _Answer(NamedTuple):
 
     @classmethod
     def of(cls, scenario: LoadedScenario) -> _Answer:
-        """Simulate a scenario."""
+        """Return the answer to a scenario that is simulated in full, once."""
         return cls(scenario, simulate(scenario))
 
     @property

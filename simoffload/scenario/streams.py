@@ -90,7 +90,7 @@ class Fixed(Frozen):
 
     @property
     def longest(self) -> int:
-        """The largest number."""
+        """Largest number of tokens, as of each of them."""
         return self.tokens
 
 

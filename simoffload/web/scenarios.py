@@ -271,12 +271,19 @@ def _price(variant: Variant, key: str, value: Any) -> Variant:
 
 
 def _program(variant: Variant, _rest: str = "", value: Any = "") -> Variant:
-    """Return the variant with another program, in its best form for the work and the machine."""
+    """Return the variant with another program, in its best form for the work and the machine: where its
+    states are said to be, if it can have them there."""
     now = _open(variant)
     if isinstance(now.scenario.workload, Checkpointing):
         section = _on_its_storage(now, str(value))
     else:
-        section = with_program(now, str(value)).document.data["strategy"]
+        there = with_program(now, str(value))
+        section = there.document.data["strategy"]
+        try:
+            chosen(there)
+        except InputError:
+            places = {"weights", "optimizer", "uses"}
+            section = {key: one for key, one in section.items() if key not in places}
     return variant.edited(Edit(("strategy",), section).assignment)
 
 

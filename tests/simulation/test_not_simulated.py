@@ -17,7 +17,6 @@ from simoffload.simulation.capacity import not_simulated
 from simoffload.units import formatted_apart
 
 NAMED = "llama.cpp (strategy.kind llama_cpp) computes layers or experts on the CPU"
-VLLM = "strategy={kind: vllm}"
 
 
 def named(scenario: str, *overrides: str) -> int:
@@ -34,8 +33,12 @@ def named(scenario: str, *overrides: str) -> int:
         ("serving/llama-3.1-70b", (), 1),
         ("serving/llama-3.1-70b", ("model={name: llama-3.1-8b}",), 0),
         ("llama-cpp/gpt-oss-120b", (), 0),  # fits
-        ("llama-cpp/gpt-oss-120b", ("platform=rtx-4090-desktop", VLLM), 1),
-        ("llama-cpp/gpt-oss-120b", ("model={name: llama-3.1-70b}", VLLM), 1),  # unified memory
+        ("llama-cpp/gpt-oss-120b", ("platform=rtx-4090-desktop", "strategy={kind: vllm}"), 1),
+        (
+            "llama-cpp/gpt-oss-120b",
+            ("model={name: llama-3.1-70b}", "strategy={kind: vllm}"),
+            1,
+        ),  # unified memory
         ("serving/qwen3-235b-a22b", (), 0),  # a server
         ("serving/gpt-oss-120b", ("model={name: llama-3.1-405b}",), 0),
         ("serving/llama-3.1-70b", ("strategy={kind: llama_cpp}", "model.quantization=q4_k_m"), 0),
@@ -52,7 +55,9 @@ def test_the_sentence_is_said_where_it_decides(scenario: str, overrides: tuple[s
 
 def test_a_comparison_says_it_once_for_its_rows() -> None:
     """Also of a target that is refused."""
-    one = so.load_scenario("llama-cpp/gpt-oss-120b", overrides=["platform=rtx-4090-desktop", VLLM])
+    one = so.load_scenario(
+        "llama-cpp/gpt-oss-120b", overrides=["platform=rtx-4090-desktop", "strategy={kind: vllm}"]
+    )
     found = compare_scenarios({"a": one})
     document = comparison_document(list(found.results.values()))
     assert sum(NAMED in text for text in document.warnings) == 1
