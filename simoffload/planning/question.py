@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.documents import Edit, either, split_assignment, suggest
-from simoffload.errors import InputError, PlacementError, shortened
+from simoffload.errors import InputError, shortened
 from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, read_scenario, read_source
 from simoffload.scenario import default_scenario as of_model
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
@@ -172,7 +172,7 @@ def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScen
     only = Edit.at("strategy.among", [kind])
 
     def under_it(one: LoadedScenario) -> LoadedScenario:
-        with suppress(PlacementError):
+        with suppress(InputError):  # what that program refuses there
             found = chosen(one.edited(only))
             if found.choice is not None:
                 return found
