@@ -217,6 +217,6 @@ def test_what_a_scenario_does_not_have_is_refused_with_what_it_has() -> None:
     with pytest.raises(InputError, match=r'no tier "tape" on platform "hgx-h800" \(has: '):
         store.on("connector=tape")
     with pytest.raises(InputError) as refused:
-        store.on("weights=dram")
+        store.on("weights=raid")
     assert "what can be elsewhere: connector=TIER" in str(refused.value)
     assert "zero_inference" not in str(refused.value)
