@@ -163,7 +163,8 @@ def _causes(result: SimulationResult) -> str:
 
 
 def _warnings(result: SimulationResult) -> Iterator[Line]:
-    warnings = [one for one in result.all_warnings if not one.startswith(_ELSEWHERE)]
+    prices = () if result.costs is None else result.costs.slips
+    warnings = [*(one for one in result.all_warnings if not one.startswith(_ELSEWHERE)), *prices]
     for text in warnings[:_MOST_WARNINGS]:
         yield Line("warning", printable(text), "yellow")
     if len(warnings) > _MOST_WARNINGS:
