@@ -17,8 +17,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.question import chosen
 from simoffload.results import Change, SimulationResult, quality_of_weights
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import BEST, suited_to
-from simoffload.strategies.base import offloaded_tiers
+from simoffload.strategies import BEST, offloaded_tiers, suited_to
 from simoffload.workload import Checkpointing, Inference
 
 _SETTINGS = 4

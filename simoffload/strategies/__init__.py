@@ -18,6 +18,7 @@ from simoffload.strategies.base import (
     ServingLimits,
     Strategy,
     Tunable,
+    offloaded_tiers,
 )
 from simoffload.strategies.registry import (
     AnyStrategy,
@@ -54,6 +55,7 @@ __all__ = [
     "fields_of",
     "in_new_form",
     "kinds",
+    "offloaded_tiers",
     "register",
     "strategies",
     "strategy_for",

@@ -84,5 +84,5 @@ def test_runs_are_recorded_and_predicted(recorded_runs: Recorded, tmp_path: Path
         assert decode is not None
         assert decode.predicted is not None
     groups = {name: one.run.group for name, one in compared.items()}
-    assert (groups["divided"], groups["offloaded to files"]) == ("vllm", "accelerate")
+    assert (groups["divided"], groups["offloaded to files"]) == ("tensor_parallel", "accelerate")
     assert (groups["int4"], groups["experts"]) == ("zero", "zero")
