@@ -174,6 +174,7 @@ def _profiles(arguments: Namespace, raw: dict[str, Any], console: Console) -> di
         base=arguments.base,
         identifier=arguments.id,
         report=lambda thread: console.print_lines(thread.summary()),
+        refused=lambda text: console.warn([text]),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError, Problem, printable
 from simoffload.hardware import CPU, Changes, Library, Platform, id_fault, inherited, load_platform
-from simoffload.units import plural
+from simoffload.units import parse_rate, plural
 from simoffload_calibrate.micro.benchmarks import Fits, microbenchmarks, refusal
 from simoffload_calibrate.micro.fit_parts import Fitted, bytes_text, is_switched, rate_text
 from simoffload_calibrate.micro.fit_programs import ThreadFit
@@ -89,6 +89,17 @@ _ORDER = (
 )
 """The order in which a profile lists what was measured; other keys follow in the order of benchmarks."""
 
+_IN_MEMORY = (
+    *("host.memcpy_rate", "host.pinned_allocation", "host.cpu_optimizer.thread", "host.cpu_optimizer.limit"),
+    *("host.cpu_optimizer.overflow_thread", "host.cpu_optimizer.overflow_limit"),
+)
+_OVER_THE_LINK = ("pcie.host_to_device", "pcie.device_to_host", "pcie.pageable")
+"""Rates that cannot be above the peak of host memory, and those that cannot be above that of the link."""
+
+_CONTRADICTED = 1.0
+"""Residual, or spread, above which a number does not describe what was measured: in 40 records only latencies
+of the link that come out as next to nothing, and experts on a CPU in one disturbed minute."""
+
 Statement = dict[str, Any]
 
 
@@ -99,6 +110,7 @@ def checked_profiles(
     base: str | None,
     identifier: str | None,
     report: Callable[[ThreadFit], None] = lambda _: None,
+    refused: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
     """Return the texts of profile files by name, after loading them as a scenario does.
 
@@ -106,7 +118,7 @@ def checked_profiles(
     Raises InputError if no platform has the GPU, and with file, key and remedy if the record is not usable.
     """
     try:
-        files = profile_from_micro(raw, base, identifier=identifier, report=report)
+        files = profile_from_micro(raw, base, identifier=identifier, report=report, refused=refused)
     except InputError as error:
         raise InputError(
             one if one.path else one._replace(path=str(record)) for one in error.problems
@@ -134,13 +146,14 @@ def profile_from_micro(
     *,
     identifier: str | None = None,
     report: Callable[[ThreadFit], None] = lambda _: None,
+    refused: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
     """Texts of profile files by name: platform, host, accelerator, pcie and, if measured, drive.
 
     ``raw`` is what ``measure`` returned, ``base`` a platform's id or file, ``identifier`` the id of the new
-    platform; ``report`` receives the fit of the host thread. Without ``base``, the base is the machine as it
-    was detected, or a shipped platform with such a GPU if the record is older. Raises InputError for an
-    unknown platform and a wrong id.
+    platform; ``report`` receives the fit of the host thread, ``refused`` a sentence on each number that
+    cannot be true. Without ``base``, the base is the machine as it was detected, or a shipped platform with
+    such a GPU if the record is older. Raises InputError for an unknown platform and a wrong id.
     """
     gpu = raw["machine"].get("gpu")
     count = gpu["count"] if gpu else 1
@@ -150,7 +163,7 @@ def profile_from_micro(
         known = Base.detected(str(raw["detected"]))
     else:
         known = Base.of(_load_base(base or base_platform(gpu["name"] if gpu else "")))
-    return Measured(raw, known, identifier, report).texts()
+    return Measured(raw, known, identifier, report, refused).texts()
 
 
 def check_names(base: str | None, identifier: str | None) -> None:
@@ -228,8 +241,9 @@ class Measured:
         base: Base,
         identifier: str,
         report: Callable[[ThreadFit], None],
+        refused: Callable[[str], None],
     ) -> None:
-        self.raw, self.base, self.report = raw, base.platform, report
+        self.raw, self.base, self.report, self._refuse = raw, base.platform, report, refused
         self.sections: dict[str, Any] = raw["sections"]
         self.machine: Mapping[str, Any] = raw["machine"]
         self.date = str(raw["date"])
@@ -256,11 +270,39 @@ class Measured:
         """All files: of parts that the base lacks, those that were measured."""
         for one in microbenchmarks():
             self.fitted |= one.fit(self)
+        self._leave_out_impossible()
         kinds = dict.fromkeys(
             ("host", "accelerator", "pcie", *(key.partition(".")[0] for key in self.fitted))
         )
         files = {"platform": self._platform(), **{kind: self.profile(kind) for kind in kinds}}
         return {f"{kind}.yaml": yaml_text(data, flow=True) for kind, data in files.items()}
+
+    def _leave_out_impossible(self) -> None:
+        """Remove numbers that their own measurements contradict, and rates that host memory or the link
+        cannot carry, so that the base's remain."""
+        for key, one in list(self.fitted.items()):
+            if isinstance(one, Fitted) and max(one.residual or 0, one.spread or 0) > _CONTRADICTED:
+                del self.fitted[key]
+                what = "is not what was measured, which differs more than twofold; the base's is used"
+                self._refuse(f"{key}: {one.value} {what}")
+        host, link = self.base.host, self.base.gpu_pcie_link.pcie
+        memory = self.fitted.get("host.memory_bandwidth")
+        peak = parse_rate(memory.value) if memory else host.memory_bandwidth.value
+        lanes = link.lane_rate.value * link.encoding.value * link.copy_lanes
+        bounds = {
+            **dict.fromkeys(_IN_MEMORY, (peak, "the peak of host memory")),
+            **dict.fromkeys(_OVER_THE_LINK, (lanes, f"the raw rate of {link.id}")),
+        }
+        for key, (bound, what) in bounds.items():
+            fitted = self.fitted.get(key)
+            if fitted is None:
+                continue
+            values = [rate for _, rate in fitted.value] if isinstance(fitted.value, list) else [fitted.value]
+            if (most := max(map(parse_rate, values))) > bound:
+                del self.fitted[key]
+                self._refuse(
+                    f"{key}: {rate_text(most)} is above {what}, {rate_text(bound)}; the base's is used"
+                )
 
     def profile(self, kind: str) -> dict[str, Any]:
         """Return the base's profile of a kind with what is known so far in its place."""

@@ -64,7 +64,7 @@ def measure(request: MeasurementRequest, *, progress: Callable[[str], None]) -> 
     with open_bench(request, progress) as bench:
         record = Record(_initial_record(request, bench), request.record)
         measurement = _MicroMeasurement(bench, record, quick=request.quick, progress=progress)
-        progress(f"{measurement.plan()} on the reference host, without compilation")
+        progress(measurement.plan())
         bench.prepare()
         record.raw["preparation_seconds"] = round(time.monotonic() - begin, 1)
         measurement.carry_out(None if request.seconds is None else begin + request.seconds)
@@ -154,10 +154,13 @@ class _MicroMeasurement:
         self._built: set[str] = set()
 
     def plan(self) -> str:
-        """Return how many sections will be measured and the time that this takes on the reference host."""
+        """Return how many sections will be measured, and the time that this takes on the reference host."""
         steps = self._missing()
         sections = plural(len({step.section.name for step in steps}), "section")
-        return f"{sections} to measure: {self._seconds(steps, 1.0) + self._bench.preparation:.0f} s"
+        seconds = self._seconds(steps, 1.0) + self._bench.preparation
+        text = f"{sections} to measure: {seconds:.0f} s on the reference host"
+        first = self._bench.compilation
+        return f"{text}, and before them about {first:.0f} s of compilation, once" if first else text
 
     def _seconds(self, steps: Sequence[_Step], pace: float) -> float:
         """Return the time of measurements and their probes on a host of a pace [s]."""
@@ -193,7 +196,9 @@ class _MicroMeasurement:
     def _tell(self, seconds: float) -> None:
         """Say how long the missing measurements take here [s], and what a shorter time leaves out."""
         pace = f"the host thread takes {self._first_pace:.2f} x the reference's time"
-        self._progress(f"about {seconds:.0f} s on this machine: {pace}")
+        most = self._remaining()
+        more = f", with repetitions up to {most:.0f} s where other work disturbs it" if most > seconds else ""
+        self._progress(f"about {seconds:.0f} s on this machine{more}: {pace}")
         if seconds > self._remaining():
             left = f"only {max(0.0, self._remaining()):.0f} s of --time are left"
             self._progress(f"{left}: what does not fit is not measured, most of all later rounds")
@@ -234,7 +239,8 @@ class _MicroMeasurement:
             return
         rest = self._seconds([step, *(one for one in later if self._is_due(one))], self._pace())
         remaining = max(needed, min(rest, self._remaining()))
-        self._progress(f"round {step.round}: {name} ({label}), about {remaining:.0f} s left")
+        left = f"up to {self._remaining():.0f} s" if step.again else f"about {remaining:.0f} s"
+        self._progress(f"round {step.round}: {name} ({label}), {left} left")
         before = self._probe_before()
         begin = time.monotonic()
         limit = _PATIENCE * needed if required else min(_PATIENCE * needed, self._remaining())

@@ -26,6 +26,7 @@ class FakeBench:
     facts: Mapping[str, Any] = {"cpu": "Some Xeon", "cores": 8, "memory": 1 << 37, "gpu": None}
     skipped: Mapping[str, str] = {}
     preparation: float = 0.0
+    compilation: float = 0.0
 
     def __init__(self, sections: Sequence[MeasurementSection], levels: Iterable[float] = (1.0,)) -> None:
         self.sections = sections

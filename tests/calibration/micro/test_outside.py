@@ -97,7 +97,7 @@ def test_fits_give_what_they_declare() -> None:
     from tests.calibration.micro.machine import record
 
     raw = record() | {"probes": []}
-    measured = Measured(raw, Base.of(load_platform("dgx-h200")), "m", lambda _: None)
+    measured = Measured(raw, Base.of(load_platform("dgx-h200")), "m", lambda _: None, lambda _: None)
     facts = set(measured.fitted)
     for one in benchmarks.microbenchmarks():
         given = one.fit(measured)

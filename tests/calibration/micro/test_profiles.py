@@ -296,3 +296,26 @@ def test_memory_of_a_gpu_is_what_cuda_has(tmp_path: Path) -> None:
     platform = written(tmp_path, {**raw, "machine": {**raw["machine"], "gpu": gpu, "hbm": shown}})
     assert platform.accelerator.hbm_capacity is not None
     assert platform.accelerator.hbm_capacity.value == cuda
+
+
+def test_numbers_that_cannot_be_true_are_refused_with_a_word(tmp_path: Path) -> None:
+    """A block of pinned memory that PyTorch had already, a copy faster than its link, and a latency of which
+    the measurements are far away: the base's numbers remain, and each is named."""
+    raw, refused = record(), list[str]()
+    raw["sections"]["dram"]["pinning"] = [{"bytes": 1 << 30, "seconds": 5.9e-6}]
+    for row in raw["sections"]["copies"]["alone"]:
+        if row["direction"] == "d2h" and row["pinned"]:
+            row["seconds"] /= 100
+    for name, text in profile_from_micro(raw, "dgx-h200", refused=refused.append).items():
+        (tmp_path / name).write_text(text)
+    platform = load_platform(tmp_path / "platform.yaml")
+    base = load_platform("dgx-h200")
+    assert platform.host.pinned_allocation == base.host.pinned_allocation
+    assert platform.gpu_pcie_link.pcie.device_to_host == base.gpu_pcie_link.pcie.device_to_host
+    assert platform.gpu_pcie_link.pcie.host_to_device != base.gpu_pcie_link.pcie.host_to_device
+    assert {"host.pinned_allocation", "pcie.device_to_host"} <= {text.partition(":")[0] for text in refused}
+    assert any("above the peak of host memory" in text for text in refused)
+    assert "pinned_allocation" not in yaml.safe_load((tmp_path / "host.yaml").read_text())["notes"]
+    nothing: list[str] = []
+    profile_from_micro(record(), "dgx-h200", refused=nothing.append)
+    assert nothing == []
