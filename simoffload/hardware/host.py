@@ -256,12 +256,18 @@ class Host(Profile):
     @property
     @remembered
     def products(self) -> CpuProducts:
-        """The host's own rates of products on the CPU, or those of its class."""
+        """The host's own rates of products on the CPU, or those of its class, which read memory no faster than
+        it was measured to be."""
         if self.cpu_products is not None:
             return self.cpu_products
         classes, nodes = self._elsewhere.cpu_products, self.cpu_optimizer.numa_nodes.value
         channels = None if self.memory_channels is None else self.memory_channels.value
-        return classes.of(self.memory_bandwidth.value, nodes=nodes, channels=channels)
+        found = classes.of(self.memory_bandwidth.value, nodes=nodes, channels=channels)
+        if self.stream_fraction.origin != "measured":
+            return found
+        reads = (found.weights, found.experts)
+        weights, experts = (min(one, self.stream_fraction, key=lambda share: share.value) for one in reads)
+        return found.model_copy(update={"weights": weights, "experts": experts})
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -240,3 +240,17 @@ def test_thread_costs_of_another_machine_are_estimates(name: str) -> None:
     assert 0.5 < scale < 2
     if host.host_factor is None:
         assert costs.gathered_parameter.value == pytest.approx(22.32e-6 * scale, rel=0.01)
+
+
+def test_products_on_a_cpu_read_memory_no_faster_than_it_was_measured() -> None:
+    """A virtual machine has a part of its host's memory, whose peak the profile states: 369 GB/s of products
+    where 16 threads read 92 to 102."""
+    measured = 0
+    for entry in list_profiles("host"):
+        host = load_profile("host", entry.id)
+        assert isinstance(host, Host)
+        if host.cpu_products is None and host.stream_fraction.origin == "measured":
+            measured += 1
+            assert host.products.weights.value <= host.stream_fraction.value
+            assert host.products.experts.value <= host.stream_fraction.value
+    assert measured >= 3
