@@ -75,6 +75,23 @@ def test_each_gpu_holds_its_layers_their_cache_and_the_last_one_the_head() -> No
     assert last["buffers of the graph"] == inputs + (128256 + 4096) * row
 
 
+def test_a_layer_of_106_billion_parameters_in_47_fits_eight_times_into_12_gb() -> None:
+    """CUDA takes less of a small card than of an H100. Published as run: GLM-4.5-Air in Q4_K_S with
+    ``--n-gpu-layers 16`` on two RTX 3060, of which logs of llama.cpp say that 11,906 to 12,037 MiB are there.
+    """
+    card = "profiles.accelerator/rtx-4090"
+    sets = (f"{card}.compute.float32=12.7 TFLOPS", "strategy.gpu_layers=16", MEMORY)
+    fullest = 0
+    for memory, fits in (("11906 MiB", True), ("11000 MiB", False)):
+        one = scenario("glm-4.5-air", f"{card}.hbm_capacity={memory}", *sets, formats="q4_k_s")
+        plan = plan_of(one)
+        held = sizes(plan, 0)
+        assert held["CUDA context"] == pytest.approx(108 << 20, rel=0.1)
+        assert so.fit(one).fits == fits
+        fullest = sum(held.values())
+    assert 11000 << 20 < fullest < 11906 << 20
+
+
 @pytest.mark.parametrize(("split", "units"), [("0,1", (0, 33)), ("1,0", (33, 0)), ("0,0", (17, 16))])
 def test_a_gpu_may_have_no_layers(split: str, units: tuple[int, int]) -> None:
     """It then keeps what CUDA takes alone; zeros alone are no parts, as for llama.cpp."""

@@ -125,6 +125,8 @@ class GraphBuffers:
 CONTEXT = 527 << 20
 """Memory that CUDA takes before llama.cpp asks what is free [B]: 80,552 of 81,079 MiB on an H100
 (docs/measurements/h100-2026-11-27)."""
+_RATE_OF_CONTEXT = 67e12
+"""[FLOP/s] in single precision of that H100."""
 MARGIN = 1 << 30
 """Memory of each GPU [B] that ``--fit`` leaves free (``--fit-target``, 1024 MiB)."""
 _CELLS = 256
@@ -134,6 +136,18 @@ _LOAD = ", or load it (strategy.load_mode=none)"
 _COPIES = 4
 """Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
 (``GGML_SCHED_MAX_COPIES``)."""
+
+
+def context_bytes(machine: Machine) -> int:
+    """Return the memory of a GPU that CUDA takes [B]: less on a smaller card for desktops.
+
+    CUDA keeps local memory for the threads of all multiprocessors, of which the rate in single precision is
+    a measure among such cards (an estimate). Logs of llama.cpp ("VRAM: 12037 MiB", "11929 MiB free") have 108
+    MiB on an RTX 3060 (here 100), 164 on an RTX 5060 Ti (here 186) and 276 on an RTX 3090 (here 280).
+    """
+    gpu = machine.accelerator
+    rate = gpu.compute.float32.value if gpu.has_display else _RATE_OF_CONTEXT
+    return round(CONTEXT * min(1.0, rate / _RATE_OF_CONTEXT))
 
 
 def rooms(machine: Machine, gpus: int) -> tuple[int, ...]:
@@ -262,7 +276,7 @@ class DeviceMemory:
             Held("hbm", "weights", weights, remedy=remedy, kind="weights"),
             cache_term("hbm", cache),
             Held("hbm", "buffers of the graph", buffers, remedy="lower ubatch_size"),
-            Held("hbm", "CUDA context", CONTEXT),
+            Held("hbm", "CUDA context", context_bytes(self.machine)),
         )
 
     @cached_property

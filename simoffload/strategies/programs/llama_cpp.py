@@ -40,7 +40,7 @@ from simoffload.strategies.base import (
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.divided import DividedModel, divide
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement, Overrides, Split, SplitMode, fitted
-from simoffload.strategies.hooks.device_memory import CONTEXT, MARGIN, DeviceMemory, rooms
+from simoffload.strategies.hooks.device_memory import MARGIN, DeviceMemory, context_bytes, rooms
 from simoffload.strategies.hooks.on_cpu import CpuSettings, OnCpu
 from simoffload.strategies.passes.pass_writer import ForwardPass, Hook
 from simoffload.strategies.passes.timing import GgmlTimings, PassTimings
@@ -196,7 +196,7 @@ class LlamaCpp(HookedStrategy):
 
     def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
-        free = [one - CONTEXT for one in rooms(machine, self.num_gpus)]
+        free = [one - context_bytes(machine) for one in rooms(machine, self.num_gpus)]
         begin = CpuPlacement(networks=self.cpu_ffn, attends=not self.kv_offload)
         moe, split = self.cpu_moe, self.tensor_split or free
         return begin.named(model, self.gpu_layers, moe, self.override_tensor, split)
