@@ -143,7 +143,7 @@ class CostList:
         if not aged:
             return ()
         names = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
-        return (f"prices older than a year: {names}; give a newer list with --costs",)
+        return (f"prices older than a year: {names}; give newer ones with --costs FILE",)
 
     def _device(self, key: str) -> DeviceCosts:
         return self.costs.devices.get(key, DeviceCosts())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal, NamedTuple
@@ -299,6 +299,12 @@ class Economics:
             "lists": [{"file": name, "sha256": digest} for name, digest in self.costs.sources],
             **by_name(self, "warnings"),
         }
+
+
+def old_prices(found: Sequence[Economics]) -> tuple[str, ...]:
+    """Return the sentence about prices older than a year that any of some results contains, if one does."""
+    prices = {price for one in found for price in one.prices}
+    return tuple(text for one in found[:1] for text in one.costs.old(prices))
 
 
 def _product(*factors: float | None) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
+from simoffload.planning.economics import old_prices
 from simoffload.report.formatting import bottleneck, counted
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate, without_limit
@@ -42,9 +43,8 @@ def first_screen(
 ) -> tuple[Line, ...]:
     """Return the lines of the answer about one scenario: how fast, what limits it, how sure that is, which
     programs were compared, what to change next (``following``) and what to type."""
-    return tuple(
-        one for one in (*_answer(scenario, result, following), *_warnings(result), _more(result)) if one.text
-    )
+    lines = (*_answer(scenario, result, following), *_warnings(result, following), _more(result))
+    return tuple(one for one in lines if one.text)
 
 
 def _answer(scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
@@ -162,8 +162,10 @@ def _causes(result: SimulationResult) -> str:
     return f"{called}, {format_seconds(step.time_s)}: {' · '.join(listed[:_MOST_CAUSES])}"
 
 
-def _warnings(result: SimulationResult) -> Iterator[Line]:
-    prices = () if result.costs is None else result.costs.slips
+def _warnings(result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+    own = () if result.costs is None else (result.costs,)
+    old = old_prices((*own, *(one.economics for one in following if one.extra)))
+    prices = (*(text for one in own for text in one.slips), *old)
     warnings = [*(one for one in result.all_warnings if not one.startswith(_ELSEWHERE)), *prices]
     for text in warnings[:_MOST_WARNINGS]:
         yield Line("warning", printable(text), "yellow")

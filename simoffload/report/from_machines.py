@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
+from simoffload.planning.economics import old_prices
 from simoffload.planning.machines import FIRST, PROMPTS, SPEED, MachineOffer, Machines
 from simoffload.report.document import (
     Datum,
@@ -40,7 +41,8 @@ def which_machine_document(found: Machines, *, command: str = "") -> ReportDocum
     background = (
         (ReportSection("Command", listings=(Listing("", command),), page_only=True),) if command else ()
     )
-    warnings = tuple(_left_out(found))
+    bills = [one.economics for one in found.answered if one.economics is not None]
+    warnings = (*_left_out(found), *old_prices(bills))
     return ReportDocument(title, None, (verdict,), warnings, (section,), background, summary=(verdict,))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
+from simoffload.planning.economics import old_prices
 from simoffload.report.charts import timeline
 from simoffload.report.document import ReportDocument, ReportSection, Verdict
 from simoffload.report.formatting import simulated_work
@@ -84,10 +85,11 @@ def advice_document(
     unchanged = tuple(section._replace(leads=False) for section in found)
     verdicts = (*bought, advice_verdict(advice, service))
     warned = (f"with {' or '.join(of[:2])}: {text}" for text, of in advice.new_warnings.items())
+    paid = [one.economics for one in (*advice.helping, *advice.uncertain) if one.extra]
     document = result_document(advice.result, command=command)
     return document._replace(
         verdicts=verdicts,
-        warnings=(*document.warnings, *warned),
+        warnings=(*document.warnings, *warned, *old_prices(paid)),
         summary=verdicts,
         sections=(*looked, *advised(advice, curve), *unchanged),
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from simoffload.planning import costs
 
 DRIVES = Path(__file__).parents[2] / "hardware_profiles" / "drive"
 FAST = ("--set", "workload.output_length=1")
@@ -55,6 +59,24 @@ def test_run_says_it_in_words(program) -> None:
     assert "machine and storage cost 87,660 USD, which is 10 USD per hour over 1 year" in text
     assert "older than a year" not in text
     assert "prices older than a year" in program("run", "small.yaml", "--explain", *FAST).out
+
+
+@pytest.mark.parametrize(("day", "warned"), [("2027-05-31", False), ("2027-06-01", True)])
+def test_first_screen_and_budget_say_which_prices_are_older_than_a_year(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, day: str, warned: bool
+) -> None:
+    """Of 31 May 2026 is the price of an RTX 4090; a list of one's own with a newer one silences it."""
+    monkeypatch.setattr(costs, "_today", lambda: datetime.date.fromisoformat(day))
+    about = "prices older than a year: .*accelerator/rtx-4090 \\(2026-05-31\\).*newer ones with --costs FILE"
+    newer = tmp_path / "newer.yaml"
+    price = "devices: {accelerator/rtx-4090: {price: 1700}}"
+    newer.write_text(f"{{kind: costs, id: newer, name: ours, date: 2027-05-01, {price}}}")
+    asked = ("qwen3-8b", "--set=workload.output_length=2", "--set=workload.prompt_length=8")
+    for command in (("run", "--gpu=rtx-4090", "--program=vllm"), ("compare", "--platforms=rtx-4090-desktop")):
+        said = " ".join(program(command[0], *asked, *command[1:]).out.split())
+        assert bool(re.search(about, said)) == warned, said
+        said = " ".join(program(command[0], *asked, *command[1:], f"--costs={newer}").out.split())
+        assert "accelerator/rtx-4090 (" not in said
 
 
 def test_compare_has_them_in_text_json_and_columns(program, tmp_path: Path) -> None:

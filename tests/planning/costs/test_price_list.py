@@ -84,7 +84,7 @@ def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
     assert price is not None
     assert on_the_day.old([price[0]]) == ()
     rendered = "prices older than a year: accelerator/l40s (2025-11-20)"
-    assert after.old([price[0]]) == (f"{rendered}; give a newer list with --costs",)
+    assert after.old([price[0]]) == (f"{rendered}; give newer ones with --costs FILE",)
 
 
 @pytest.mark.parametrize(
