@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal, NamedTuple
@@ -281,7 +281,11 @@ class Economics:
         missing = (f"no price or power is known for {', '.join(self.missing)}: {left_out}",)
         idle = (self.idle,) if self.idle else ()
         unknown = missing if self.missing else ()
-        return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.costs.old(self.prices))
+        return (*idle, *self.costs.remarks, *self.slips, *unknown, *self.old_prices())
+
+    def old_prices(self, others: Iterable[Economics] = ()) -> tuple[str, ...]:
+        """Return the sentence about prices older than a year that it or others of the same lists contain."""
+        return self.costs.old({price for one in (self, *others) for price in one.prices})
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -299,12 +303,6 @@ class Economics:
             "lists": [{"file": name, "sha256": digest} for name, digest in self.costs.sources],
             **by_name(self, "warnings"),
         }
-
-
-def old_prices(found: Sequence[Economics]) -> tuple[str, ...]:
-    """Return the sentence about prices older than a year that any of some results contains, if one does."""
-    prices = {price for one in found for price in one.prices}
-    return tuple(text for one in found[:1] for text in one.costs.old(prices))
 
 
 def _product(*factors: float | None) -> float | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.planning.economics import old_prices
 from simoffload.report.formatting import bottleneck, counted
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate, without_limit
@@ -163,9 +162,8 @@ def _causes(result: SimulationResult) -> str:
 
 
 def _warnings(result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
-    own = () if result.costs is None else (result.costs,)
-    old = old_prices((*own, *(one.economics for one in following if one.extra)))
-    prices = (*(text for one in own for text in one.slips), *old)
+    own, bought = result.costs, [one.economics for one in following if one.extra]
+    prices = () if own is None else (*own.slips, *own.old_prices(bought))
     warnings = [*(one for one in result.all_warnings if not one.startswith(_ELSEWHERE)), *prices]
     for text in warnings[:_MOST_WARNINGS]:
         yield Line("warning", printable(text), "yellow")

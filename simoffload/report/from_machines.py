@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.planning.economics import old_prices
 from simoffload.planning.machines import FIRST, PROMPTS, SPEED, MachineOffer, Machines
 from simoffload.report.document import (
     Datum,
@@ -42,7 +41,7 @@ def which_machine_document(found: Machines, *, command: str = "") -> ReportDocum
         (ReportSection("Command", listings=(Listing("", command),), page_only=True),) if command else ()
     )
     bills = [one.economics for one in found.answered if one.economics is not None]
-    warnings = (*_left_out(found), *old_prices(bills))
+    warnings = (*_left_out(found), *(text for one in bills[:1] for text in one.old_prices(bills)))
     return ReportDocument(title, None, (verdict,), warnings, (section,), background, summary=(verdict,))
 
 

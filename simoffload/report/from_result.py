@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
-from simoffload.planning.economics import old_prices
 from simoffload.report.charts import timeline
 from simoffload.report.document import ReportDocument, ReportSection, Verdict
 from simoffload.report.formatting import simulated_work
@@ -89,7 +88,7 @@ def advice_document(
     document = result_document(advice.result, command=command)
     return document._replace(
         verdicts=verdicts,
-        warnings=(*document.warnings, *warned, *old_prices(paid)),
+        warnings=(*document.warnings, *warned, *(text for one in paid[:1] for text in one.old_prices(paid))),
         summary=verdicts,
         sections=(*looked, *advised(advice, curve), *unchanged),
     )
