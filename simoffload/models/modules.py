@@ -232,6 +232,11 @@ class Module(NamedTuple):
         return next((one for one in self.parameters if one.name.endswith("bias")), None)
 
     @property
+    def fused_norm(self) -> Module:
+        """The same norm in one kernel."""
+        return self._replace(in_features=self.width, out_features=self.width, strided=0)
+
+    @property
     def num_parameters(self) -> int:
         """The number of elements of all tensors that the module uses, tied ones included."""
         return sum(parameter.numel for parameter in self.parameters)

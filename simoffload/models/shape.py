@@ -266,6 +266,25 @@ class ModelShape:
         layers = [changed(layer, index) for index, layer in enumerate(self.layers)]
         return replace(self, groups=grouped([made.setdefault(one, one) for one in layers]))
 
+    def with_fused_norms(self) -> Self:
+        """Return the model with RMSNorm in one kernel, which reads and writes as much as a LayerNorm.
+
+        transformers 5.23 loads it with ``use_kernels`` (integrations/hub_kernels.py, ``LigerRMSNorm``), and
+        torchtitan has one (``fused_rmsnorm``): both save the input in its own type and one number per row.
+        Its launch counts as that of a LayerNorm (an estimate).
+        """
+
+        def fused(modules: Layer) -> Layer:
+            return tuple(one.fused_norm if one.kind == "norm" else one for one in modules)
+
+        operations = self.traits.operations._replace(norm=1)
+        return replace(
+            self.with_layers(lambda layer, _: fused(layer)),
+            modules_before=fused(self.modules_before),
+            modules_after=fused(self.modules_after),
+            traits=self.traits._replace(operations=operations),
+        )
+
     def outside_and_kinds(self) -> tuple[tuple[Layer, int], ...]:
         """Return the modules before and after the layers, and every kind of layer, with their numbers."""
         return ((self.modules_before, 1), *self.kinds, (self.modules_after, 1))

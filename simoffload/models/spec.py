@@ -216,6 +216,9 @@ class ModelSpec(Frozen):
     attention: Attention | None = None
     """Implementation of attention; by default that of transformers 5: "sdpa", except for BLOOM, Gemma 2,
     gpt-oss and Falcon-7B ("eager")."""
+    norms: Literal["eager", "fused"] = "eager"
+    """Implementation of RMSNorm: spelled out in single precision, as transformers does, or one kernel that
+    saves its input in the model's type (``use_kernels`` of transformers 5, Liger, torchtitan)."""
     quantization: str | None = None
     """Form in which weights are stored, such as int4-g128, nf4-dq, fp8 or q4_k_m; "none": ``dtype``. By
     default the one that ``quantization_config`` of the ``config`` describes, or in which the named model was
@@ -318,6 +321,7 @@ class ModelSpec(Frozen):
         usual: Dtype = "float16" if config.own_traits.float16 else "bfloat16"
         dtype = self.dtype or (quantization and quantization.dtype) or saved or usual
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
+        shape = shape.with_fused_norms() if self.norms == "fused" else shape
         shape = replace(shape, notes=(*notes, *shape.notes)) if notes else shape
         if kept is not None and self.quantization is None:
             return kept(shape)

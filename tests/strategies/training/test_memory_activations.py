@@ -150,6 +150,21 @@ def test_a_layer_keeps_what_autograd_keeps_of_it(name: str, dtype: str, measured
 
 
 @pytest.mark.parametrize(
+    ("name", "eager", "fused"), [("llama", 11575296, 9478144), ("grouped", 10788864, 8691712)]
+)
+def test_a_layer_with_fused_norms_keeps_their_inputs_alone(name: str, eager: int, fused: int) -> None:
+    """[B] of the storages that one more layer of transformers 5.23 saves for 2 x 512 tokens (sdpa, bfloat16),
+    as it is, and with an RMSNorm that saves its input and one number per row. LayerNorm saves two."""
+    found = [
+        shape(name, dtype="bfloat16", norms=norms, num_hidden_layers=1, vocab_size=100)
+        for norms in ("eager", "fused")
+    ]
+    kept = [saved_by_layer(one, one.layers[0], batch=_BATCH, length=512) for one in found]
+    assert kept[0] == eager
+    assert kept[1] == fused + 2 * 4 * _BATCH * 512
+
+
+@pytest.mark.parametrize(
     ("targets", "measured"),
     [
         (["q_proj", "v_proj"], 33.875),
