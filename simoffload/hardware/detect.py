@@ -500,7 +500,7 @@ _SAME_SIZE = 0.05
 """Relative difference of capacities that are called the same: they are sold in round numbers."""
 _ADAM_SHARE = 0.7
 """Share of the memory's peak that CPU Adam reaches, as the shipped hosts have it."""
-_FORMS = {"sxm", "pcie", "nvl", "40g", "80g", "96g", "32g", "330w"}
+_FORMS = {"sxm", "pcie", "nvl", "40g", "80g", "96g", "32g", "16gb", "330w"}
 """Parts of a GPU's id that are not in the name of its type."""
 _DATA_CENTRE = {480, 800, 960, 1600, 1920, 3200, 3840, 6400, 7680, 12800, 15360, 30720}
 """Capacities [GB] in which drives for data centres are sold."""

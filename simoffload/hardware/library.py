@@ -62,6 +62,8 @@ _ARRAY = re.compile(
     r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})"
 )
 """Ids of arrays that need no file: raid0-2x-samsung-980-pro-2tb."""
+_FORM = re.compile(r"(-sxm|-pcie|-nvl|-[0-9]+gb?)+$")
+"""Form and memory at the end of the id of a GPU, which people leave out where there is only one."""
 PLATFORM = "platform"
 
 P = TypeVar("P", bound=Profile)
@@ -266,11 +268,21 @@ class Library:
         if "raid" in kinds and _ARRAY.fullmatch(reference):
             return self._folders[-1] / "raid" / f"{reference}.yaml"
         known = sorted({path.stem for kind in kinds for path in self._files_of(kind)})
-        meant = named(reference, known)
+        meant = named(reference, known) or self._without_form(reference, kinds, known)
         if len(meant) == 1 and (found := self._file(meant[0], kinds)):
             return found
         hint = candidates(reference, meant or known) or f"; known: {', '.join(known)}"
         raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
+
+    def _without_form(self, reference: str, kinds: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
+        """Return the ids of GPUs that a name means which lacks their form and memory, as B300, or has it
+        although the id lacks it, as RTX 3060 12GB."""
+        if "accelerator" not in kinds:
+            return ()
+        short = tuple(name for name in known if same_name(_FORM.sub("", name), reference))
+        return short or tuple(
+            one.id for one in self.summaries("accelerator") if same_name(one.name, reference)
+        )
 
     def _file(self, identifier: str, kinds: tuple[str, ...]) -> Path | None:
         """Return the file of an id, in the user's folder before the shipped one; None if there is none."""

@@ -29,7 +29,7 @@ def proposed(line: str) -> list[str]:
         [
             ("simoffload a", ["advise"]),
             ("simoffload run ddn/bloom-7", ["ddn/bloom-7b1"]),
-            ("simoffload run x --gpu rtx-40", ["rtx-4080", "rtx-4090"]),
+            ("simoffload run x --gpu rtx-409", ["rtx-4090"]),
             ("simoffload run x --set workload.batch", ["workload.batch_size="]),
             ("simoffload reach x --by strategy.ds_config.aio.queue", ["strategy.ds_config.aio.queue_depth"]),
             ("simoffload profiles show titan-rtx-", ["titan-rtx-2gpu"]),

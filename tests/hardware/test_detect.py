@@ -210,12 +210,32 @@ def test_gpus_are_found_by_the_names_of_their_driver(
 
 
 def test_a_gpu_without_a_profile_is_stood_for_by_the_nearest(tmp_path: Path) -> None:
-    rows = {"commands/nvidia-smi.txt": "NVIDIA GeForce RTX 4080 SUPER, 16376, 00000000:01:00.0, 4, 16"}
+    rows = {"commands/nvidia-smi.txt": "NVIDIA GeForce RTX 4080 Ti, 16376, 00000000:01:00.0, 4, 16"}
     found = detect_machine(write_machine(tmp_path / "root", rows, {}))
     data = keys(found)
     assert data["gpu"] == "rtx-4080"
     assert data["profiles"]["accelerator/rtx-4080"]["hbm_capacity"]["value"] == "16048 MiB"
-    assert any("RTX 4080 SUPER" in one and "has no profile" in one for one in found.assumed)
+    assert any("RTX 4080 Ti" in one and "has no profile" in one for one in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "gpu", "exact"),
+    [
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "rtx-4070-ti-super", True),
+        ("NVIDIA GeForce RTX 4060 Ti", 16380, "rtx-4060-ti-16gb", True),
+        ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-16gb", False),
+        ("NVIDIA GB300", 284208, "gb300", True),
+        ("NVIDIA B300 SXM6 AC", 275040, "b300-sxm", True),
+        ("NVIDIA H100 PCIe", 81559, "h100-pcie", True),
+    ],
+)
+def test_cards_are_told_apart_by_type_and_memory(
+    tmp_path: Path, name: str, memory: int, gpu: str, exact: bool
+) -> None:
+    rows = {"commands/nvidia-smi.txt": f"{name}, {memory}, 00000000:01:00.0, 4, 16"}
+    found = detect_machine(write_machine(tmp_path / "root", rows, {}))
+    assert keys(found)["gpu"] == gpu
+    assert any("has no profile" in one and name in one for one in found.assumed) is not exact
 
 
 def test_lspci_stands_in_for_the_driver(tmp_path: Path) -> None:

@@ -121,6 +121,9 @@ def test_library_covers_what_the_product_promises() -> None:
     gpus += ["rtx-pro-6000-blackwell", "rtx-4090", "rtx-a6000", "v100-32g-sxm", "t4", "mi300x"]
     gpus += ["a100-80g-sxm-330w", "h800-sxm", "h20-sxm", "rtx-2080", "rtx-3070-ti", "rtx-3090", "rtx-5090"]
     gpus += ["gb10", "titan-rtx"]
+    gpus += ["rtx-3060", "rtx-4060-ti-16gb", "rtx-4070", "rtx-4070-ti-super", "rtx-4080-super"]
+    gpus += ["rtx-5060-ti", "rtx-5070-ti", "rtx-5080", "a10", "l4", "l20", "h100-pcie"]
+    gpus += ["b300-sxm", "gb200", "gb300", "mi325x", "mi355x"]
     assert {("accelerator", gpu) for gpu in gpus} <= ids
     assert {("pcie", f"gen{generation}") for generation in (3, 4, 5, 6)} <= ids
     levels = {loaded(path)["level"] for path in FILES if path.parent.name == "raid"}
