@@ -256,8 +256,8 @@ class Host(Profile):
     @property
     @remembered
     def products(self) -> CpuProducts:
-        """The host's own rates of products on the CPU, or those of its class, which read memory no faster than
-        it was measured to be."""
+        """The host's own rates of products on the CPU, or those of its class, which read memory no faster
+        than it was measured to be."""
         if self.cpu_products is not None:
             return self.cpu_products
         classes, nodes = self._elsewhere.cpu_products, self.cpu_optimizer.numa_nodes.value
