@@ -71,10 +71,10 @@ def test_as_much_is_on_the_gpu_as_fits(name: str, key: str, more: int) -> None:
 
 
 def test_storage_takes_what_host_memory_does_not() -> None:
-    """131 GiB of 16-bit weights do not fit into 128 GiB together with the system, but less ten layers they
+    """131 GiB of 16-bit weights do not fit into 128 GiB together with the system, but less eleven layers they
     do, unless they are pinned: then their tensors are rounded up. Into 112 GiB they do not."""
     base, found = accelerate_on_one_gpu()
-    layers = "10 of 80 layers on 1 GPU, the others"
+    layers = "11 of 80 layers on 1 GPU, the others"
     assert found["split-accelerate-1"].description == f"{layers} in pageable memory (accelerate)"
     assert found["split-deepspeed-1"].description == "weights on nvme (DeepSpeed)"
     assert "split-vllm-1" not in found
@@ -91,17 +91,18 @@ def test_format_and_split_are_combined_across_strategies_within_five_seconds() -
     fewer = [one for one in advice.helping if not one.change.same_work]
     formats = ("q8_0", "q6_k", "q4_k_m")
     own = [one for one in fewer if one.change.key.startswith("split-llama_cpp-1-")]
-    assert {one.change.key.removeprefix("split-llama_cpp-1-") for one in fewer[: len(own)]} == {
+    assert {one.change.key.removeprefix("split-llama_cpp-1-") for one in own} == {
         *formats,
         *(f"loaded-{name}" for name in formats),
     }
-    fewer = fewer[len(own) - len(formats) :]
-    assert {one.change.key for one in fewer[3:6]} == {
+    assert fewer[: len(own) - 1] == own[:-1]
+    others = [one for one in fewer if one not in own][:3]
+    assert {one.change.key for one in others} == {
         "split-vllm-1-prefetch-int4-g128",
         "split-vllm-1-int4-g128",
         "split-accelerate-1-int4-g128",
     }
-    assert (fewer[5].result.unit_s or 9) < 1
+    assert all((one.result.unit_s or 9) < 1 for one in others)
 
 
 @cache
@@ -151,7 +152,7 @@ def test_fit_and_compare_name_strategies_that_fit() -> None:
     compared = compare(base, ["dram"])
     text = terminal_text(comparison_document(tuple(compared.results.values())), width=300)
     assert "dram would fit with weights on nvme; " in text
-    assert "; 10 of 80 layers on 1 GPU, the others in pageable memory (accelerate); " in text
+    assert "; 11 of 80 layers on 1 GPU, the others in pageable memory (accelerate); " in text
 
 
 def smallest_offload(base: LoadedScenario, most: int, *edits: Edit, filled: float) -> int:
