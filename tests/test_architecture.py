@@ -156,6 +156,7 @@ def goes_past_a_face(source: Source) -> Iterator[str]:
 EDITS = "documents/edits.py"
 OWN_VALUES = {
     "hardware/changes.py": "what a platform's slots hold",
+    "hardware/profiles.py": "a GPU with the rates that its power limit leaves",
     "hardware/unmeasured.py": "profiles completed by numbers of another machine",
     "planning/costs.py": "lists of prices laid over each other",
     "scenario/loading.py": "names of tiers as the machine has them, and ranks of a default scenario",

@@ -124,7 +124,9 @@ class _Loader:
         return Platform(
             profile=platform,
             host=self._library.completed(host, unmeasured, Host.completed),
-            accelerator=self._library.completed(accelerator, unmeasured.accelerator, completed),
+            accelerator=self._library.completed(
+                accelerator, unmeasured.accelerator, lambda own, other: completed(own, other).limited()
+            ),
             gpu=gpu_pcie_link,
             slots=slots,
             stated={name: pcie for name, pcie in switches.items() if pcie},

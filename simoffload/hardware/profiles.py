@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ from simoffload.hardware.quantities import (
     EfficiencyCurve,
     Identifier,
     NumberOfParts,
+    PowerCurve,
+    PowerLimit,
     RateCurve,
     Reference,
     Share,
@@ -25,7 +27,7 @@ from simoffload.hardware.quantities import (
     Text,
     whole_rate,
 )
-from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds
+from simoffload.units import BytesPerSecond, FlopsPerSecond, PositiveBytes, Seconds, Watts
 
 
 class Profile(Frozen):
@@ -49,6 +51,9 @@ class Slot(Frozen):
     """Number of lanes that are wired."""
 
 
+_LEAST_POWER = 0.5
+"""Least power limit as a share of the board's power, where the shipped curves begin."""
+R = TypeVar("R", int, float)
 _LARGE_COPY = 64 << 20  # smallest size of copies [B] with which `calibrate micro` measures both ways
 
 
@@ -171,6 +176,15 @@ class HostReads(Frozen):
     """Rate of such reads as a fraction of that of large copies of pinned memory."""
 
 
+class PowerRates(Frozen):
+    """What a GPU keeps of its rates at a power limit."""
+
+    compute: PowerCurve
+    """Part of the rates of arithmetic, and of unpacking weights of few bits, that is left."""
+    memory: PowerCurve
+    """Part of the rate of reading its memory that is left."""
+
+
 class Accelerator(Profile):
     """A GPU with its memory, its peak rates and its links."""
 
@@ -189,6 +203,13 @@ class Accelerator(Profile):
     """Peak bandwidth at which the GPU reads its memory, or the host's if that is unified."""
     hbm_efficiency: Sourced[Share]
     """Share of the peak bandwidth that kernels reach."""
+    power: Sourced[Watts] | None = None
+    """Power of the board at which the rates hold, that of its data sheet; None: not known."""
+    power_limit: PowerLimit | None = None
+    """Lower limit of the board's power (``nvidia-smi -pl``), down to half of ``power``; None: no lower one.
+    The machine has the rates that ``power_rates`` leave."""
+    power_rates: PowerRates | None = None
+    """What is left at a limit; None: not measured, so that it is as on other GPUs."""
     reserved: Sourced[PositiveBytes]
     """Memory that the CUDA context, cuBLAS and NCCL occupy."""
     compute: ComputeRates
@@ -232,6 +253,36 @@ class Accelerator(Profile):
         if not self.is_unified and self.hbm_capacity is None:
             raise ValueError("hbm_capacity is missing: give it, or unified_memory if the GPU uses the host's")
         return self
+
+    @model_validator(mode="after")
+    def _limit_in_range(self) -> Accelerator:
+        if self.power_limit is None:
+            return self
+        if self.power is None:
+            raise ValueError("power_limit is a part of the board's power, which is not stated; add power")
+        most = self.power.value
+        if not _LEAST_POWER * most <= self.power_limit <= most:
+            text = (
+                f"power_limit must be from {_LEAST_POWER * most:g} W, below which what is left is not known"
+            )
+            raise ValueError(f"{text}, to {most:g} W, got {self.power_limit:g} W; leave it out for no limit")
+        return self
+
+    def limited(self) -> Accelerator:
+        """Return the GPU with the rates of its power limit."""
+        if self.power_limit is None or self.power is None or self.power_rates is None:
+            return self
+        share = self.power_limit / self.power.value
+        compute, memory = self.power_rates.compute.at(share), self.power_rates.memory.at(share)
+        slower = {key: _slower(rate, compute) for key, rate in self.compute if rate is not None}
+        changes: dict[str, object] = {
+            "compute": self.compute.model_copy(update=slower),
+            "hbm_bandwidth": _slower(self.hbm_bandwidth, memory),
+        }
+        if self.ggml is not None:
+            decode = {key: _slower(getattr(self.ggml, key), compute) for key in ("decode", "decode_experts")}
+            changes["ggml"] = self.ggml.model_copy(update=decode)
+        return self.model_copy(update=changes)
 
     @property
     def is_unified(self) -> bool:
@@ -296,6 +347,10 @@ class Accelerator(Profile):
             read_efficiency=self.hbm_efficiency,
             products=self.matmul_efficiency,
         )
+
+
+def _slower(rate: Sourced[R], share: float) -> Sourced[R]:
+    return rate.model_copy(update={"value": type(rate.value)(rate.value * share)})
 
 
 class Nic(Profile):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTu
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from simoffload.documents import Frozen, quoted
-from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds
+from simoffload.units import BytesPerSecond, Flops, PositiveBytes, Seconds, Watts
 
 
 class Curve(NamedTuple):
@@ -126,19 +126,22 @@ class Sourced(Provenance, Generic[T]):
     """The number, with its unit."""
 
 
-def _number(written: int | Sourced[int]) -> int:
+def _number(written: T | Sourced[T]) -> T:
     return written.value if isinstance(written, Sourced) else written
 
 
 if TYPE_CHECKING:
     NumberOfParts = int
+    PowerLimit = float
     RaidLevel = Literal[0, 5, 6, 10]
 else:
     NumberOfParts = Annotated[Count | Sourced[Count], AfterValidator(_number)]
+    PowerLimit = Annotated[Sourced[Watts] | Watts, AfterValidator(_number)]
     _Level = Literal[0, 5, 6, 10]
     RaidLevel = Annotated[_Level | Sourced[_Level], AfterValidator(_number)]
 """Number of equal parts (drives, ports, lanes), and a RAID level: facts of the construction, which are
-written plainly or, as all other numbers, with their origin."""
+written plainly or, as all other numbers, with their origin; a power limit, which is set and not measured, as
+well."""
 
 
 def _must_increase(sizes: list[float]) -> None:
@@ -185,6 +188,22 @@ class EfficiencyCurve(Provenance):
     def at(self, work: float) -> float:
         """Return the fraction at ``work`` [FLOP]."""
         return Curve(self.points).at(work)
+
+
+class PowerCurve(Provenance):
+    """The fraction of a rate that a GPU keeps at a lower power limit, by the limit's share of its power."""
+
+    points: Annotated[tuple[tuple[Share, Share], ...], Field(min_length=2, max_length=200)]
+    """Pairs (power limit / power of the data sheet, fraction of the rate)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PowerCurve:
+        _must_increase([limit for limit, _ in self.points])
+        return self
+
+    def at(self, limit: float) -> float:
+        """Return the fraction of the rate at a ``limit``, a share of the data sheet's power."""
+        return Curve(self.points).at(limit)
 
 
 class RowsCurve(Provenance):

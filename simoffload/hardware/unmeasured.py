@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
 from simoffload.hardware.ggml import CpuClasses, GgmlKernels
-from simoffload.hardware.profiles import HostReads, Profile
+from simoffload.hardware.profiles import Accelerator, HostReads, PowerRates, Profile
 from simoffload.hardware.program_costs import (
     CompiledKernels,
     CompiledReference,
@@ -62,6 +62,8 @@ class UnmeasuredAccelerator(Frozen):
     """Kernels of compiled serving for accelerators that do not state them, number by number."""
     ggml: GgmlKernels
     """Kernels of llama.cpp for accelerators that do not state ``ggml``."""
+    power_rates: PowerRates
+    """Rates at a power limit for accelerators that do not state ``power_rates``."""
 
 
 class Unmeasured(Profile):
@@ -73,12 +75,14 @@ class Unmeasured(Profile):
     accelerator: UnmeasuredAccelerator
     """Sections for accelerators that do not state them."""
 
-    def used_by(self, host: Profile, accelerator: Profile) -> Iterator[str]:
+    def used_by(self, host: Profile, accelerator: Accelerator) -> Iterator[str]:
         """Yield the keys of the sections, or of their numbers, that stand for those that two profiles
         lack."""
         for part, profile in (("host", host), ("accelerator", accelerator)):
             for key, section in getattr(self, part):
                 own = getattr(profile, key)
+                if isinstance(section, PowerRates) and accelerator.power_limit is None:
+                    continue
                 if own is None and not isinstance(
                     section, CpuClasses | GgmlKernels
                 ):  # few programs ask for them

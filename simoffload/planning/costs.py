@@ -538,7 +538,9 @@ def energy(
             continue
         power, each = known
         busy = sum(time * _busy(part, one, machine, result) for one, time in work) / total
-        draws.append(Draw(part.key, part.number * each, power.idle.value, power.active.value, busy))
+        limit = machine.accelerator.power_limit if part.key.startswith("accelerator/") else None
+        active = min(power.active.value, limit) if limit else power.active.value
+        draws.append(Draw(part.key, part.number * each, power.idle.value, active, busy))
     return Energy(tuple(draws), tuple(missing), total)
 
 

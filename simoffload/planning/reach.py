@@ -359,14 +359,20 @@ def _parameter(evaluator: Evaluator, location: Location) -> ProfileParameter:
 
 
 def _counts(evaluator: Evaluator) -> Iterator[ProfileParameter]:
-    """Yield the numbers of profiles that need no origin, such as that of the drives of an array."""
+    """Yield the numbers of profiles that need no origin, such as that of the drives of an array, and the
+    power limit of GPUs, which without one is their power."""
     scenario = evaluator.scenario
     library, section = Library(scenario.document.root), scenario.document.data.get("profiles") or {}
     for use in scenario.machine.profiles:
         name = f"{use.kind}/{use.id}"
         with suppress(InputError):  # a file outside the folders of profiles
             changed = section.get(spelled(section, name)) or {}
-            for key, value in library.find(use.id, (use.kind,)).document.data.items():
+            data = library.find(use.id, (use.kind,)).document.data
+            if use.kind == "accelerator" and "power" in data:
+                limit = changed.get("power_limit", data.get("power_limit", data["power"]))
+                text = str(limit["value"] if isinstance(limit, Mapping) else limit)
+                yield ProfileParameter(name, "power_limit", text, "", "")
+            for key, value in data.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     yield ProfileParameter(name, key, str(changed.get(key, value)), "", "")
 
