@@ -67,7 +67,7 @@ def overview() -> str:
 
 
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
-_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench")
+_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench", "aiconfigurator")
 _TARGETS = (
     "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; with "
     "PART= before it of something else: cache=dram, connector=raid,nfs, dataset=nfs, checkpoint=raid; "
@@ -461,7 +461,13 @@ def _add_profiles(parser: _Parser) -> None:
 def _add_import(actions: SubParsers) -> _Parser:
     parser = _command(actions, "import", "make a profile from measurements of fio and other tools")
     parser.add_argument("format", metavar="FORMAT", choices=_FORMATS, help=", ".join(_FORMATS))
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="output files of the tool")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="output files of the tool, or for aiconfigurator the folder of a system",
+    )
     parser.add_argument("--id", required=True, metavar="ID", help="id of the new profile")
     parser.add_argument(
         "--from",

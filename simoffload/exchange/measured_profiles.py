@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
 from simoffload.errors import InputError, printable
+from simoffload.exchange.aiconfigurator import product_numbers, read_products
 from simoffload.exchange.benchmark_files import (
     BUFFER,
     CopyMeasurement,
@@ -19,7 +20,18 @@ from simoffload.exchange.benchmark_files import (
     read_nvbandwidth,
 )
 from simoffload.exchange.llama_bench import bench_numbers, read_llama_bench
-from simoffload.hardware import KINDS, Drive, Entry, Library, Profile, RateCurve, id_fault, inherited, is_path
+from simoffload.hardware import (
+    KINDS,
+    Accelerator,
+    Drive,
+    Entry,
+    Library,
+    Profile,
+    RateCurve,
+    id_fault,
+    inherited,
+    is_path,
+)
 from simoffload.units import format_rate
 
 # -- the profile that gives the rest ---------------------------------------------------------------
@@ -164,8 +176,8 @@ _STORAGE: dict[str, Callable[[str | Path], tuple[StorageMeasurement, ...]]] = {
     "ds-io": read_ds_io,
     "elbencho": read_elbencho,
 }
-_COPIES, _BENCH = "nvbandwidth", "llama-bench"
-_KINDS = {_COPIES: ("pcie",), _BENCH: ("accelerator", "host", "pcie")}
+_COPIES, _BENCH, _TABLES = "nvbandwidth", "llama-bench", "aiconfigurator"
+_KINDS = {_COPIES: ("pcie",), _BENCH: ("accelerator", "host", "pcie"), _TABLES: ("accelerator",)}
 """Kinds of profiles that a tool measures, if they are not drives."""
 _STREAMING = 128 * 1024
 """[B] The smallest request of a streaming rate. Smaller requests are limited by their number, unlike
@@ -212,7 +224,7 @@ def import_profile(
     ``base`` names the profile that gives all other numbers; ``size`` [B] is nvbandwidth's ``--bufferSize``.
     Raises InputError for files that cannot be read or lack numbers that a profile needs.
     """
-    known = (*_STORAGE, _COPIES, _BENCH)
+    known = (*_STORAGE, _COPIES, _BENCH, _TABLES)
     if form not in known:
         raise _error("format", f"{quoted(form)} is not one of {', '.join(known)}{suggest(form, known)}")
     kinds = _KINDS.get(form, ("drive",))
@@ -232,6 +244,8 @@ def import_profile(
     elif form == _BENCH:
         rows = [one for file in files for one in read_llama_bench(file)]
         findings = _Findings(*bench_numbers(rows, origin.profile))
+    elif form == _TABLES:
+        findings = _kernels(files, origin)
     else:
         findings = _storage([one for file in files for one in _STORAGE[form](file)])
 
@@ -251,6 +265,20 @@ def import_profile(
         estimated=kept.estimated,
         left_out=kept.left_out,
     )
+
+
+def _kernels(folders: Sequence[str | Path], origin: Entry) -> _Findings:
+    """Return the section ``compiled`` of a GPU: the tables of products, and what the base has beside them."""
+    if len(folders) != 1:
+        raise _error(", ".join(map(str, folders[1:])), "a profile has the products of one folder")
+    base = origin.profile
+    assert isinstance(base, Accelerator)
+    source = f"aiconfigurator, {Path(folders[0]).name}"
+    tables = product_numbers(read_products(folders[0]), base, source=source)
+    kept = {key: one for key, one in origin.document.data.get("compiled", {}).items() if key not in tables}
+    text = f"not measured here; of {base.id}: {{}}"
+    warning = "tables are of short bursts; lower their value to the share of the clock under lasting load"
+    return _Findings({"compiled": {**inherited(kept, base.id, source=text), **tables}}, [warning])
 
 
 def _error(path: str, message: str) -> InputError:

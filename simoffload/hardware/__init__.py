@@ -33,7 +33,7 @@ from simoffload.hardware.parts import (
     platforms_with,
 )
 from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fair_rates, loads
-from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
+from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile, together
 from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
 from simoffload.hardware.spreads import (
@@ -134,4 +134,5 @@ __all__ = [
     "repeated_reads",
     "shipped_unmeasured",
     "spelled",
+    "together",
 ]

@@ -16,6 +16,7 @@ from simoffload.hardware.quantities import (
     EfficiencyCurve,
     PositiveMultiple,
     PositiveSeconds,
+    ProductTable,
     Provenance,
     RowsCurve,
     Share,
@@ -334,6 +335,8 @@ class ServingKernels(NamedTuple):
     read_efficiency: Sourced[Share]
     least_rows: Sourced[Count]
     products: EfficiencyCurve
+    product_table: ProductTable | None
+    float8_product_table: ProductTable | None
     pointwise: Sourced[BytesPerSecond] | None
     grouped: RowsCurve
     float8_products: Sourced[Share]
@@ -360,7 +363,13 @@ class ServingKernels(NamedTuple):
         """Return the numbers that decide the time of a model with such weights, with or without experts."""
         weights = [getattr(self, one) for one in kernels if one]
         decoded = [self.decoded] if weights else []
-        return (self.kernel_latency, self.products, *([self.grouped] if experts else []), *weights, *decoded)
+        return (
+            self.kernel_latency,
+            self.product_table or self.products,
+            *([self.grouped] if experts else []),
+            *weights,
+            *decoded,
+        )
 
 
 class CompiledKernels(Frozen):
@@ -377,6 +386,12 @@ class CompiledKernels(Frozen):
     products: EfficiencyCurve | None = None
     """Share of the peak rate that the products of a model reach one after the other, at the clock that the
     power limit then allows; None: ``matmul_efficiency``."""
+    product_table: ProductTable | None = None
+    """Speed of products with 16 bits by their three sizes, which goes before ``products`` and
+    ``read_efficiency``; None: not measured."""
+    float8_product_table: ProductTable | None = None
+    """The same for products in FP8, the rounding of their input included, which goes before
+    ``float8_products`` and ``float8``; None: not measured."""
     grouped: RowsCurve | None = None
     """Share of the peak rate that grouped products of experts reach, by the tokens of each expert; None: an
     estimate."""
@@ -417,9 +432,11 @@ class CompiledKernels(Frozen):
             for key, one in of_gpu.items()
         }
         stated = {key: one for key, one in self if one is not None}
-        return ServingKernels(**{"pointwise": None, **others, **stated})
+        return ServingKernels(**{**dict.fromkeys(_OPTIONAL), **others, **stated})
 
 
+_OPTIONAL = ("pointwise", "product_table", "float8_product_table")
+"""Numbers that nothing replaces."""
 _OTHER_KERNELS = 0.2
 """Spread of numbers of a GPU on which compiled code was not measured: twice that of a GPU's rates from
 another machine of the kind (``spreads``; our choice)."""

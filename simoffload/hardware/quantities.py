@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
-from math import log
+from math import exp, log
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -77,6 +79,8 @@ PositiveMultiple = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 PositiveSeconds = Annotated[Seconds, Field(gt=0)]
 """A time [s] above zero."""
+Thousandths = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}( [1-9]\d{0,3})*$", max_length=8000)]
+"""Fractions of a row of a table, in thousandths: "845 812 790"."""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 ID_PATTERN = r"^[a-z0-9][a-z0-9.+-]{0,79}$"
 Identifier = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -220,6 +224,70 @@ class RowsCurve(Provenance):
     def at(self, rows: float) -> float:
         """Return the fraction of products with ``rows`` in each group."""
         return Curve(self.points).at(rows)
+
+
+class ProductTable(Sourced[Share]):
+    """The speed of products by their rows, outputs and inputs.
+
+    Ideal is the time in which bytes and arithmetic overlap at the peak rates, and the latency of a kernel
+    (``Accelerator.product_s``). The value is the share of the peak that arithmetic keeps under lasting load,
+    when the power limit lowers the clock; the shares are those of short bursts.
+    """
+
+    outputs: Annotated[tuple[Count, ...], Field(min_length=2, max_length=40)]
+    """Widths of the results, rising."""
+    inputs: Annotated[tuple[Count, ...], Field(min_length=2, max_length=40)]
+    """Widths of the inputs, rising."""
+    shares: Annotated[tuple[tuple[Count, Thousandths], ...], Field(min_length=1, max_length=100)]
+    """Pairs (rows, thousandths of the ideal speed): for each output in turn those of all inputs."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> ProductTable:
+        for widths in (self.outputs, self.inputs, [rows for rows, _ in self.shares]):
+            _must_increase([float(one) for one in widths])
+        wanted = len(self.outputs) * len(self.inputs)
+        for rows, text in self.shares:
+            if (given := text.count(" ") + 1) != wanted:
+                sizes = f"{len(self.outputs)} outputs x {len(self.inputs)} inputs"
+                raise ValueError(f"{rows} rows have {given} shares; {sizes} need {wanted}")
+        return self
+
+    @cached_property
+    def _logarithms(self) -> dict[int, tuple[float, ...]]:
+        return {rows: tuple(log(int(one) / 1000) for one in text.split()) for rows, text in self.shares}
+
+    def share(self, *, rows: int, outputs: int, inputs: int) -> float:
+        """Return the share of the ideal speed, whose logarithm is linear in the logarithms of all sizes.
+
+        Of more than 512 rows, multiples of 16 are between such multiples and others between others, as
+        CUTLASS has other kernels for them in FP8: products of 513 rows took a third longer than between those
+        of 512 and 768. Beyond the table the shares of its edge apply.
+        """
+        known = list(self._logarithms)
+        alike = [one for one in known if (one % _TILE_ROWS == 0) == (rows % _TILE_ROWS == 0)]
+        known = alike if rows > _ALIGNED and alike and rows <= alike[-1] else known
+        width, corners = len(self.inputs), _between(self.inputs, inputs)
+
+        def at(logarithms: tuple[float, ...]) -> float:
+            ends = ((row * width, part) for row, part in _between(self.outputs, outputs))
+            return sum(part * each * logarithms[row + one] for row, part in ends for one, each in corners)
+
+        return exp(sum(part * at(self._logarithms[known[one]]) for one, part in _between(known, rows)))
+
+
+_ALIGNED = 512
+"""Rows up to which it hardly matters whether they are a multiple of 16 (H100 and H200, FP8)."""
+_TILE_ROWS = 16
+"""Rows of the tiles of tensor cores (mma.m16n8k16, PTX ISA)."""
+
+
+def _between(points: Sequence[int], x: int) -> tuple[tuple[int, float], ...]:
+    """Return the points on both sides of ``x`` by number, with their weights in its logarithm."""
+    index = bisect_left(points, x)
+    if index in (0, len(points)):
+        return ((min(index, len(points) - 1), 1.0),)
+    share = log(x / points[index - 1]) / log(points[index] / points[index - 1])
+    return ((index - 1, 1.0 - share), (index, share))
 
 
 class AttentionCurve(Provenance):

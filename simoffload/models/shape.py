@@ -294,6 +294,21 @@ class ModelShape:
         """The modules before the layers, those of each kind of layer, and those after them."""
         return tuple(module for modules, _ in self.outside_and_kinds() for module in modules)
 
+    @cached_property
+    def joint_outputs(self) -> dict[Module, int]:
+        """The outputs of the product that vLLM makes of a linear layer and others of the same input: queries,
+        keys and values, and both halves of a gated block."""
+        found: dict[Module, int] = {}
+        for modules, _ in self.kinds:
+            parts: dict[tuple[str, int], list[Module]] = {}
+            for one in modules:
+                if one.kind == "linear" and one.parallel in ("column", "keys"):
+                    block = one.name.rpartition(".")[0]
+                    parts.setdefault((block, one.in_features), []).append(one)
+            for group in parts.values():
+                found |= dict.fromkeys(group, sum(one.out_features for one in group))
+        return found
+
     @property
     def all_trainable(self) -> bool:
         """Whether every parameter is trained; not so with adapters."""

@@ -23,6 +23,7 @@ def test_paths_may_be_text() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match='"foi" is not one of fio, ds-io, elbencho, nvbandwidth, llama-bench; did you mean "fio"',
+        match='"foi" is not one of fio, ds-io, elbencho, nvbandwidth, llama-bench, aiconfigurator; did you '
+        'mean "fio"',
     ):
         simoffload.import_profile("foi", [DATA], identifier="mine", base=BASE)

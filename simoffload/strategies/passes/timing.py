@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from simoffload.hardware import DeepSpeedCosts, FsdpCosts, GgmlKernels, Machine, Path, Sourced
+from simoffload.hardware import DeepSpeedCosts, FsdpCosts, GgmlKernels, Machine, Path, Sourced, together
 from simoffload.models import (
     GROWING,
     CacheForm,
@@ -550,10 +550,6 @@ _GROUPED_KERNELS = {"": 4, "mxfp4": 5}
 their weights."""
 _CACHED = 32 << 20
 """Size [B] of the data of a kernel that are in a GPU's cache still (our choice; 50 MB on Hopper)."""
-_TOGETHER = 3.0
-"""Exponent p with which the times of bytes and arithmetic of a product make its time, (a^p + b^p)^(1/p): they
-overlap, but not wholly where both are about equal. A layer of Llama-3.1-8B on an H100 takes 182, 220 and 346
-us for 128, 256 and 512 tokens (2026-11-24), where its bytes need 156 and its arithmetic 88, 175 and 327."""
 _SAMPLING_KERNELS = 4
 _ROUNDED = 16
 """Rows to which the tokens of an expert are padded at least (``BLOCK_SIZE_M``, fused_moe.py), and those of a
@@ -647,8 +643,12 @@ class FusedTiming(Timing):
         if module.name.endswith("kv_b_proj") and self.decodes:
             return 1
         quantizes = kernel_of(module) == "float8" and self.machine.accelerator.compute.float8
-        attends = "attn" in module.name or "attention" in module.name
-        return int(bool(quantizes) and module.parallel == "row" and attends)
+        return int(bool(quantizes) and self._rounds(module))
+
+    @staticmethod
+    def _rounds(module: Module) -> bool:
+        """Return whether a kernel of its own rounds the input of a product to FP8."""
+        return module.parallel == "row" and ("attn" in module.name or "attention" in module.name)
 
     def compute(self, module: Module) -> int:
         """Return the GPU time of ``module`` [ps]: the larger side of the roofline, and the latency of its
@@ -667,6 +667,9 @@ class FusedTiming(Timing):
             ideal = max(self._arithmetic_s(cost), cost.bytes / gpu.hbm_rate)
             seconds = self._attention_s(module, cost, backward=False) or ideal
         elif module.kind in ("linear", "router"):
+            known = self._known_product_s(module)
+            if known is not None:
+                return known
             seconds = self._product_s(module, cost)
         else:
             seconds = self._pointwise_s(module, cost)
@@ -700,8 +703,32 @@ class FusedTiming(Timing):
             peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
         rows = _ROUNDED if decodes else code.least_rows.value
         arithmetic_s = self._padded_work(module, cost, rows) / peak
-        seconds: float = (reading_s**_TOGETHER + arithmetic_s**_TOGETHER) ** (1 / _TOGETHER)
+        seconds = together(reading_s, arithmetic_s)
         return seconds + decodes * code.weight_latency.value * (2 if module.parallel == "experts" else 1)
+
+    def _known_product_s(self, module: Module) -> float | None:
+        """Return the time [s] of a product and its kernels by the GPU's table of measured ones; None without.
+
+        One that vLLM joins with others of the same input (``QKVParallelLinear``,
+        ``MergedColumnParallelLinear``) has its part of the time of all. The table contains the rounding of
+        the input to FP8.
+        """
+        gpu, kernel = self.machine.accelerator, kernel_of(module)
+        native = kernel == "float8" and gpu.compute.float8 is not None
+        if module.parallel == "experts" or module.share < 1 or (self._stored(module) and not native):
+            return None
+        joint = self._model.joint_outputs.get(module, module.out_features)
+        seconds = gpu.product_s(
+            rows=max(1, self._tokens(module)),
+            outputs=joint,
+            inputs=module.in_features,
+            dtype="float8" if native else self._model.dtype,
+            size=self._model.dtype_bytes,
+        )
+        if seconds is None:
+            return None
+        more = self.kernels(module) - 1 - (native and self._rounds(module))
+        return seconds * module.out_features / joint + max(0, more) * gpu.kernels.kernel_latency.value
 
     def _stored(self, module: Module) -> float:
         """Return the bytes of quantized weights that a call of ``module`` reads [B]."""
