@@ -368,7 +368,7 @@ class Accelerator(Profile):
         moved = each * inputs * (outputs + rows) + size * rows * outputs
         peak = self.peak(dtype) * (1.0 if bursts else table.value)
         ideal = together(moved / self.hbm_bandwidth.value, 2 * rows * outputs * inputs / peak)
-        share = table.share(rows=rows, outputs=outputs, inputs=inputs)
+        share = table.share(rows=rows, outputs=outputs, inputs=inputs, padded=not bursts)
         return (ideal + (code.kernel_latency or self.kernel_latency).value) / share
 
     @cached_property

@@ -256,16 +256,20 @@ class ProductTable(Sourced[Share]):
     def _logarithms(self) -> dict[int, tuple[float, ...]]:
         return {rows: tuple(log(int(one) / 1000) for one in text.split()) for rows, text in self.shares}
 
-    def share(self, *, rows: int, outputs: int, inputs: int) -> float:
+    def share(self, *, rows: int, outputs: int, inputs: int, padded: bool = False) -> float:
         """Return the share of the ideal speed, whose logarithm is linear in the logarithms of all sizes.
 
         Of more than 512 rows, multiples of 16 are between such multiples and others between others, as
         CUTLASS has other kernels for them in FP8: products of 513 rows took a third longer than between those
         of 512 and 768. Beyond the table the shares of its edge apply.
+        ``padded`` rows are as fast as multiples of 16, so that steps of a few tokens more take hardly longer.
         """
         known = list(self._logarithms)
         alike = [one for one in known if (one % _TILE_ROWS == 0) == (rows % _TILE_ROWS == 0)]
-        known = alike if rows > _ALIGNED and alike and rows <= alike[-1] else known
+        if padded:
+            known = [one for one in known if one < _TILE_ROWS or one % _TILE_ROWS == 0]
+        elif rows > _ALIGNED and alike and rows <= alike[-1]:
+            known = alike
         width, corners = len(self.inputs), _between(self.inputs, inputs)
 
         def at(logarithms: tuple[float, ...]) -> float:
