@@ -35,6 +35,7 @@ __all__ = [
     "llama_cpp_rows",
     "llama_cpp_tables",
     "placements",
+    "predicted_rate",
     "published_rates",
     "recorded_rates",
 ]
@@ -163,7 +164,7 @@ def _scenario(model: str, platform: str, *settings: str) -> LoadedScenario:
     return default_scenario(model, platform, overrides=own)
 
 
-def _rate(
+def predicted_rate(
     model: str, platform: str, settings: Sequence[str], *, prompt: int, generated: int, depth: int
 ) -> tuple[float, float, float]:
     """Return the rate of a prompt or of generation behind ``depth`` tokens, and its 80 % interval."""
@@ -240,7 +241,7 @@ def _rates(part: str, one: dict[str, Any], runs: _Runs) -> Iterator[Rate]:
     for test in one["tests"]:
         lengths = {"prompt": test["n_prompt"], "generated": test["n_gen"], "depth": test["n_depth"]}
         size = f"strategy.ubatch_size={test['n_ubatch']}"
-        predicted = _rate(model, runs.platform, (*own, *settings, *runs.given, size), **lengths)
+        predicted = predicted_rate(model, runs.platform, (*own, *settings, *runs.given, size), **lengths)
         tokens = test["n_prompt"] + test["n_gen"]
         measured = median(tokens * 1e9 / time for time in test["samples_ns"])
         yield Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted)
@@ -366,7 +367,7 @@ def published_rates(every: int = 1) -> tuple[Rate, ...]:
         settings = row["overrides"].split(";")
         lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
         try:
-            predicted = _rate(row["model"], row["platform"], settings, **lengths)
+            predicted = predicted_rate(row["model"], row["platform"], settings, **lengths)
         except InputError:
             continue
         name = row["id"]

@@ -28,6 +28,7 @@ from simoffload.hardware import (
     Pcie,
     ProductKernel,
     Profile,
+    ggml_kernels,
     shipped_unmeasured,
 )
 from simoffload.models import GGUF, Layer, ModelShape, Module, list_models, load_model, parameters_of
@@ -473,7 +474,7 @@ def _of_gpu(tests: Sequence[_Test], base: Accelerator) -> BenchNumbers:
         return BenchNumbers(
             {}, [f"{text}GPU that differ in bytes per layer, such as a dense one and a mixture"]
         )
-    code = base.ggml or shipped_unmeasured().accelerator.ggml
+    code = base.ggml or ggml_kernels(base, shipped_unmeasured().accelerator.ggml)
     (first, second) = (_Resident.of(one, code) for one in best)
     determinant = first.read * second.kernels - second.read * first.kernels
     per_byte = (first.seconds * second.kernels - second.seconds * first.kernels) / determinant
@@ -488,7 +489,7 @@ def _of_gpu(tests: Sequence[_Test], base: Accelerator) -> BenchNumbers:
     text = f"they give {latency:.2f} us for ggml.kernel_latency, with what the host does between kernels"
     warnings = [f"ggml.kernel_latency is kept: {text}"]
     if base.compiled.read_efficiency is not None:
-        text = f"set it to {share} for llama_cpp, too"
+        text = f"{f'set it to {share}' if base.ggml else 'leave it out'} for llama_cpp, too"
         warnings.append(f"compiled.read_efficiency of {base.id} goes before hbm_efficiency; {text}")
     return BenchNumbers({"hbm_efficiency": _stated(share, used, how)}, warnings)
 

@@ -49,7 +49,7 @@ from simoffload.hardware.spreads import (
 )
 from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
 from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
-from simoffload.hardware.unmeasured import shipped_unmeasured
+from simoffload.hardware.unmeasured import ggml_kernels, shipped_unmeasured
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 
 __all__ = [
@@ -116,6 +116,7 @@ __all__ = [
     "detect_machine",
     "evidence_sentence",
     "fair_rates",
+    "ggml_kernels",
     "id_fault",
     "inherited",
     "installed_memory",

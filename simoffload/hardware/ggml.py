@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from simoffload.documents import Frozen
 from simoffload.hardware.quantities import (
     Count,
+    PositiveMultiple,
     PositiveSeconds,
     Provenance,
     RowsCurve,
@@ -139,7 +143,79 @@ class GgmlKernels(Frozen):
     grouped: RowsCurve
     """The same for experts, by the tokens of each."""
 
-    @property
-    def deciding(self) -> tuple[Provenance, ...]:
-        """The numbers that decide the time of generating text."""
-        return self.kernel_latency, self.decode, self.decode_experts
+    reads: Sourced[Share] | None = None
+    """Share of the peak bandwidth with which a product of one token reads and decodes weights of one matrix;
+    None: the rate of 16-bit weights and that of ``decode``."""
+    expert_reads: Sourced[Share] | None = None
+    """The same for the chosen experts of a layer."""
+
+    def deciding(self, *, experts: bool) -> tuple[Provenance, ...]:
+        """Return the numbers that decide the time of generating text with a mixture of ``experts`` or not."""
+        if experts:
+            return self.kernel_latency, self.expert_reads or self.decode_experts
+        return self.kernel_latency, self.reads or self.decode
+
+
+class GgmlShares(Frozen):
+    """Speed of the kernels of ggml on GPUs of one architecture, as shares of what their data sheets say."""
+
+    prompts: Sourced[PositiveMultiple]
+    """Rate of products of 512 tokens over the peak in single precision: of the GPUs of an architecture the
+    rates in int8 are one multiple of it, whereas those in 16 bits differ by the market."""
+    expert_prompts: Sourced[PositiveMultiple]
+    """The same for experts with 512 tokens each."""
+    reads: Sourced[Share]
+    """Share of the peak bandwidth with which a product of one token reads and decodes weights."""
+    expert_reads: Sourced[Share]
+    """The same for the chosen experts of a layer."""
+
+
+class GgmlElsewhere(Frozen):
+    """Kernels of ggml on GPUs where they were not measured."""
+
+    kernel_latency: Sourced[Seconds]
+    """As of measured GPUs."""
+    decode: Sourced[BytesPerSecond]
+    """As of measured GPUs; it counts where the profile's ``hbm_efficiency`` is measured, without another rate
+    of 16-bit weights."""
+    decode_experts: Sourced[BytesPerSecond]
+    """The same for experts."""
+    products: RowsCurve
+    """Share of the rate of products with 512 tokens that those of so many reach."""
+    grouped: RowsCurve
+    """The same for experts, by the tokens of each."""
+    architectures: Mapping[Annotated[str, Field(pattern=r"^\d+\.\d$")], GgmlShares]
+    """Shares by compute capability."""
+
+    def of(self, capability: float | None, *, peak: float, single: float, measured: bool) -> GgmlKernels:
+        """Return the kernels of a GPU with a ``peak`` in 16 bits and in ``single`` precision [FLOP/s], and
+        whose share of the bandwidth is ``measured`` or not.
+
+        Of another compute capability they are those of the next older one that is known, or else the oldest.
+        """
+        known = sorted(self.architectures, key=float)
+        older = [one for one in known if capability is None or float(one) <= capability]
+        shares = self.architectures[_OTHER if capability is None else (older or known[:1])[-1]]
+        own = {"prompts": shares.prompts, "expert_prompts": shares.expert_prompts}
+        curves: dict[str, Any] = {
+            key: RowsCurve.model_construct(
+                points=tuple((rows, share * own[of].value * single / peak) for rows, share in curve.points),
+                **own[of].model_dump(include={"origin", "source", "date", "spread"}),
+            )
+            for key, of, curve in (
+                ("products", "prompts", self.products),
+                ("grouped", "expert_prompts", self.grouped),
+            )
+        }
+        read: dict[str, Any] = (
+            {} if measured else {"reads": shares.reads, "expert_reads": shares.expert_reads}
+        )
+        same: dict[str, Any] = {
+            key: getattr(self, key) for key in ("kernel_latency", "decode", "decode_experts")
+        }
+        return GgmlKernels.model_construct(**same, **curves, **read)
+
+
+_OTHER = "9.0"
+"""Compute capability whose shares GPUs of other makers have: accelerators of data centres, for which the
+kernels were not written."""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
-from simoffload.hardware.ggml import CpuClasses, GgmlKernels
+from simoffload.hardware.ggml import CpuClasses, GgmlElsewhere, GgmlKernels
 from simoffload.hardware.profiles import Accelerator, HostReads, PowerRates, Profile
 from simoffload.hardware.program_costs import (
     CompiledKernels,
@@ -60,7 +60,7 @@ class UnmeasuredAccelerator(Frozen):
     """Rows and rate for accelerators that do not state ``host_reads``."""
     compiled: UnmeasuredKernels
     """Kernels of compiled serving for accelerators that do not state them, number by number."""
-    ggml: GgmlKernels
+    ggml: GgmlElsewhere
     """Kernels of llama.cpp for accelerators that do not state ``ggml``."""
     power_rates: PowerRates
     """Rates at a power limit for accelerators that do not state ``power_rates``."""
@@ -84,7 +84,7 @@ class Unmeasured(Profile):
                 if isinstance(section, PowerRates) and accelerator.power_limit is None:
                     continue
                 if own is None and not isinstance(
-                    section, CpuClasses | GgmlKernels
+                    section, CpuClasses | GgmlElsewhere
                 ):  # few programs ask for them
                     yield f"{part}.{key}"
                 elif isinstance(section, UnmeasuredKernels):
@@ -107,9 +107,23 @@ def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> 
         own = getattr(profile, key)
         if isinstance(section, UnmeasuredKernels):
             update[key] = own.model_copy(update=_lacking(own, section))
+        elif isinstance(section, GgmlElsewhere):
+            assert isinstance(profile, Accelerator)
+            update[key] = own or ggml_kernels(profile, section)
         elif own is None and not isinstance(section, FsdpReference | Multiples | CpuClasses):
             update[key] = section
     return profile.model_copy(update=update)
+
+
+def ggml_kernels(gpu: Accelerator, elsewhere: GgmlElsewhere) -> GgmlKernels:
+    """Return the kernels of llama.cpp on a GPU whose profile does not state them."""
+    capability, sheet = gpu.compute_capability, gpu.compute
+    return elsewhere.of(
+        None if capability is None else capability.value,
+        peak=(sheet.float16 or sheet.float32).value,
+        single=sheet.float32.value,
+        measured=gpu.hbm_efficiency.origin == "measured" and gpu.compiled.read_efficiency is None,
+    )
 
 
 @cache

@@ -884,8 +884,10 @@ class GgmlTiming(FusedTiming):
             return super()._product_s(module, cost)
         gpu, code, model = self.machine.accelerator, self.machine.accelerator.llama_kernels, self._model
         experts, tokens = module.parallel == "experts", max(1, self._tokens(module))
-        read_s = cost.bytes / (gpu.hbm_bandwidth.value * gpu.kernels.read_efficiency.value)
-        read_s += decoding_s(module, stored, code)
+        share = code.expert_reads if experts else code.reads
+        efficiency = gpu.kernels.read_efficiency if share is None else share
+        read_s = cost.bytes / (gpu.hbm_bandwidth.value * efficiency.value)
+        read_s += decoding_s(module, stored, code) if share is None else 0.0
         rows, curve = float(tokens), code.products
         if experts:
             touched = max(1.0, model.num_experts * model.touched_share(module, tokens))

@@ -300,7 +300,8 @@ class LlamaPlan(HookedPlan):
         """Numbers on which its times rest: those of products on the CPU among them."""
         products, kernels = self.machine.host.products, self.machine.accelerator.llama_kernels
         found = super().basis._replace(uncompared=self.memory.uncompared)
-        return found._replace(cpu_costs=products.deciding, gpu_rates=kernels.deciding)
+        rates = kernels.deciding(experts=self.model.num_experts > 0)
+        return found._replace(cpu_costs=products.deciding, gpu_rates=rates)
 
     @cached_property
     def cpu_settings(self) -> CpuSettings:

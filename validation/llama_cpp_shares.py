@@ -1,0 +1,137 @@
+"""This script derives what ggml's kernels reach on GPUs of an architecture from logs of llama-bench.
+
+``llama_cpp/logs.csv`` has a row per published rate of a model all on the GPU, by compute capability. A row is
+input if the CRC-32 of its ``id`` (card, model, type and test) is even, which was decided before any was
+predicted, and judges otherwise. ``python -m validation.llama_cpp_shares`` prints the shares with which the
+middle input row of each architecture comes out as published, and how far off the others then are; type them
+into ``hardware_profiles/unmeasured/elsewhere.yaml`` and run it again until they stay, as one changes others.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from math import log, sqrt
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from simoffload.hardware import shipped_unmeasured
+from simoffload.models import load_model
+from validation.llama_cpp import predicted_rate
+
+_LOGS = Path(__file__).parent / "llama_cpp" / "logs.csv"
+_NUMBERS = {
+    (False, False): "prompts",
+    (False, True): "expert_prompts",
+    (True, False): "reads",
+    (True, True): "expert_reads",
+}
+"""Numbers of an architecture, by whether a row is of generation and of a mixture of experts."""
+_DESKS = ("7.5", "8.6", "8.9", "12.0")
+"""Architectures of cards for desks, whose rates of arithmetic are alike; those of data centres are as
+measured on an H100."""
+_SEVERAL = 3
+"""Rows from which on an architecture has a share of its own; our choice."""
+
+
+class Logged(NamedTuple):
+    """A Logged is a published rate with its prediction, in tokens/s."""
+
+    name: str
+    source: str
+    capability: str
+    number: str
+    """Number of its architecture that decides it."""
+    judges: bool
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.predicted / self.measured
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured rate is within the 80 % interval."""
+        return self.low <= self.measured <= self.high
+
+
+@cache
+def logged() -> tuple[Logged, ...]:
+    """Predict all rows."""
+    return tuple(_predicted())
+
+
+def _predicted() -> Iterator[Logged]:
+    for row in csv.DictReader(_LOGS.read_text("utf-8").splitlines()):
+        lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
+        rates = predicted_rate(row["model"], row["platform"], row["overrides"].split(";"), **lengths)
+        number = _NUMBERS[bool(row["generated"]), load_model(row["model"]).num_experts > 0]
+        judges = zlib.crc32(row["id"].encode()) % 2 == 1
+        measured = float(row["rate"])
+        yield Logged(row["id"], row["source"], row["group"], number, judges, measured, *rates)
+
+
+@cache
+def needed() -> tuple[tuple[Logged, float], ...]:
+    """Return the share with which each input row comes out as published, to first order."""
+    known = shipped_unmeasured().accelerator.ggml.architectures
+    return tuple(
+        (one, getattr(known[one.capability], one.number).value / one.ratio)
+        for one in logged()
+        if not one.judges
+    )
+
+
+def derived(capability: str, number: str, *, without: str = "") -> float | None:
+    """Return a share of an architecture from the input rows of other sources than ``without``.
+
+    It is the median of its own rows, or of those of all cards for desks if they are few; None without rows.
+    """
+    rows = [(one, share) for one, share in needed() if (one.number, one.source == without) == (number, False)]
+    own = [share for one, share in rows if one.capability == capability]
+    if capability in _DESKS and len(own) < _SEVERAL:
+        own = [share for one, share in rows if one.capability in _DESKS]
+    return median(own) if own else None
+
+
+def spread(number: str) -> float:
+    """Return the standard deviation of the logarithm of a share that is predicted from other sources."""
+    found = [(share, derived(one.capability, number, without=one.source), one) for one, share in needed()]
+    errors = [log(share / other) for share, other, one in found if other and one.number == number]
+    return sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+def report() -> Iterator[str]:
+    """Yield lines with the shares, and the ratios of both halves."""
+    yield "capability number           now derived rows; judging: rows ratio inside"
+    for capability, shares in shipped_unmeasured().accelerator.ggml.architectures.items():
+        for number in _NUMBERS.values():
+            rows = [one for one in logged() if (one.capability, one.number) == (capability, number)]
+            judging = [one for one in rows if one.judges]
+            now, other = getattr(shares, number).value, derived(capability, number)
+            judged = f"{median(one.ratio for one in judging):5.2f}" if judging else "    -"
+            share = "      -" if other is None else f"{other:7.3f}"
+            counts = f"{len(rows) - len(judging):4}           {len(judging):4}"
+            inside = sum(one.inside for one in judging)
+            yield f"{capability:10} {number:14} {now:5.3f} {share} {counts} {judged} {inside:5}"
+    for number in _NUMBERS.values():
+        yield f"spread of {number}, without the row's source: {spread(number):.2f}"
+        for part, judges in (("input", False), ("judging", True)):
+            rows = [one for one in logged() if (one.judges, one.number) == (judges, number)]
+            error = sum(abs(1 / one.ratio - 1) for one in rows) / len(rows)
+            inside, ratio = sum(one.inside for one in rows), median(one.ratio for one in rows)
+            width = median(one.high / one.low for one in rows)
+            text = f"  {part}: {len(rows)} rows, median ratio {ratio:.2f}, mean error {error:.2f}"
+            yield f"{text}, inside {inside}, P90/P10 {width:.2f}"
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{line}\n" for line in report())
