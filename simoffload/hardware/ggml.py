@@ -76,7 +76,7 @@ class CpuProducts(CpuReads, CpuKernels):
         """The numbers that decide the time of generating text."""
         return self.weights, self.experts, self.thread, self.operation, self.switch
 
-    def read_rate(self, kernel: ProductKernel, peak: int, *, threads: int, experts: bool) -> float:
+    def read_rate(self, kernel: ProductKernel, peak: int, *, threads: float, experts: bool) -> float:
         """Return the rate [B/s] at which ``threads`` multiply weights with one token, from memory of a
         ``peak`` bandwidth [B/s]: that of their arithmetic beneath that of the memory."""
         share = (self.experts if experts else self.weights).value

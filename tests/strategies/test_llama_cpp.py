@@ -64,6 +64,21 @@ def test_the_last_layers_and_the_head_are_on_the_gpu(layers: int, on_cpu: int) -
     assert ("lm_head" in names(plan)[-1]) == (layers == 0)
 
 
+def test_more_threads_than_cores_are_slower() -> None:
+    """Each core runs its threads in turn, and all wait for the one with the most at every meeting; 13 threads
+    have as many turns on 12 cores as 24, with fewer at once."""
+    model = ("strategy.cpu_moe=all", "model.quantization=q4_k_m")
+    cores = scenario().machine.host.cpu_optimizer.cores.value
+    rates = {
+        threads: so.simulate(scenario("qwen3-30b-a3b", *model, f"strategy.threads={threads}")).metrics()[
+            "decode_tokens_per_s"
+        ]
+        or 0.0
+        for threads in (cores, cores + 1, 2 * cores, 128)
+    }
+    assert sorted(rates, key=rates.__getitem__) == [128, cores + 1, 2 * cores, cores]
+
+
 def test_a_decode_step_reads_the_layers_of_the_cpu_once() -> None:
     """Bytes of 13 layers over the rate of threads and memory together, and meetings of all threads: 2 for
     each of 7 products, 3 for both norms, 5 in attention, 1 for the activation."""

@@ -51,7 +51,7 @@ class CpuNetworks(HookedStrategy):
         model = plan.model
         parts = (*enumerate(model.layers), (-1, (*model.modules_before, *model.modules_after)))
         shares = [{one.name: Fraction(1) for one in part if on_cpu(at, one)} for at, part in parts]
-        settings = CpuSettings(threads=8, least=None, pinned=False)
+        settings = CpuSettings(threads=8, cores=8, least=None, pinned=False)
         return (OnCpu(model, shares, settings),)
 
 

@@ -89,6 +89,8 @@ class CpuSettings(NamedTuple):
     """CpuSettings say how the CPU computes, and when the GPU does instead."""
 
     threads: int
+    cores: int
+    """Cores of the host, on which more threads take turns."""
     least: int | None
     """Tokens from which on weights are copied to the GPU; None: never."""
     pinned: bool
@@ -97,6 +99,17 @@ class CpuSettings(NamedTuple):
     """Pages of the file of the weights, some of which page faults bring; by default none."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
+
+    @property
+    def turns(self) -> int:
+        """Turns in which each core runs its threads before all of them have met."""
+        return -(-self.threads // self.cores)
+
+    @property
+    def at_once(self) -> float:
+        """Threads that compute at the same time: each has an equal part of a product, and all wait for the
+        core with the most of them."""
+        return self.threads / self.turns
 
 
 class OnCpu(Hook):
@@ -165,7 +178,8 @@ class OnCpu(Hook):
         out.flush()
         self._fault(module, out)
         seconds, traffic = self._seconds(module, out)
-        fixed = picoseconds(self._meetings(module) * out.machine.host.products.operation.value)
+        meetings = self._meetings(module) * self._settings.turns
+        fixed = picoseconds(meetings * out.machine.host.products.operation.value)
         route = out.cpu_work(_CPU, max(1, int(traffic / seconds)))
         out.add("cpu", HOST, fixed=fixed, size=traffic, route=route, label=cause_text(_CPU))
         rest = round(duration * (1 - self._here[module.name]))
@@ -210,7 +224,7 @@ class OnCpu(Hook):
     def _seconds(self, module: Module, out: PassWriter) -> tuple[float, int]:
         """Return the time of a module on the CPU [s], and the bytes [B]. Those of its bytes and of its
         arithmetic overlap in part: the root of the sum of their squares."""
-        host, threads, tokens = out.machine.host, self._settings.threads, out.now.tokens
+        host, threads, tokens = out.machine.host, self._settings.at_once, out.now.tokens
         cost, products, kernel = out.now.timing.cost(module), host.products, kernel_of(module)
         traffic = max(1, round(self._read(module, out)))
         chosen = self._chosen(module)

@@ -98,7 +98,7 @@ class LlamaCpp(HookedStrategy):
     kv_offload: bool = True
     """Whether the cache is on the GPU with its layer; otherwise all of it is in host memory (``-nkvo``)."""
     threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Number of threads of the CPU (``-t``); by default one for each core."""
+    """Number of threads of the CPU (``-t``); by default one for each core, on which more take turns."""
     batch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 2048
     """Most tokens that are given to the program at once (``-b``)."""
     ubatch_size: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 512
@@ -227,7 +227,7 @@ class LlamaCpp(HookedStrategy):
         if least is not None and least != self.cpu_moe:
             text = f"cpu_moe {least}: experts of {least} layers on the CPU, and less of the GPU is left free"
             yield Change("setting", text, _edits({**_CHOSEN, "cpu_moe": least}), key="cpu-moe")
-        if self.threads is not None and self.threads < cores:
+        if self.threads is not None and self.threads != cores:
             text = f"threads {self.threads} → {cores}, one for each core"
             yield Change("setting", text, _edits({"threads": None}), key="threads")
         for size in (1024, 2048, 4096):
@@ -306,9 +306,10 @@ class LlamaPlan(HookedPlan):
     @cached_property
     def cpu_settings(self) -> CpuSettings:
         """Threads of the CPU, and when weights are copied to the GPU or read from the file."""
-        own, memory = self.strategy, self.memory
+        own, memory, cores = self.strategy, self.memory, self.machine.host.cpu_optimizer.cores.value
         return CpuSettings(
-            threads=own.threads or self.machine.host.cpu_optimizer.cores.value,
+            threads=own.threads or cores,
+            cores=cores,
             least=memory.least,
             pinned=memory.pinned,
             pages=memory.pages,
