@@ -76,7 +76,7 @@ def _asked(scenario: LoadedScenario, result: SimulationResult) -> str:
     GiB), llama.cpp, the fastest of 4 programs"."""
     machine, strategy = scenario.machine, scenario.scenario.strategy
     memory = format_bytes(machine.host.memory_capacity.value, binary=True)
-    gpu = f"{result.gpus} × {machine.accelerator.name}"
+    gpu = f"{result.gpus} × {machine.accelerator.name}" if strategy.description.on_gpus else machine.host.cpu
     program = strategy.traits.title or strategy.kind
     text = f"{result.model}, {result.dtype} on {gpu} ({result.platform}, {memory}), {program}"
     choice = scenario.choice

@@ -781,6 +781,8 @@ class Description(NamedTuple):
     """Format of the cache; "" for the model's data type."""
     trains: str = "all weights"
     """Name of what training changes: all weights, or adapters."""
+    on_gpus: bool = True
+    """Whether GPUs compute, or the CPU alone."""
 
 
 class Strategy(Frozen, ABC):

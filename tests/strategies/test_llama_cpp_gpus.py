@@ -239,7 +239,8 @@ def test_the_command_names_the_gpus(sets: tuple[str, ...], command: str) -> None
         (("strategy.tensor_split=a,b",), "tensor_split"),
         (("strategy.split_mode=row",), "row is not simulated (llama.cpp calls row deprecated"),
         (("strategy.num_gpus=3",), "3 GPUs, but the platform has 2 GPUs"),
-        (("strategy.num_gpus=0",), "num_gpus"),
+        (("strategy.num_gpus=-1",), "num_gpus"),
+        (("strategy.num_gpus=0", "strategy.gpu_layers=3"), "num_gpus is 0: no GPU has layers; remove it"),
     ],
 )
 def test_mistakes_get_one_message(
@@ -261,3 +262,14 @@ def test_a_second_card_is_a_purchase() -> None:
         == "a second NVIDIA GeForce RTX 4090 24 GB, each with 8 lanes, as boards divide 16"
     )
     assert second.gain > 3
+
+
+def test_without_a_gpu_the_cpu_computes_everything() -> None:
+    """``-dev none``: no tensor, no context and no buffer is on the GPU, and nothing is copied to it."""
+    alone = scenario("qwen3-8b", "strategy.num_gpus=0", MEMORY, formats="q4_k_m")
+    result = so.simulate(alone)
+    assert {use.tier for use in result.capacity} == {"dram"}
+    copied = {share.cause.kind for share in result.decode[0].shares if share.size}
+    assert copied == {"cpu-products"}
+    assert result.bottleneck_share == pytest.approx(1, abs=1e-3)
+    assert result.provenance.exports["llama-server.sh"].endswith(" -dev none\n")

@@ -99,6 +99,8 @@ class CpuSettings(NamedTuple):
     """Pages of the file of the weights, some of which page faults bring; by default none."""
     file: str = ""
     """Name of the tier that holds the file of the weights."""
+    alone: bool = False
+    """Whether no GPU is used, so that nothing is copied to one."""
 
     @property
     def turns(self) -> int:
@@ -253,6 +255,8 @@ class OnCpu(Hook):
     def _switch(self, out: PassWriter, gpu: int, size: int, tensors: int, *, to_device: bool) -> None:
         """Write the copy of ``tensors`` between a GPU and the CPU, each with what the change takes."""
         out.flush()
+        if self._settings.alone:
+            return
         route, _ = out.copies([size], to_device=to_device, pinned=True, gpu=gpu)
         fixed = tensors * picoseconds(out.machine.host.products.switch.value)
         stream = COMPUTE + gpu

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -79,8 +79,8 @@ class LlamaCpp(HookedStrategy):
     ranks: Literal[1] = 1
     split_mode: SplitMode = "layer"
     """How several GPUs divide the model (``-sm``): each has layers of its own."""
-    num_gpus: Annotated[int, Field(strict=True, ge=1, le=16)] = 1
-    """Number of GPUs that its process uses (``-dev``)."""
+    num_gpus: Annotated[int, Field(strict=True, ge=0, le=16)] = 1
+    """Number of GPUs that its process uses (``-dev``); with 0 the CPU computes everything (``-dev none``)."""
     tensor_split: Split = ()
     """Parts of the layers on each GPU (``-ts``), such as [3, 1]; by default those of their free memory."""
     gpu_layers: Literal["auto", "all"] | Layers = "auto"
@@ -108,8 +108,8 @@ class LlamaCpp(HookedStrategy):
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that the process uses."""
-        return self.num_gpus
+        """Number of GPUs that the process uses; at least that of the machine with the least of them."""
+        return max(1, self.num_gpus)
 
     def sizes(self, batch_size: int = 1) -> Sizes:
         """Return the edits to other batches, and to numbers of GPUs, where ``--fit`` places layers anew."""
@@ -134,7 +134,7 @@ class LlamaCpp(HookedStrategy):
     @property
     def description(self) -> Description:
         """The program that the exported command starts, and the cache."""
-        return super().description._replace(program="llama.cpp")
+        return super().description._replace(program="llama.cpp", on_gpus=self.num_gpus > 0)
 
     @classmethod
     def instead(
@@ -181,6 +181,8 @@ class LlamaCpp(HookedStrategy):
         if self.num_gpus > machine.gpus_per_node:
             text = f"one process uses the GPUs of one host, which has {machine.gpus_per_node}; lower it"
             raise InputError.at("strategy.num_gpus", text)
+        if self.num_gpus == 0 and (own := self._on_cpu_alone()) != self:
+            return own.plan(model, workload, machine)
         cache, named = self.cache_of(model, workload, machine), self._named(model, machine)
 
         def placed(on_cpu: CpuPlacement) -> LlamaPlan:
@@ -194,9 +196,17 @@ class LlamaCpp(HookedStrategy):
         pages = tuple(plan.memory.page_warnings)
         return replace(plan, warnings=(*plan.warnings, *pages)) if pages else plan
 
+    def _on_cpu_alone(self) -> Self:
+        """Return the same without a GPU. Raises InputError for layers that are to be on one."""
+        if self.gpu_layers not in ("auto", 0) or self.override_tensor:
+            key = "override_tensor" if self.override_tensor else "gpu_layers"
+            text = "num_gpus is 0: no GPU has layers; remove it, or set num_gpus to 1"
+            raise InputError.at(f"strategy.{key}", text)
+        return self.model_copy(update={"gpu_layers": 0, "kv_offload": False, "op_offload": False})
+
     def _named(self, model: ModelShape, machine: Machine) -> CpuPlacement:
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
-        free = [one - context_bytes(machine) for one in rooms(machine, self.num_gpus)]
+        free = [one - context_bytes(machine) for one in rooms(machine, self.gpus)]
         begin = CpuPlacement(networks=self.cpu_ffn, attends=not self.kv_offload)
         moe, split = self.cpu_moe, self.tensor_split or free
         return begin.named(model, self.gpu_layers, moe, self.override_tensor, split)
@@ -245,19 +255,20 @@ class LlamaCpp(HookedStrategy):
         model, batch = plan.model, plan.workload.batch_size
         kind = f"-{model.quantization.upper()}" if model.quantization else ""
         cache = {"int8": "q8_0", "int4": "q4_0"}.get(plan.cache.plain.format or "")
-        sizes, spare_gpus = (self.batch_size, self.ubatch_size), self.num_gpus < plan.machine.gpus_per_node
+        sizes, some = (self.batch_size, self.ubatch_size), self.num_gpus > 0
+        devices = ",".join(f"CUDA{gpu}" for gpu in range(self.num_gpus)) or "none"
         options = {
-            f"-dev {','.join(f'CUDA{gpu}' for gpu in range(self.num_gpus))}": spare_gpus,
+            f"-dev {devices}": self.num_gpus < plan.machine.gpus_per_node,
             f"-ts {','.join(f'{one:g}' for one in self.tensor_split)}": bool(self.tensor_split),
-            f"-ngl {self.gpu_layers}": self.gpu_layers != "auto",
+            f"-ngl {self.gpu_layers}": some and self.gpu_layers != "auto",
             "-cmoe": self.cpu_moe == "all",
             f"-ncmoe {self.cpu_moe}": isinstance(self.cpu_moe, int),
             f"-ncffn {self.cpu_ffn}": self.cpu_ffn > 0,
             f"-ot {shlex.quote(','.join(self.override_tensor))}": bool(self.override_tensor),
             f"-lm {self.load_mode}": self.load_mode != "auto",
-            "-nkvo": not self.kv_offload,
+            "-nkvo": some and not self.kv_offload,
             f"-t {self.threads}": self.threads is not None,
-            "--no-op-offload": not self.op_offload,
+            "--no-op-offload": some and not self.op_offload,
             f"-b {sizes[0]} -ub {sizes[1]}": sizes != (2048, 512),
             f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
             f"-np {batch}": batch > 1,
@@ -288,7 +299,7 @@ class LlamaPlan(HookedPlan):
     @property
     def driven(self) -> int:  # type: ignore[override]  # given by the options
         """Number of GPUs that the process drives."""
-        return self.strategy.num_gpus
+        return self.strategy.gpus
 
     @cached_property
     def divided(self) -> DividedModel:
@@ -314,6 +325,7 @@ class LlamaPlan(HookedPlan):
             pinned=memory.pinned,
             pages=memory.pages,
             file=self.file,
+            alone=own.num_gpus == 0,
         )
 
     @property
@@ -342,7 +354,8 @@ class LlamaPlan(HookedPlan):
     @property
     def held(self) -> tuple[Held, ...]:
         """Weights, cache and buffers of a graph, of the fullest GPU, and what the systems take."""
-        return self.memory.held
+        held = self.memory.held
+        return held if self.strategy.num_gpus else tuple(one for one in held if one.tier != "hbm")
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts of a pass that are computed at once."""
