@@ -166,9 +166,9 @@ def _shares(products: Sequence[Product], rows: int, base: Accelerator, dtype: st
 
 def _ideal_s(one: Product, base: Accelerator, dtype: str) -> float:
     each = 1 if dtype == "float8" else 2
-    moved = each * one.inputs * (one.outputs + one.rows) + 2 * one.rows * one.outputs
+    traffic = each * one.inputs * (one.outputs + one.rows) + 2 * one.rows * one.outputs
     work = 2 * one.rows * one.outputs * one.inputs
-    seconds = together(moved / base.hbm_bandwidth.value, work / base.peak(dtype))
+    seconds = together(traffic / base.hbm_bandwidth.value, work / base.peak(dtype))
     return seconds + (base.compiled.kernel_latency or base.kernel_latency).value
 
 

@@ -174,18 +174,18 @@ class GgmlElsewhere(Frozen):
     """Kernels of ggml on GPUs where they were not measured."""
 
     kernel_latency: Sourced[Seconds]
-    """As of measured GPUs."""
+    """Time of a kernel, as of GPUs that were measured."""
     decode: Sourced[BytesPerSecond]
-    """As of measured GPUs; it counts where the profile's ``hbm_efficiency`` is measured, without another rate
-    of 16-bit weights."""
+    """Rate of decoding, as of GPUs that were measured; it counts where ``hbm_efficiency`` of the profile is
+    measured and the rate of 16-bit weights is not."""
     decode_experts: Sourced[BytesPerSecond]
-    """The same for experts."""
+    """Rate of decoding the chosen experts of a layer."""
     products: RowsCurve
     """Share of the rate of products with 512 tokens that those of so many reach."""
     grouped: RowsCurve
     """The same for experts, by the tokens of each."""
     architectures: Mapping[Annotated[str, Field(pattern=r"^\d+\.\d$")], GgmlShares]
-    """Shares by compute capability."""
+    """Shares of the peak by compute capability, such as "8.9"."""
 
     def of(self, capability: float | None, *, peak: float, single: float, measured: bool) -> GgmlKernels:
         """Return the kernels of a GPU with a ``peak`` in 16 bits and in ``single`` precision [FLOP/s], and

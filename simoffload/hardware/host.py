@@ -267,7 +267,7 @@ class Host(Profile):
             return found
         reads = (found.weights, found.experts)
         weights, experts = (min(one, self.stream_fraction, key=lambda share: share.value) for one in reads)
-        return found.model_copy(update={"weights": weights, "experts": experts})
+        return CpuProducts.model_construct(**{**dict(found), "weights": weights, "experts": experts})
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

@@ -365,9 +365,9 @@ class Accelerator(Profile):
         if table is None or dtype not in ("float16", "bfloat16", "float8"):
             return None
         each = 1 if native else size
-        moved = each * inputs * (outputs + rows) + size * rows * outputs
+        traffic = each * inputs * (outputs + rows) + size * rows * outputs
         peak = self.peak(dtype) * (1.0 if bursts else table.value)
-        ideal = together(moved / self.hbm_bandwidth.value, 2 * rows * outputs * inputs / peak)
+        ideal = together(traffic / self.hbm_bandwidth.value, 2 * rows * outputs * inputs / peak)
         share = table.share(rows=rows, outputs=outputs, inputs=inputs, padded=not bursts)
         return (ideal + (code.kernel_latency or self.kernel_latency).value) / share
 

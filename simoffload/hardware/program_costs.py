@@ -436,7 +436,7 @@ class CompiledKernels(Frozen):
 
 
 _OPTIONAL = ("pointwise", "product_table", "float8_product_table")
-"""Numbers that nothing replaces."""
+"""Keys that need no stand-in of another GPU."""
 _OTHER_KERNELS = 0.2
 """Spread of numbers of a GPU on which compiled code was not measured: twice that of a GPU's rates from
 another machine of the kind (``spreads``; our choice)."""

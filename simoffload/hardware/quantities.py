@@ -265,11 +265,11 @@ class ProductTable(Sourced[Share]):
         ``padded`` rows are as fast as multiples of 16, so that steps of a few tokens more take hardly longer.
         """
         known = list(self._logarithms)
-        alike = [one for one in known if (one % _TILE_ROWS == 0) == (rows % _TILE_ROWS == 0)]
+        same = [one for one in known if (one % _TILE_ROWS == 0) == (rows % _TILE_ROWS == 0)]
         if padded:
             known = [one for one in known if one < _TILE_ROWS or one % _TILE_ROWS == 0]
-        elif rows > _ALIGNED and alike and rows <= alike[-1]:
-            known = alike
+        elif rows > _ALIGNED and same and rows <= same[-1]:
+            known = same
         width, corners = len(self.inputs), _between(self.inputs, inputs)
 
         def at(logarithms: tuple[float, ...]) -> float:
