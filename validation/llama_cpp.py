@@ -250,14 +250,15 @@ def _rates(part: str, one: dict[str, Any], runs: _Runs) -> Iterator[Rate]:
 @cache
 def faulting_rates(part: str) -> tuple[Rate, ...]:
     """Predict the rates of a part of the runs with little memory: a control group had it, a machine has as
-    much beside what its system takes. The set is that of the placement with the memory."""
+    much beside what its system takes, less what the group had for other than pages of files, as recorded. The
+    set is that of the placement with the memory."""
     runs, found, run = _FAULTING[part], [], {}
     for one in _records("", runs.files):
         if "tests" in one:
             run = one
         if one.get("set") in runs.sets and "counters" in one:
-            memory = int(one["name"].rpartition(" ")[2]) + _RESERVED
-            given = [*runs.given, f"profiles.host/{runs.host}.memory_capacity={memory} GiB"]
+            memory = (int(one["name"].rpartition(" ")[2]) + _RESERVED << 30) - one["memory"]["anon"]
+            given = [*runs.given, f"profiles.host/{runs.host}.memory_capacity={memory} B"]
             if ahead := one.get("read_ahead_kb"):
                 stated = f"{{value: {ahead} KiB, origin: measured, source: the run, date: 2026-11-28}}"
                 given.append(f"profiles.host/{runs.host}.read_ahead={stated}")

@@ -118,11 +118,9 @@ def test_page_faults_take_as_long_as_recorded() -> None:
     ]
     assert all(abs(one.error) < 0.25 for one in dense)
     experts = [one for one in short.values() if one not in dense]
-    assert [one.name for one in experts if not one.inside] == [
-        "gpt-oss-20b-mxfp4 -ngl 99 -ncmoe 99 10",
-        "qwen3-30b-a3b-q4_k_m -ngl 0 14",
-        "gpt-oss-20b-mxfp4 -ngl 0 9",
-    ], "the first was still becoming faster"
+    settling = "gpt-oss-20b-mxfp4 -ngl 99 -ncmoe 99 10"
+    assert [one.name for one in experts if not one.inside] == [settling], "has room, but not for the file"
+    assert all(1 / 1.5 < one.predicted / one.measured < 1.5 for one in experts if one.name != settling)
     others = faulting_rates("two H200, own profile")
     assert len(others) == 7
-    assert all(one.inside and -0.5 < one.error < 0.4 for one in others), "docs/measurements/llama-cpp.md"
+    assert all(one.inside and -0.45 < one.error < 0.4 for one in others), "docs/measurements/llama-cpp.md"

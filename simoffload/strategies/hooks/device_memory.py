@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module
+from simoffload.models import ModelShape, Module, stored_bytes
 from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
 from simoffload.strategies.hooks.on_cpu import MappedWeights
@@ -132,7 +132,6 @@ MARGIN = 1 << 30
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 _DRIVE = "add memory, or a drive (--drive) from which pages of the mapped file that have no room are read"
-_LOAD = ", or load it (strategy.load_mode=none)"
 _COPIES = 4
 """Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
 (``GGML_SCHED_MAX_COPIES``)."""
@@ -179,14 +178,9 @@ class DeviceMemory:
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What the fullest GPU holds, and host memory with what its system takes, and the file."""
-        size, remedy = self.weights_on_cpu, ""
-        if self.file == "":
-            remedy = _DRIVE + _LOAD * (size <= self.left)
+        size, remedy = self.weights_on_cpu, _DRIVE if self.file == "" else ""
         on_host = Held("dram", "weights", size, pinned=self.pinned, remedy=remedy, kind="weights")
         found = [on_host]
-        if self.file == "" and self._pages_read > size:  # no page may leave memory: all that is read has room
-            rest = self._pages_read - size
-            found += [Held("dram", "rest of the mapped file", rest, remedy=remedy, kind="weights")]
         if self.file and size > self.left:
             complete = size + sum(one.size for (one, *_) in self.on_gpus)
             file = Held(self.file, "file of the weights", complete, kind="weights")
@@ -199,57 +193,68 @@ class DeviceMemory:
         """Host memory that is left for weights [B]."""
         return max(0, self.machine.tiers["dram"].capacity - sum(one.size for one in self._beside))
 
-    @property
+    @cached_property
     def pages(self) -> MappedWeights:
-        """Pages of the file, of which those that have no room leave memory if they may."""
-        size, ahead = self.model.weight_bytes, self.machine.host.read_ahead
-        room = self.left if self.file else size
-        return MappedWeights(size, self.weights_on_cpu, room, ahead.value if ahead else None)
+        """Pages of the file, of which those that have no room leave memory if they may. Embeddings need none:
+        a token reads a row of them, unless the CPU multiplies with them."""
+        before, layers = self.model.modules_before, enumerate(self.model.layers)
+        experts = round(
+            sum(
+                self.placement.share(at, one) * stored_bytes([one], self.model)
+                for at, layer in layers
+                for one in layer
+                if one.share < 1 and one.parameters and self.placement.holds(at, one)
+            )
+        )
+        rows = 0 if self._multiplies_rows else stored_bytes(before, self.model)
+        dense, ahead = max(0, self.weights_on_cpu - experts - rows), self.machine.host.read_ahead
+        room = self.left if self.file else dense + experts
+        return MappedWeights(dense, experts, room, ahead.value if ahead else READ_AHEAD)
+
+    @property
+    def _multiplies_rows(self) -> bool:
+        """Whether the CPU computes the head, whose weights are the embeddings."""
+        after = (part for one in self.model.modules_after for part in one.parameters)
+        return self.placement.head and any(part.tied for part in after)
 
     @property
     def lacks_pages(self) -> bool:
-        """Whether pages are read for each token: those of weights on the CPU that have no room, or those of
-        experts there as soon as the file has none."""
-        return bool(self.file) and self.left < self._pages_read
+        """Whether pages are read for each token: memory has no room for all that the CPU reads."""
+        return bool(self.file) and self.pages.lacking
 
     @property
-    def _pages_read(self) -> int:
-        """Bytes of the file that must have room so that no page is read again."""
-        return self.model.weight_bytes if self._computes_experts else self.weights_on_cpu
-
-    @property
-    def _computes_experts(self) -> bool:
-        """Whether the CPU computes experts of any layer."""
-        layers = enumerate(self.model.layers)
-        experts = ((at, one) for at, layer in layers for one in layer if one.share < 1 and one.parameters)
-        return any(self.placement.holds(at, one) for at, one in experts)
+    def _settles(self) -> bool:
+        """Whether experts have room only once Linux has dropped the pages of weights that are on GPUs."""
+        left = bool(self.file and self.pages.experts) and self.left
+        return self.weights_on_cpu <= left < self.model.weight_bytes
 
     @property
     def uncompared(self) -> tuple[str, ...]:
         """What it does that no run was compared with."""
-        found = ("read missing pages of its weights",) * self.lacks_pages
+        found = ("read missing pages of its weights",) * (self.lacks_pages or self._settles)
         apart = len(self.placement.units) > 1 and not self.machine.accelerator.interconnect
         return found + ("divided layers among GPUs without links",) * apart
 
     @property
     def page_warnings(self) -> Iterator[str]:
-        """Yield what to do where pages of the file are missing."""
-        if not self.lacks_pages:
+        """Yield what to do where pages of experts are missing."""
+        pages, host = self.pages, self.machine.host
+        if self._settles:
+            text = "memory has no room for all of the mapped file, so that tokens are slower until Linux has"
+            text += " dropped the pages of weights on the GPU, which is not simulated"
+            yield f"{text}; strategy.load_mode=none (-lm none) keeps what the CPU computes in memory"
+        if not self.lacks_pages or not pages.experts:
             return
-        if self.weights_on_cpu <= self.left:
-            text = "pages of the mapped file are read again in every pass; strategy.load_mode=none (-lm none)"
-            yield f"{text} keeps what the CPU computes in memory"
-        elif self.model.num_experts and self.weights_on_cpu:
-            text = f"memory has room for {self.left / self.model.weight_bytes:.0%} of the mapped file"
-            host, ahead = self.machine.host.id, self.pages.ahead
-            if ahead is None:
-                text += ", and all that tokens choose is read; to count what is found in memory, state"
-                yield f"{text} profiles.host/{host}.read_ahead (read_ahead_kb of the drive)"
-            elif ahead > READ_AHEAD:
-                text += f", and Linux reads {ahead >> 10:,} KiB around each missing page; lower that"
-                yield f"{text} (blockdev --setra 256 DRIVE): tokens took 1/3 to 1/12 of the time"
-            else:
-                yield f"{text}: add memory, or take a smaller format"
+        share = self.left / (pages.dense + pages.experts)
+        text = f"memory has room for {share:.0%} of what the CPU reads of the mapped file"
+        if host.read_ahead is None:
+            text += f", and Linux's usual {pages.ahead >> 10} KiB around each missing page are assumed; state"
+            yield f"{text} profiles.host/{host.id}.read_ahead (read_ahead_kb of the drive)"
+        elif pages.ahead > READ_AHEAD:
+            text += f", and Linux reads {pages.ahead >> 10:,} KiB around each missing page; lower that"
+            yield f"{text} (blockdev --setra 256 DRIVE): tokens took 1/3 to 1/12 of the time"
+        else:
+            yield f"{text}: add memory, or take a smaller format"
 
     @property
     def spare(self) -> tuple[int, ...]:

@@ -56,33 +56,47 @@ _CPU = Cause("cpu-products")
 class MappedWeights(NamedTuple):
     """MappedWeights are pages of a file of which a part has room in memory.
 
-    A pass reads weights in the same order as the one before, so that Linux has evicted what comes next: none
-    is found of what has no room. Experts are chosen anew for each token, and of them the share is found that
-    has room, weights of the GPU included. Around a missing page Linux reads others, and more behind them when
+    What every pass reads in the same order has room for itself or is read anew: Linux has evicted what comes
+    next. Experts are chosen anew for each token, and of them the share is found that has room beside the
+    former. Weights that a GPU has copied leave memory first, as nothing reads their pages again. Measured
+    with a program that reads as llama.cpp does, on another machine than those with GPUs
+    (docs/measurements/mapped-files.md). Around a missing page Linux reads others, and more behind them when
     some are touched (mm/filemap.c, ``do_sync_mmap_readahead`` and ``do_async_mmap_readahead``): twice the
-    read-ahead for each matrix of an expert, but no page twice in a pass. Where the read-ahead is not known,
-    all that a token chooses is read as soon as the file has no room: two published machines were as slow
-    (docs/measurements/llama-cpp.md has the runs of both).
+    read-ahead for each matrix of an expert, but no page twice in a pass.
     """
 
-    file: int = 0
-    """Size of the file [B]."""
-    on_cpu: int = 0
-    """Size of the weights that the CPU reads [B]."""
+    dense: int = 0
+    """Size of the weights that the CPU reads in every pass [B]."""
+    experts: int = 0
+    """Size of the experts among which it reads those that tokens choose [B]."""
     room: int = 0
     """Memory for pages [B]."""
-    ahead: int | None = None
-    """Bytes that Linux reads around a missing page [B], if known."""
+    ahead: int = 0
+    """Bytes that Linux reads around a missing page [B]."""
+
+    @property
+    def lacking(self) -> bool:
+        """Whether memory has no room for all that is read."""
+        return self.room < self.dense + self.experts
 
     def faulted(self, *, read: float, stored: float, matrix: float) -> float:
         """Return what page faults bring of a module [B] of which a pass reads ``read`` [B] of ``stored`` [B];
         ``matrix``: size of a matrix of one of its experts [B], 0 if it has none."""
         if not matrix:
-            return read * (self.room < self.on_cpu)
-        if self.ahead is None:
-            return read * (self.room < self.file)
+            return read * min(1.0, _missing(self.room, self.dense) / (1 - _ALL_READ))
         around = 1 + 2 * self.ahead / matrix
-        return max(0.0, 1 - self.room / self.file) * min(stored, around * read)
+        return _missing(self.room - self.dense, self.experts) * min(stored, around * read)
+
+
+_ALL_READ = 0.9
+"""Share that has room of weights that every pass reads, up to which all are read from the file: all were at
+0.9, and up to 4 % at 1.0 (docs/measurements/mapped-files.md); between the two nothing was measured, and a
+straight line is assumed."""
+
+
+def _missing(room: int, size: int) -> float:
+    """Return the share of a size [B] that has no room; 0 of nothing."""
+    return 1 - min(1.0, max(0, room) / size) if size else 0.0
 
 
 class CpuSettings(NamedTuple):
