@@ -1,8 +1,8 @@
 """Measure which pages of a mapped file Linux keeps, if memory has room for a part of what each step reads.
 
 ``python mapped_steps.py PROGRAM FILE GROUP READ_AHEAD OUT [SECONDS]``: the program of mapped_steps.c,
-a file of 6 GB, the folder of a control group for memory (version 1), the file ``read_ahead_kb`` of the drive. The set
-of a case is that of a hash of its name, written before the first run.
+a file of 6 GB, the folder of a control group for memory (version 1), the file ``read_ahead_kb`` of the drive.
+The set of a case is that of a hash of its name, written before the first run.
 """
 
 from __future__ import annotations
