@@ -257,3 +257,15 @@ def test_products_on_a_cpu_read_memory_no_faster_than_it_was_measured() -> None:
             assert host.products.weights.value <= host.stream_fraction.value
             assert host.products.experts.value <= host.stream_fraction.value
     assert measured >= 3
+
+
+def test_no_desktop_copies_pageable_memory_as_virtual_machines_do() -> None:
+    """Only platforms with cards of data centres take the median of virtual machines."""
+    taken = set()
+    for name in PLATFORMS:
+        platform = load_platform(name)
+        of_link = platform.gpu_pcie_link.pcie.pageable if platform.gpu_pcie_link else None
+        if of_link and platform.host.pageable_rate is None and "virtual machines" in of_link.source:
+            taken.add((platform.accelerator.id, name))
+    assert "dgx-h200" in {name for _, name in taken}
+    assert not [one for one in sorted(taken) if one[0].startswith(("rtx", "titan"))]
