@@ -18,6 +18,7 @@ from simoffload.documents import (
     candidates,
     either,
     file_errors,
+    listing,
     named,
     quoted,
     read_document,
@@ -271,7 +272,7 @@ class Library:
         meant = named(reference, known) or self._without_form(reference, kinds, known)
         if len(meant) == 1 and (found := self._file(meant[0], kinds)):
             return found
-        hint = candidates(reference, meant or known) or f"; known: {', '.join(known)}"
+        hint = candidates(reference, meant or known) or f"; known: {listing(known)}"
         raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
 
     def _without_form(self, reference: str, kinds: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
