@@ -200,8 +200,8 @@ def similar_models(name: str) -> str:
     return suggest(joined, [alias for known, size in _sizes().items() for alias in (known, *size.names)])
 
 
-class _Text(NamedTuple):
-    """A _Text is what is written before and after the colon of a name, without its organisation."""
+class _Typed(NamedTuple):
+    """A _Typed name is what is written before and after the colon of a name, without its organisation."""
 
     model: str
     tag: str = ""
@@ -209,10 +209,10 @@ class _Text(NamedTuple):
     """Whether it can be a tag of Ollama's library, which has no organisations."""
 
 
-def _text(name: str) -> _Text:
+def _text(name: str) -> _Typed:
     owner, _, last = name.strip().rstrip("/").rpartition("/")
     text, _, tag = last[:_LONGEST].lower().rpartition("--")[2].partition(":")
-    return _Text(text, tag, ":" in last and owner.lower() in ("", "library", "ollama.com/library"))
+    return _Typed(text, tag, ":" in last and owner.lower() in ("", "library", "ollama.com/library"))
 
 
 @cache
@@ -222,7 +222,7 @@ def _organisations() -> frozenset[str]:
     return frozenset(found[1].lower() for found in sources if found)
 
 
-def _meant(text: _Text) -> Meaning:
+def _meant(text: _Typed) -> Meaning:
     """Return which rows a text means, and the words of the name and the tag for the form of the weights."""
     if _distinct(text.model):
         return Meaning(())
