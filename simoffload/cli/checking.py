@@ -157,10 +157,13 @@ def _check_scenario(document: Document) -> _Checked:
 
 def _check_profile(document: Document) -> _Checked:
     from simoffload.hardware import KINDS, Library, load_platform, memory_warnings, profile_warnings
+    from simoffload.planning.costs import load_costs
 
     path = Path(document.path)
     library = Library(path.parent.parent if path.parent.name in KINDS else path.parent)
     entry = library.read(path, tuple(KINDS))
+    if entry.use.kind == "costs":
+        load_costs(path)
     if entry.use.kind != "platform":
         return _Checked(profile_warnings(library, entry))
     platform = load_platform(path)

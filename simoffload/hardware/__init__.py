@@ -1,7 +1,7 @@
 """Hardware as data: profiles of devices, platforms that connect them, and the resulting topology."""
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
-from simoffload.hardware.costs import Costs, DeviceCosts, DeviceKind, Power, RentKind
+from simoffload.hardware.costs import Costs, Dated, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
 from simoffload.hardware.ggml import GgmlKernels, ProductKernel
 from simoffload.hardware.host import Host
@@ -67,6 +67,7 @@ __all__ = [
     "Changes",
     "Costs",
     "Curve",
+    "Dated",
     "DeepSpeedCosts",
     "Demand",
     "Detected",

@@ -7,7 +7,8 @@ devices: a list names devices by ``kind/id``, and another list may override it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -50,14 +51,33 @@ class Priced(Sourced[T]):
     origin: PriceOrigin  # type: ignore[assignment]  # prices have one origin more than properties
 
 
-class Rental(Priced[_Amount]):
+class Dated(Priced[T]):
+    """A number of a price list that changes with time: its newest value, and those before."""
+
+    earlier: tuple[Priced[T], ...] = ()
+    """Values before this one, the newest first, each with its own date."""
+
+    @model_validator(mode="after")
+    def _newest_first(self) -> Dated[T]:
+        for newer, older in pairwise((self, *self.earlier)):
+            if older.date >= newer.date:
+                raise ValueError(f'"earlier" has {older.date} after {newer.date}: give the newest date first')
+        return self
+
+    def on(self, day: datetime.date) -> Priced[T]:
+        """Return the newest value that is not later than ``day``; the oldest, if all are later."""
+        values = (self, *self.earlier)
+        return next((one for one in values if one.date <= day), values[-1])
+
+
+class Rental(Dated[_Amount]):
     """A rent per hour, electricity included."""
 
     kind: RentKind = "on-demand"
     """Kind of the offer; costs are calculated from ``on-demand`` alone."""
 
 
-Money = Annotated[Priced[_Amount], _Bare]
+Money = Annotated[Dated[_Amount], _Bare]
 """An amount in the currency of the list."""
 Rent = Annotated[Rental, _Bare]
 """A rent per hour in the currency of the list."""
@@ -143,6 +163,17 @@ class Costs(Profile):
     devices: dict[str, DeviceCosts] = Field(default_factory=dict)
     """Costs of devices, by ``kind/id`` of their profiles."""
 
+    def amounts(self) -> Iterator[tuple[tuple[str, ...], Dated[float]]]:
+        """Yield the keys and the value of every amount of money in the list."""
+        found: list[tuple[tuple[str, ...], Dated[float] | None]] = [
+            (("electricity",), self.electricity),
+            (("flash_per_tb",), self.flash_per_tb),
+            (("memory", "price_per_gb"), self.memory.price_per_gb),
+        ]
+        for name, device in self.devices.items():
+            found += [(("devices", name, "price"), device.price), (("devices", name, "rent"), device.rent)]
+        return ((keys, one) for keys, one in found if one is not None)
+
     @field_validator("devices", mode="after")
     @classmethod
     def _named(cls, devices: dict[str, DeviceCosts]) -> dict[str, DeviceCosts]:
@@ -170,7 +201,10 @@ def _filled(node: Any, defaults: Mapping[str, Any]) -> Any:
     """Return the same tree with origin, source and date added to every number that lacks them."""
     if isinstance(node, Mapping):
         if "value" in node:
-            return {**defaults, **node}
+            before = {key: text for key, text in defaults.items() if key != "date"}
+            given = node.get("earlier", ())
+            earlier = {"earlier": [_filled(one, before) for one in given]} if isinstance(given, list) else {}
+            return {**defaults, **node, **earlier}
         return {key: _filled(child, defaults) for key, child in node.items()}
     if "date" in defaults and isinstance(node, int | float | str) and not isinstance(node, bool):
         return {"value": node, **defaults}

@@ -130,6 +130,7 @@ def _statements(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(node, dict):
         if "origin" in node:
             yield key, node
+            yield from _statements(node.get("earlier", ()), f"{key}.earlier")
         else:
             for name, child in node.items():
                 yield from _statements(child, f"{key}.{name}" if key else str(name))

@@ -14,6 +14,7 @@ from simoffload.hardware import (
     MEMORY,
     STORAGE_KINDS,
     Costs,
+    Dated,
     DeviceCosts,
     DeviceGroup,
     Entry,
@@ -56,6 +57,12 @@ class Figure(NamedTuple):
     date: datetime.date
 
 
+def dates_of(figures: Iterable[Figure]) -> str:
+    """Return the first and the last date of prices: "2026-03-31 to 2026-06-04"; "" without any."""
+    days = sorted(figure.date for figure in figures)
+    return " to ".join(dict.fromkeys(map(str, (*days[:1], *days[-1:]))))
+
+
 @dataclass(frozen=True)
 class CostList:
     """Prices and powers by device, with the assumptions that turn them into the cost of an answer."""
@@ -82,23 +89,23 @@ class CostList:
         """
         named = self._device(part.key).price
         if named is not None:
-            return _figure(named, part.key), 1.0
+            return self._figure(named, part.key), 1.0
         if part.key == MEMORY:
             per_gb = self.costs.memory.price_per_gb
-            return (_figure(per_gb, "memory per GB"), part.size / _GB) if per_gb else None
+            return (self._figure(per_gb, "memory per GB"), part.size / _GB) if per_gb else None
         if part.kind == "drive" and self.costs.flash_per_tb is not None:
-            return _figure(self.costs.flash_per_tb, "flash per TB"), part.size / _TB
+            return self._figure(self.costs.flash_per_tb, "flash per TB"), part.size / _TB
         return None
 
     def machine_price(self, platform: str) -> Figure | None:
         """Price of a complete machine as its platform file describes it."""
         named = self._device(f"platform/{platform}").price
-        return _figure(named, f"platform/{platform}") if named else None
+        return self._figure(named, f"platform/{platform}") if named else None
 
     def rent(self, key: str, kind: RentKind = "on-demand") -> Figure | None:
         """Rent of one device or machine per hour; None where the list has none of this kind."""
         named = self._device(key).rent
-        return _figure(named, f"{key}, an hour") if named and named.kind == kind else None
+        return self._figure(named, f"{key}, an hour") if named and named.kind == kind else None
 
     def pue(self, setting: Setting | None) -> Figure:
         """Power usage effectiveness of the place where a machine stands; None is taken for a rack."""
@@ -130,7 +137,7 @@ class CostList:
         ``utilization``."""
         value: Sourced[float] | None = getattr(self.costs, key)
         assert value is not None, f"the shipped list has {key}"
-        return _figure(value, key)
+        return self._figure(value, key)
 
     @property
     def hours(self) -> float:
@@ -145,12 +152,13 @@ class CostList:
         names = ", ".join(f"{figure.what} ({figure.date})" for figure in aged)
         return (f"prices older than a year: {names}; give newer ones with --costs FILE",)
 
+    def _figure(self, value: Sourced[float], what: str) -> Figure:
+        """Return a figure with the value of the day."""
+        then = value.on(self.today) if isinstance(value, Dated) else value
+        return Figure(float(then.value), what, then.origin, then.source, then.date)
+
     def _device(self, key: str) -> DeviceCosts:
         return self.costs.devices.get(key, DeviceCosts())
-
-
-def _figure(value: Sourced[Any], what: str) -> Figure:
-    return Figure(float(value.value), what, value.origin, value.source, value.date)
 
 
 def load_costs(path: str | Path | None = None, *, today: datetime.date | None = None) -> CostList:
@@ -170,6 +178,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
     own = Library(file.parent).read(file, ("costs",))
     mine = own.profile
     assert isinstance(mine, Costs)
+    _check_dates(own, now)
     remarks: tuple[str, ...] = ()
     if mine.currency is not None and mine.currency != base.currency:
         base = _without_money(base)
@@ -198,6 +207,15 @@ def _check_complete(own: Entry) -> None:
     if own.profile.electricity is None:
         text = f"give the price of a kWh in {own.profile.currency}, too"
         raise DocumentLocation(own.document, ("currency",)).error(f"electricity is missing: {text}")
+
+
+def _check_dates(own: Entry, today: datetime.date) -> None:
+    """Refuse prices of the user's that nobody can know yet."""
+    assert isinstance(own.profile, Costs)
+    for keys, one in own.profile.amounts():
+        if one.date > today:
+            text = f"the date {one.date} is in the future: today is {today}; give the day of the price"
+            raise DocumentLocation(own.document, keys).error(text)
 
 
 def _merged_costs(mine: Costs, base: Costs) -> Costs:
@@ -312,6 +330,12 @@ class Bill(NamedTuple):
         before = now.by_key
         return sum(max(0.0, total - before.get(key, 0.0)) for key, total in self.by_key.items())
 
+    def added(self, now: Bill) -> tuple[Figure, ...]:
+        """Return the prices of what has to be bought where ``now`` is there."""
+        before, after = now.by_key, self.by_key
+        more = {key for key, total in after.items() if total > before.get(key, 0.0)}
+        return Bill(tuple(item for item in self.items if item.key in more)).prices
+
     @property
     def _unpriced(self) -> set[tuple[str, str, int]]:
         return {(item.key, item.description, item.number) for item in self.items if item.total is None}
@@ -349,9 +373,12 @@ class Bill(NamedTuple):
 
 
 def used_parts(scenario: LoadedScenario, result: SimulationResult) -> tuple[DeviceGroup, ...]:
-    """Return the parts of the machine, and of its storage only the tiers that must hold something."""
+    """Return the parts of the machine, without GPUs where the CPU computes everything, and of its storage
+    only the tiers that must hold something."""
     tiers = {"", *(use.tier for use in result.capacity)}
-    return tuple(part for part in scenario.machine.parts if part.tier in tiers)
+    parts = (part for part in scenario.machine.parts if part.tier in tiers)
+    computes = scenario.scenario.strategy.description.on_gpus
+    return tuple(part for part in parts if computes or part.kind != "accelerator")
 
 
 def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) -> Bill:

@@ -17,6 +17,7 @@ from simoffload.planning.costs import (
     Replacement,
     beyond_rent,
     bill,
+    dates_of,
     energy,
     load_costs,
     replacements,
@@ -286,6 +287,10 @@ class Economics:
     def old_prices(self, others: Iterable[Economics] = ()) -> tuple[str, ...]:
         """Return the sentence about prices older than a year that it or others of the same lists contain."""
         return self.costs.old({price for one in (self, *others) for price in one.prices})
+
+    def price_dates(self, others: Iterable[Economics] = ()) -> str:
+        """Return the first and the last date of the prices that it or others of the same lists contain."""
+        return dates_of(price for one in (self, *others) for price in one.bill.prices)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -121,7 +121,8 @@ def _fitting(result: SimulationResult) -> Iterator[Line]:
 def _change(one: Tried) -> str:
     gain = f"{format_number(one.gain, digits=2)} times as fast" if one.gain is not None else "fits"
     cost = f", +{one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
-    return printable(f"{one.change.description}: {gain}{cost}")
+    dated = f" (price of {one.price_dates})" if one.extra and one.price_dates else ""
+    return printable(f"{one.change.description}: {gain}{cost}{dated}")
 
 
 def _typed(result: SimulationResult) -> str:

@@ -34,13 +34,15 @@ def which_machine_document(found: Machines, *, command: str = "") -> ReportDocum
     head = ("machine", "program", "format", "tokens/s", "prompt/s", "TTFT", found.currency, "power", "per 1M")
     table = ReportTable("", head, rows, tuple(range(3, len(head))), keys=1).without_empty_columns()
     missing = tuple(NameFirst(f"{one.platform}: {printable(one.why)}") for one in found.offers if one.why)
-    section = ReportSection("Machines", missing, (table,) if rows else (), _RULES, notes_on_terminal=True)
     verdict = _verdict(found)
     title = (printable(found.model), *_work(found))
     background = (
         (ReportSection("Command", listings=(Listing("", command),), page_only=True),) if command else ()
     )
     bills = [one.economics for one in found.answered if one.economics is not None]
+    dated = tuple(f"prices of {dates}" for one in bills[:1] if (dates := one.price_dates(bills)))
+    rules = (*_RULES, *dated)
+    section = ReportSection("Machines", missing, (table,) if rows else (), rules, notes_on_terminal=True)
     warnings = (*_left_out(found), *(text for one in bills[:1] for text in one.old_prices(bills)))
     return ReportDocument(title, None, (verdict,), warnings, (section,), background, summary=(verdict,))
 

@@ -15,7 +15,7 @@ from simoffload.limits import limited
 from simoffload.planning.advise.options import memory, options_of
 from simoffload.planning.alternatives import only_with
 from simoffload.planning.confidence import confidence, margin
-from simoffload.planning.costs import CostList, load_costs, present
+from simoffload.planning.costs import CostList, Figure, dates_of, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.service_levels import metric_named, short_name
@@ -185,6 +185,8 @@ class Tried(Evaluated):
     if that does not fit."""
     extra: float | None
     """Purchase price beyond the unchanged scenario, in the list's currency; None without prices."""
+    prices: tuple[Figure, ...] = ()
+    """Prices of what has to be bought."""
     margin: float = 0.0
     """Gain beyond 1 from which the 80 % interval of the gain does not contain 1."""
     throughput: float | None = None
@@ -198,6 +200,11 @@ class Tried(Evaluated):
     def is_free(self) -> bool:
         """Whether nothing has to be bought."""
         return self.extra == 0
+
+    @property
+    def price_dates(self) -> str:
+        """Return the first and the last date of the prices of what has to be bought."""
+        return dates_of(self.prices)
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
@@ -227,7 +234,7 @@ class Tried(Evaluated):
         return {
             **by_name(self.change, "key description kind changes=edits same_answers=same_work quality"),
             **by_name(self, "gain gain_interval margin throughput_gain=throughput only_throughput"),
-            **by_name(self, "extra_cost=extra gain_per_1000=gain_per_cost"),
+            **by_name(self, "extra_cost=extra price_dates gain_per_1000=gain_per_cost"),
             "as_much_for_nothing": None if self.instead is None else self.instead.key,
             **by_name(self.result, "fits"),
             "metrics": self.result.metrics(),
@@ -260,6 +267,11 @@ class Advice:
     in other words as another."""
     stopped: str = ""
     """Why not all changes were tried; empty if no limit was reached."""
+
+    @property
+    def price_dates(self) -> str:
+        """Return the first and the last date of the prices of all that would have to be bought."""
+        return dates_of(price for one in self.tried if one.extra for price in one.prices)
 
     @property
     def extent(self) -> str:
@@ -505,6 +517,7 @@ class _Trial:
             economics=cost,
             gain=gain,
             extra=cost.bill.beyond(self._present) if change.priced else None,
+            prices=cost.bill.added(self._present),
             margin=self._margin(result) if gain else 0.0,
             throughput=before / after if before and after else None,
         )

@@ -426,6 +426,7 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
         f"{_gain(advice)} = {ratio}; each change is simulated alone",
         BRACKETS,
         "cost: nothing = no purchase needed; parts that are no longer used are not subtracted",
+        *([f"prices of {advice.price_dates}"] if bought else []),
         *([f"per 1,000 {currency} = ({_gain(advice)} - 1) / cost x 1000"] if bought else []),
     )
     columns = _FOR_MONEY if advice.result.fits else _FOR_SPACE

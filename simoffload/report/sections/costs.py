@@ -135,9 +135,12 @@ def _price_notes(found: Sequence[Economics]) -> list[str]:
         lines.append(NameFirst(f"{tier} is counted at {full}, as if no other machine used it"))
     prices = dict.fromkeys(price for one in found for price in one.prices)
     number = sum(price.origin == "estimate" for price in prices)
+    dates = f", of {found[0].price_dates(found)}" if found[0].price_dates(found) else ""
     if number:
         are, them = ("is an estimate", "it") if number == 1 else ("are estimates", "them")
-        lines.append(f"{number} of {plural(len(prices), 'price')} {are}; replace {them} with --costs")
+        lines.append(f"{number} of {plural(len(prices), 'price')}{dates}, {are}; replace {them} with --costs")
+    elif dates:
+        lines.append(f"prices{dates.removeprefix(',')}")
     return lines
 
 

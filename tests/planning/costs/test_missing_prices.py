@@ -159,7 +159,7 @@ devices:
 """
     result, one = _priced("micron/opt-30b-nvme", _listed(tmp_path, text))
     (said,) = (text for text in costs(result, one)[0].sentences if "estimate" in text)
-    assert said == "1 of 5 prices is an estimate; replace it with --costs"
+    assert said == "1 of 5 prices, of 2026-03-31 to 2026-11-01, is an estimate; replace it with --costs"
 
 
 def test_a_machine_on_a_desk_has_a_pue_of_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.hardware.machine import DeviceGroup
-from simoffload.planning.costs import CostList, load_costs
+from simoffload.planning.costs import Bill, CostList, Figure, Item, dates_of, load_costs
 from tests.planning.costs.conftest import TODAY
 
 L40S = DeviceGroup("accelerator/l40s", 1)
@@ -87,6 +87,78 @@ def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
     assert after.old([price[0]]) == (f"{rendered}; give newer ones with --costs FILE",)
 
 
+OVER_TIME = """kind: costs
+id: o
+name: o
+memory:
+  price_per_gb:
+    value: 12
+    source: a shop
+    date: 2026-06-04
+    earlier:
+      - {value: 7, source: a shop, date: 2025-12-31}
+      - {value: 4, source: another, date: 2025-09-30, origin: estimate}
+"""
+
+
+@pytest.mark.parametrize(
+    ("day", "price"),
+    [
+        ("2026-11-21", (12.0, "quote", "a shop", "2026-06-04")),
+        ("2026-06-04", (12.0, "quote", "a shop", "2026-06-04")),
+        ("2026-06-03", (7.0, "quote", "a shop", "2025-12-31")),
+        ("2025-10-01", (4.0, "estimate", "another", "2025-09-30")),
+        ("2024-01-01", (4.0, "estimate", "another", "2025-09-30")),
+    ],
+)
+def test_of_values_over_time_the_newest_of_the_day_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, day: str, price: tuple[object, ...]
+) -> None:
+    (tmp_path / "over-time.yaml").write_text(OVER_TIME, encoding="utf-8")
+    monkeypatch.setattr(
+        "simoffload.planning.costs._check_dates", lambda *_: None
+    )  # of lists that are shipped
+    known = load_costs(tmp_path / "over-time.yaml", today=datetime.date.fromisoformat(day))
+    found = known.price(DeviceGroup("memory", 1, size=2**30))
+    assert found is not None
+    figure, units = found
+    assert (figure.value, figure.origin, figure.source, str(figure.date)) == price
+    assert units == 1.0
+
+
+def test_a_list_of_the_users_own_comes_before_newer_shipped_prices(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    price = "price: {value: 1234, source: s, date: 2024-01-01}"
+    path.write_text(f"kind: costs\nid: m\nname: m\ndevices: {{accelerator/rtx-5090: {{{price}}}}}\n")
+    found = load_costs(path, today=TODAY).price(DeviceGroup("accelerator/rtx-5090", 1))
+    assert found is not None
+    assert (found[0].value, str(found[0].date)) == (1234.0, "2024-01-01")
+
+
+def test_nobody_knows_a_price_of_tomorrow(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(OVER_TIME, encoding="utf-8")
+    day = datetime.date(2026, 6, 4)
+    assert load_costs(path, today=day).costs.memory.price_per_gb is not None
+    with pytest.raises(InputError) as caught:
+        load_costs(path, today=day - datetime.timedelta(days=1))
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.key) == (6, "memory.price_per_gb")
+    expected = "the date 2026-06-04 is in the future: today is 2026-06-03; give the day of the price"
+    assert problem.message == expected
+
+
+def test_a_bill_dates_what_has_to_be_bought() -> None:
+    day = datetime.date
+    old, new = Figure(5.0, "a", "spec", "s", day(2025, 1, 1)), Figure(7.0, "b", "spec", "s", day(2026, 1, 1))
+    now = Bill((Item("host/a", "a", 1, old), Item("accelerator/b", "b", 1, new)))
+    then = Bill((Item("host/a", "a", 1, old), Item("accelerator/b", "b", 2, new)))
+    assert (then.added(now), then.beyond(now)) == ((new,), 7.0)
+    assert dates_of(then.added(now)) == "2026-01-01"
+    assert dates_of(then.prices) == "2025-01-01 to 2026-01-01"
+    assert dates_of(now.added(now)) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "line", "rendered"),
     [
@@ -101,6 +173,25 @@ def test_prices_older_than_a_year_are_told(tmp_path: Path) -> None:
             "active is below idle",
         ),
         ("date: 2026-11-01\ndevices: {accelerator/l40s: {prize: 1}}", 5, 'did you mean "price"'),
+        (
+            "date: 2026-11-01\nflash_per_tb: {value: 1, earlier: [{value: 2, date: 2026-11-01}]}",
+            5,
+            '"earlier" has 2026-11-01 after 2026-11-01: give the newest date first',
+        ),
+        (
+            "date: 2026-11-01\nflash_per_tb: {value: 1, earlier: "
+            "[{value: 2, date: 2026-01-01}, {value: 2, date: 2026-02-01}]}",
+            5,
+            '"earlier" has 2026-02-01 after 2026-01-01',
+        ),
+        ("date: 2026-11-01\nflash_per_tb: {value: 1, earlier: [{value: 2}]}", 5, "key is missing"),
+        ("date: 2026-11-01\nflash_per_tb: {value: 1, earlier: [2]}", 5, "must be a mapping, got 2"),
+        ("date: 2026-11-01\nflash_per_tb: {value: 1, earlier: 2}", 5, "must be a list, got 2"),
+        (
+            "date: 2026-11-01\nflash_per_tb: {value: 1, earlier: [{value: -2, date: 2026-01-01}]}",
+            5,
+            "must be at least 0, got -2",
+        ),
     ],
 )
 def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, line: int, rendered: str) -> None:
