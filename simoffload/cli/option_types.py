@@ -95,7 +95,9 @@ def add_parts(parser: Options, *, offers: bool = False) -> None:
         parser.add_argument("--drive", type=listed, action="extend", metavar="ID,…", help=about)
     else:
         parser.add_argument("--drive", action=Once, metavar="ID", help=_DRIVE)
-    parser.add_argument("--gpus", type=count, action=Once, metavar="N", help="number of GPUs to use")
+    parser.add_argument(
+        "--gpus", type=count_or_none, action=Once, metavar="N", help="number of GPUs to use; 0: the CPU alone"
+    )
     about = "tokens of a sequence, prompt and output included, for which memory must have room"
     parser.add_argument("--context", type=count, action=Once, metavar="N", help=about)
 
@@ -214,6 +216,11 @@ def budget(text: str) -> Budget:
     digits = amount.replace(",", "").removeprefix("+")
     number = _positive(text, digits, 'an amount above 0, such as 1500, +1500 or "40000 total"')
     return Budget(number, beyond if total or beyond else None)
+
+
+def count_or_none(text: str) -> int:
+    """Read a whole number, or zero."""
+    return 0 if text == "0" else count(text)
 
 
 def count(text: str) -> int:

@@ -218,7 +218,7 @@ def _model_alone(arguments: Namespace) -> str:
         "--strategy": arguments.strategy,
         "--drive": arguments.drive,
         "--gpu": arguments.gpu,
-        "--gpus": arguments.gpus,
+        "--gpus": arguments.gpus is not None,
         "--memory": arguments.memory,
         "--baseline": arguments.baseline,
         "--objective": arguments.objective,

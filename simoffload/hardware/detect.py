@@ -683,7 +683,10 @@ class _Description:
     def _gpu(self) -> Accelerator:
         """The profile of the GPUs, or the nearest one."""
         if not self._gpus:
-            self.assumed.append(f"a {_STAND_IN}, because no GPU was seen; name the one that is meant")
+            self.assumed.append(
+                f"a {_STAND_IN}, because no GPU was seen; name the one that is meant, "
+                "or use the CPU alone with --gpus 0"
+            )
             return self._accelerator(_STAND_IN)
         first = self._gpus[0]
         found = self._nearest_gpu(first)

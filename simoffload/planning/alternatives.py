@@ -64,6 +64,8 @@ def places(scenario: LoadedScenario, tiers: Sequence[str]) -> Iterator[Change]:
 def resident(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield a full copy of all states on each GPU, instead of states that are partitioned or offloaded."""
     strategy = scenario.scenario.strategy
+    if not strategy.description.on_gpus:
+        return
     with suppress(PlacementError):
         if edits := moving(strategy, Placement(RESIDENT), scenario.machine):
             without = f", without {strategy.traits.method}" if strategy.traits.method else ""
@@ -228,8 +230,10 @@ def possible(evaluator: Evaluator, found: Iterable[OtherProgram]) -> Iterator[Ch
 
 
 def _programs(evaluator: Evaluator, *gpus: int) -> Iterator[OtherProgram]:
-    """Yield each strategy of inference that offers to do the work of others, in each format."""
-    for kind in strategy_for("inference") if isinstance(evaluator.workload, Inference) else ():
+    """Yield each strategy of inference that offers to do the work of others, in each format; none where no
+    GPU is used, as all of them need one."""
+    possible = isinstance(evaluator.workload, Inference) and evaluator.strategy.description.on_gpus
+    for kind in strategy_for("inference") if possible else ():
         own = takewhile(lambda one: one is not Strategy, _class_of(kind).mro())
         if not any("instead" in vars(one) for one in own):  # it offers nothing, in whatever format
             continue

@@ -77,7 +77,7 @@ def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
     room: float = gpus * machine.tiers["hbm"].capacity
     if stored:
         room += machine.nodes_of(gpus) * machine.tiers["dram"].capacity
-    elif not offloaded_tiers(evaluator.plan):
+    elif not offloaded_tiers(evaluator.plan) or not evaluator.strategy.description.on_gpus:
         room = inf
     suited = suited_to("inference", scenario.model, machine) if stored or not own else ()
     sizes = {
@@ -91,6 +91,8 @@ def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
     among = [evaluator.strategy.kind] if name in own and not stored else []
     sequences = work.batch_size * evaluator.strategy.replicas
     section = {"kind": BEST, "among": among, "ranks": gpus, "sequences": sequences}
+    if not evaluator.strategy.description.on_gpus:
+        section = scenario.document.data["strategy"]
     stored_as = evaluator.model("quantization", name)
     with suppress(InputError):
         found = chosen(scenario.edited(stored_as, Edit(("strategy",), section)))

@@ -24,6 +24,8 @@ from simoffload.workload import Checkpointing
 
 _OWN_KEYS = frozenset(Best.model_fields)
 """Keys of a choice, which no program is asked for."""
+_COUNTS = frozenset({"num_gpus"})
+"""Keys of programs that state a number of GPUs, which a choice keeps, as it keeps ``ranks``."""
 _CLEARLY = 1.03
 """Gain from which a program is called faster than another: our choice."""
 
@@ -81,8 +83,10 @@ class _Limit(NamedTuple):
         return cls(strategy.among, strategy.uses, strategy.weights, strategy.optimizer, stated)
 
     def lifted(self) -> _Limit:
-        """Return the limit to the same programs, wherever their states are and whatever is set."""
-        return _Limit(self.among, None, None, None, {})
+        """Return the limit to the same programs and number of GPUs, wherever their states are and whatever
+        is set."""
+        kept = {key: value for key, value in self.stated.items() if key in _COUNTS}
+        return _Limit(self.among, None, None, None, kept)
 
     @property
     def text(self) -> str:
@@ -90,7 +94,7 @@ class _Limit(NamedTuple):
         named = {"weights": self.weights, "optimizer": self.optimizer}
         placed = [f"{what} on {tier}" for what, tier in named.items() if tier]
         used = [f"states on {self.uses}"] if self.uses else []
-        return " and ".join((*placed, *used, *self.stated))
+        return " and ".join((*placed, *used, *(key for key in self.stated if key not in _COUNTS)))
 
     @property
     def places(self) -> bool:

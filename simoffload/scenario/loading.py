@@ -71,7 +71,7 @@ from simoffload.scenario.schema import (
     with_its_slots,
 )
 from simoffload.shipped import shipped_folder
-from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in
+from simoffload.strategies import BEST, Plan, Strategy, fields_of, strategy_for, strategy_in, strategy_of
 from simoffload.strategies.base import (
     RESIDENT,
     Description,
@@ -101,7 +101,7 @@ class MachineParts(NamedTuple):
     gpu: str | None = None
     """Id of the accelerator in every slot that has a GPU."""
     gpus: int | None = None
-    """Number of GPUs that are used."""
+    """Number of GPUs that are used; with 0 the CPU computes everything."""
     memory: str | None = None
     """Size of the host memory; as modules are sold, 64 GB are 64 GiB."""
     drive: str | None = None
@@ -162,7 +162,9 @@ class MachineParts(NamedTuple):
                 yield self._storage(platform, Drives.read(Library(), self.drive))
         if (slots := self._slots(scenario)) is not None:
             yield from slots.edits
-        if self.gpus is not None and self.gpus != scenario.scenario.strategy.gpus:
+        if self.gpus == 0:
+            yield from _without_gpus(scenario)
+        elif self.gpus is not None and self.gpus != scenario.scenario.strategy.gpus:
             edits = scenario.scenario.strategy.sizes().gpus(self.gpus)
             if not edits:
                 text = f"{scenario.scenario.strategy.kind} cannot use {self.gpus} GPUs"
@@ -223,6 +225,26 @@ class MachineParts(NamedTuple):
             raise InputError.at("", text)
         tier = drives.tier(tuple(where)) if way == "at" else {"profile": drives.profile, way: list(where)}
         return Edit(("equipment", "tiers", name or _NEW[way]), tier)
+
+
+def _without_gpus(scenario: LoadedScenario) -> tuple[Edit, ...]:
+    """Return the edits with which the CPU computes everything, under the program that can do so where it is
+    yet to be chosen. Raises InputError for other programs."""
+    strategy, work = scenario.scenario.strategy, scenario.scenario.workload.kind
+    if strategy.traits.on_cpu:
+        return strategy.sizes().gpus(0)
+    able = {
+        kind: one for kind in strategy_for(work) if (one := strategy_of(kind, work)) and one.traits.on_cpu
+    }
+    section = scenario.document.data["strategy"]
+    among = section.get("among") or able
+    kind = next((one for one in able if one in among), None) if strategy.kind == BEST else None
+    if kind is None:
+        titles = f"only {either([one.traits.title for one in able.values()])}" if able else "no program"
+        text = f"0: {titles} does {work} on the CPU alone; give a number of GPUs"
+        raise InputError.at("", text, path="--gpus")
+    alone = able[kind].model_validate({"kind": kind}).sizes().gpus(0)
+    return (Edit.at("strategy.among", [kind]), Edit.at("strategy.ranks", 1), *alone)
 
 
 def behind_network(drive: str) -> bool:
@@ -1060,6 +1082,11 @@ def default_scenario(
         known = ", ".join(one.id for one in list_profiles("platform"))
         text = "a model needs a machine: --gpu ID, such as --gpu rtx-4090 (simoffload profiles list "
         text += f"accelerator); or --set platform=ID or --on PLATFORM:TIER, with one of {known}"
+        if gpus == 0:
+            text = "a model needs a machine, also without a GPU: --set platform=FILE with what simoffload "
+            text += (
+                f"detect writes of yours, or --set platform=ID, whose GPU is not used, with one of {known}"
+            )
         raise InputError([document.problem((), text)])
     scenario = resolve(document, cache=cache, placed=placed)
     given = {split_assignment(one)[0] for one in overrides}

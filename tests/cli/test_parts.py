@@ -245,3 +245,76 @@ def test_what_is_assumed_of_a_composed_machine_is_said(program: Program) -> None
     ):
         refused = program("run", "qwen3-8b", *words)
         assert (refused.status, message in refused.err) == (2, True), refused.err
+
+
+ALONE = ("qwen3-8b", "--gpu", "rtx-4090", "--gpus", "0", "--set=workload.prompt_length=64")
+
+
+def test_with_no_gpus_the_cpu_computes_everything(program: Program) -> None:
+    """The same as num_gpus: 0 under llama.cpp; GPUs are neither paid for nor proposed."""
+    alone = json.loads(program("run", *ALONE, "--json").out)
+    words = ("--gpu", "rtx-4090", *ALONE[-1:], "--set", "strategy={kind: llama_cpp, num_gpus: 0}")
+    stated = json.loads(program("run", "qwen3-8b", *words, "--json").out)
+    assert alone["metrics"] == stated["metrics"]
+    used = json.loads(program("run", "qwen3-8b", "--gpu", "rtx-4090", ALONE[-1], "--json").out)
+    assert used["metrics"]["tpot_s"] < alone["metrics"]["tpot_s"] / 4  # 1008 GB/s against 89.6
+    assert {one["tier"] for one in alone["capacity"]} == {"dram"}
+    paid, drawn = (
+        {one["key"].partition("/")[0] for one in alone["economics"][part]} for part in ("bill", "power")
+    )
+    assert "host" in paid & drawn
+    assert "accelerator" not in paid | drawn
+    said = " ".join(program("run", *ALONE).out.split())
+    assert "8 to 16 cores" in said
+    assert "-dev none" in said
+    assert "weights stored as q8_0 (answers change): 1." in said
+    for wrong in ("second", "faster without", "per GPU"):
+        assert wrong not in said
+
+
+def test_a_server_without_its_gpus_has_one_sequence(program: Program) -> None:
+    words = ("--set=platform=mi300x-8gpu", "--gpus=0", "--set=workload.prompt_length=64", "--json")
+    data = json.loads(program("run", "qwen3-8b", *words).out)
+    assert data["provenance"]["scenario"]["strategy"]["num_gpus"] == 0
+    assert data["workload"]["batch_size"] == 1
+
+
+def test_advice_without_a_gpu_needs_none(program: Program) -> None:
+    answer = program("advise", *ALONE, "--json")
+    assert answer.status == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["options"]
+    for one in found["options"]:
+        strategy = next((each["value"] for each in one["changes"] if each["path"] == ["strategy"]), None)
+        assert strategy is None or strategy["num_gpus"] == 0, one
+        assert "GPU" not in one["description"], one
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--program", "vllm"), "--gpus: 0: only llama.cpp does inference on the CPU alone"),
+        (("--set=workload.kind=training",), "--gpus: 0: no program does training on the CPU alone"),
+        (("--set=strategy={kind: accelerate}",), "--gpus: 0: only llama.cpp does inference"),
+        (("--set=strategy.gpu_layers=4",), "num_gpus is 0: no GPU has layers"),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_without_one(
+    program: Program, words: tuple[str, ...], message: str
+) -> None:
+    answer = program("run", *ALONE[:-1], *words)
+    assert answer.status == 2
+    assert message in answer.err
+
+
+@pytest.mark.parametrize("number", ["-1", "00", "0.0", "none"])
+def test_a_number_of_gpus_is_a_whole_one(program: Program, number: str) -> None:
+    answer = program("run", "qwen3-8b", "--gpu", "rtx-4090", f"--gpus={number}")
+    assert answer.status == 2
+    assert "is not a whole number" in answer.err
+
+
+def test_without_a_gpu_a_machine_has_to_be_named(program: Program) -> None:
+    answer = program("run", "qwen3-8b", "--gpus", "0")
+    assert answer.status == 2
+    assert "--set platform=FILE with what simoffload detect writes" in answer.err

@@ -98,7 +98,7 @@ def batches_of(evaluator: Evaluator, *factors: int) -> Iterator[tuple[int, Chang
     work, strategy = evaluator.workload, evaluator.strategy
     if isinstance(work, Checkpointing):
         return
-    each = " per GPU" if strategy.replicas == strategy.gpus else ""
+    each = " per GPU" if strategy.replicas == strategy.gpus and strategy.description.on_gpus else ""
     for factor in factors:
         batch = factor * work.batch_size
         edits = evaluator.batch(batch) if factor > 1 else ()
@@ -427,7 +427,8 @@ def second_card(scenario: LoadedScenario) -> Iterator[Change]:
     """Yield a second GPU beside the one of a personal machine, for programs that divide layers between GPUs
     and the CPU."""
     strategy, platform = scenario.scenario.strategy, scenario.platform()
-    edits = strategy.sizes().gpus(2) if strategy.traits.on_cpu and strategy.gpus == 1 else ()
+    one = strategy.traits.on_cpu and strategy.description.on_gpus and strategy.gpus == 1
+    edits = strategy.sizes().gpus(2) if one else ()
     if not edits or not scenario.machine.is_personal or len(platform.profile.gpus) > 1:
         return
     slots = GpuSlots.of(platform, 2)
