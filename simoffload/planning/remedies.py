@@ -78,6 +78,14 @@ def settings(evaluator: Evaluator) -> Iterator[Change]:
         named = ([term.size for term in use.terms if word in term.remedy] for use in lacking)
         if all(sum(sizes) >= -use.headroom for use, sizes in zip(lacking, named, strict=True)):
             yield from _first(evaluator, _other_values(evaluator, tunables, lacking), word)
+    if isinstance(evaluator.workload, Training):
+        yield from _first(evaluator, [_fused_norms(evaluator)], "norms")
+
+
+def _fused_norms(evaluator: Evaluator) -> Change:
+    """Return the change to RMSNorm in one kernel, which saves less of a step (``model.norms``)."""
+    kernels = "one kernel for each RMSNorm, as of use_kernels of transformers, Liger or torchtitan"
+    return Change("setting", f"norms fused ({kernels})", (evaluator.model("norms", "fused"),))
 
 
 def _other_values(

@@ -258,3 +258,34 @@ def test_machines_are_filled_before_others_are_bought(
     scenario = resolve(parse_yaml(yaml_text(text), name="m.yaml"))
     made = simoffload.smallest_changes(scenario)
     assert [one.description for one in made if one.kind == "machines"] == ([found] if found else [])
+
+
+THIRTEEN_B = """
+name: 13b
+model: {model}
+platform: dgx-a100-80g
+nodes: 8
+workload: {{kind: training, batch_size: {batch}, sequence_length: {length}, gradient_checkpointing: false}}
+strategy:
+  kind: deepspeed
+  ranks: 64
+  ds_config: {{bf16: {{enabled: true}}, zero_optimization: {{stage: 3}}}}
+"""
+
+
+@pytest.mark.parametrize(("model", "length", "proposed"), [("llama-2-13b", 4096, 1), ("opt-13b", 2048, 0)])
+def test_rms_norms_in_one_kernel_make_training_fit(
+    tmp_path: Path, model: str, length: int, proposed: int
+) -> None:
+    """13 billion parameters on 64 A100, 2 x 4,096 tokens each, as torchtitan runs it; OPT has LayerNorm."""
+    path = tmp_path / "13b.yaml"
+    batch = next(count for count in range(2, 20) if _written(path, model, count, length))
+    assert (batch == 2) == bool(proposed)
+    found = {key: value for key, value in changes(str(path)).items() if key.startswith("norms fused (")}
+    assert [*found.values()] == [("model.norms=fused",)] * proposed
+
+
+def _written(path: Path, model: str, batch: int, length: int) -> bool:
+    """Write a scenario, and return whether it does not fit."""
+    path.write_text(THIRTEEN_B.format(model=model, batch=batch, length=length))
+    return not fits(str(path))
