@@ -180,8 +180,8 @@ def test_a_bill_dates_what_has_to_be_bought() -> None:
         ),
         (
             "date: 2026-11-01\nflash_per_tb:\n  value: 1\n"
-            + "  earlier: [{value: 2, date: 2026-01-01}, {value: 2, date: 2026-02-01}]",
-            5,
+            "  earlier: [{value: 2, date: 2026-01-01}, {value: 2, date: 2026-02-01}]",
+            6,
             '"earlier" has 2026-02-01 after 2026-01-01',
         ),
         ("date: 2026-11-01\nflash_per_tb: {value: 1, earlier: [{value: 2}]}", 5, "key is missing"),
