@@ -220,6 +220,8 @@ MOST_GPUS = 8
 _DESK_SLOTS, _RACK_SLOTS = 1, 4
 """Slots that give a GPU all of its lanes, of hosts whose profiles state none: our choice, those of CPUs for
 desktops with 16 lanes for cards, and half of the 128 lanes of one for servers."""
+_CARD_LANES = 16
+"""Lanes that CPUs for desktops have for cards; a card with 8 of its own keeps them beside a second one."""
 WITH_MORE = ("rtx-4090-threadripper", "l40s-server")
 """Shipped machines that take more cards than a desktop: three or four, and up to eight behind switches."""
 
@@ -256,10 +258,11 @@ class GpuSlots(NamedTuple):
             return cls(places * number, {}, f"each with {link.label} at the CPU")
         if slots > 1 or number > 2:
             return None
-        lanes = max(1, link.lanes // 2)
+        wide = link.lanes if places[0] in platform.profile.switches else _CARD_LANES
+        lanes = max(1, min(link.lanes, wide // 2))
         slot = {"to": places[0], "pcie": link.pcie.id, "lanes": lanes}
         names = ("slot-a", "slot-b")
-        return cls(names, dict.fromkeys(names, slot), f"each with {lanes} lanes, as boards divide 16")
+        return cls(names, dict.fromkeys(names, slot), f"each with {lanes} lanes, as boards divide {wide}")
 
     @property
     def edits(self) -> tuple[Edit, ...]:

@@ -172,7 +172,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
     sources = ((shipped.use.path, shipped.use.sha256),)
     base = shipped.profile
     assert isinstance(base, Costs)
-    if path is None or Path(path).resolve() == Path(shipped.use.path).resolve():
+    if path is None or Path(path).resolve() == Path(shipped.document.path).resolve():
         return CostList(base, sources, now)
     file = Path(path)
     own = Library(file.parent).read(file, ("costs",))

@@ -8,6 +8,7 @@ import pytest
 
 import simoffload as so
 from simoffload.planning.costs import load_costs, present
+from simoffload.planning.question import question
 from simoffload.scenario import MachineParts, default_scenario
 from tests.cli.conftest import Program
 
@@ -225,6 +226,15 @@ def test_more_gpus_than_a_shipped_machine_has_are_composed(
     assert bool(parts.assumed(base)) is not shipped
     bill = present(found, so.fit(found), load_costs())
     assert sum(item.number for item in bill.items if item.key == f"accelerator/{gpu}") == number
+
+
+@pytest.mark.parametrize(("gpu", "lanes"), [("rtx-3090", 8), ("rtx-4060-ti-16gb", 8), ("rtx-5060-ti", 8)])
+def test_two_cards_share_the_lanes_of_the_cpu(gpu: str, lanes: int) -> None:
+    """16 lanes are 8 for each, which are all that the smaller cards have."""
+    one, two = (question("qwen3-8b", gpu=gpu, gpus=number, program="llama.cpp") for number in (1, 2))
+    switches = two.platform().profile.switches
+    assert [switches[name].lanes for name in two.platform().profile.gpus] == [lanes, lanes]
+    assert one.platform().gpu_pcie_link.lanes == (16 if gpu == "rtx-3090" else 8)
 
 
 def test_what_is_assumed_of_a_composed_machine_is_said(program: Program) -> None:

@@ -98,7 +98,7 @@ def test_columns_without_room_follow_under_the_same_names(drive: Costed, memory:
 
 def test_the_cheaper_one_and_the_prices_that_turn_it_round(drive: Costed, memory: Costed) -> None:
     (section,) = costs_compared([memory, drive])
-    first, turns, dated, gathered, rent = section.sentences
+    first, turns, gathered, dated, rent = section.sentences
     assert dated == "prices of 2026-11-01"
     assert rent.startswith(f"{ONE}: no cost on rented hardware, as the rent of accelerator/l40s")
     assert [bool(row[-1]) for row in section.tables[0].texts] == [True, False], "the drive is not in the rent"
