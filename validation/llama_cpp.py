@@ -61,7 +61,14 @@ _OPTIONS = {"-ncmoe": "cpu_moe", "-t": "threads", "-lm": "load_mode"}
 _SWITCHES = {"-nopo": "strategy.op_offload=false", "-nkvo": "strategy.kv_offload=false"}
 _ALL = "99"
 _MIB = 1 << 20
-_ABSOLUTE = ("generation", "prompts", "generation, two GPUs", "prompts, two GPUs", "page faults")
+_HOSTS = ("hosts, input", "hosts, judging")
+"""Groups of rates of generation on the CPU, or with experts there, on hosts of several classes. A row is
+input if the CRC-32 of its source, a space and its id is even, which was decided before any was predicted, or
+if a number of its class is from it; those that were set aside to judge before do so."""
+_ABSOLUTE = (
+    *("generation", "prompts", *_HOSTS),
+    *("generation, two GPUs", "prompts, two GPUs", "page faults"),
+)
 """Groups of published rates of which the rates are compared, and not ratios."""
 _WORKS: tuple[Work, ...] = ("decode", "prefill")
 

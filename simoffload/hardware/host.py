@@ -146,6 +146,9 @@ class Host(Profile):
     """Peak bandwidth of all memory channels together."""
     memory_channels: Sourced[Count] | None = None
     """Number of these channels; None: not known, so that the bandwidth tells the class of the host."""
+    read_limit: Sourced[BytesPerSecond] | None = None
+    """Largest rate at which all cores together read memory, where what connects them with it is slower than
+    the memory: the fabric of chiplets; None: no such limit is known."""
     stream_fraction: Sourced[Share]
     """Share of the peak bandwidth that the STREAM benchmark, or GPUs that copy simultaneously, reach."""
     from_gpu_traffic: Sourced[Multiple] | None = None
@@ -257,17 +260,20 @@ class Host(Profile):
     @remembered
     def products(self) -> CpuProducts:
         """The host's own rates of products on the CPU, or those of its class, which read memory no faster
-        than it was measured to be."""
+        than it was measured to be, and no faster than what is between."""
         if self.cpu_products is not None:
             return self.cpu_products
         classes, nodes = self._elsewhere.cpu_products, self.cpu_optimizer.numa_nodes.value
         channels = None if self.memory_channels is None else self.memory_channels.value
-        found = classes.of(self.memory_bandwidth.value, nodes=nodes, channels=channels)
-        if self.stream_fraction.origin != "measured":
-            return found
-        reads = (found.weights, found.experts)
-        weights, experts = (min(one, self.stream_fraction, key=lambda share: share.value) for one in reads)
-        return CpuProducts.model_construct(**{**dict(found), "weights": weights, "experts": experts})
+        peak = self.memory_bandwidth.value
+        found = classes.of(peak, nodes=nodes, channels=channels)
+        limits = [self.stream_fraction] if self.stream_fraction.origin == "measured" else []
+        if self.read_limit is not None:
+            share = self.read_limit.value / peak
+            limits.append(Sourced[float].model_construct(**{**dict(self.read_limit), "value": share}))
+        reads = {"weights": found.weights, "experts": found.experts}
+        least = {key: min([one, *limits], key=lambda share: share.value) for key, one in reads.items()}
+        return CpuProducts.model_construct(**{**dict(found), **least})
 
     @property
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:

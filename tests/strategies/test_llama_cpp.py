@@ -486,6 +486,29 @@ def test_machines_with_many_channels_have_their_class(platform: str, channels: i
     assert host.products.experts.value == experts
 
 
+def test_cores_of_one_chiplet_read_no_faster_than_its_link() -> None:
+    """Two channels of DDR5-5200 carry 83 GB/s, the link of the only chiplet 62.5: faster memory is of no use,
+    a second chiplet is."""
+
+    def one(**host: str) -> LoadedScenario:
+        sets = (f"profiles.host/ryzen-7000-64gb.{key}={value}" for key, value in host.items())
+        own = ("model.quantization=q4_k_m", "strategy.num_gpus=0", *sets)
+        return scenario("qwen3-14b", *own, platform="rtx-4060-ti-16gb-desktop")
+
+    def rate(**host: str) -> float:
+        found = so.simulate(one(**host)).metrics()["decode_tokens_per_s"]
+        assert found is not None
+        return found
+
+    host = one().machine.host
+    for reads in (host.products.weights, host.products.experts):
+        assert reads.value * host.memory_bandwidth.value == pytest.approx(62.5e9)
+        assert reads.source.startswith("one chiplet of cores")
+    assert rate(memory_bandwidth="112 GB/s") == pytest.approx(rate())
+    assert rate(read_limit="125 GB/s") > 1.1 * rate()
+    assert one(memory_bandwidth="51.2 GB/s").machine.host.products.weights.value == 0.9
+
+
 def test_deepseek_v3_on_twelve_channels() -> None:
     """Per token the CPU reads 8 of 256 experts of all but one layer, at the rate of 32 threads and of 0.36 of
     the memory's peak together; all threads meet six times a layer."""
