@@ -24,9 +24,11 @@ from simoffload.models import load_model
 from validation.llama_cpp import predicted_rate
 
 _LOGS = Path(__file__).parent / "llama_cpp" / "logs.csv"
+_EXPERTS = "experts"
+"""Number of all architectures that decides prompts of mixtures."""
 _NUMBERS = {
     (False, False): "prompts",
-    (False, True): "expert_prompts",
+    (False, True): _EXPERTS,
     (True, False): "reads",
     (True, True): "expert_reads",
 }
@@ -82,21 +84,24 @@ def _predicted() -> Iterator[Logged]:
 @cache
 def needed() -> tuple[tuple[Logged, float], ...]:
     """Return the share with which each input row comes out as published, to first order."""
-    known = shipped_unmeasured().accelerator.ggml.architectures
-    return tuple(
-        (one, getattr(known[one.capability], one.number).value / one.ratio)
-        for one in logged()
-        if not one.judges
-    )
+    return tuple((one, known(one.capability, one.number) / one.ratio) for one in logged() if not one.judges)
+
+
+def known(capability: str, number: str) -> float:
+    """Return a share of an architecture that is shipped, or one of all."""
+    elsewhere = shipped_unmeasured().accelerator.ggml
+    of = elsewhere if number == _EXPERTS else elsewhere.architectures[capability]
+    return float(getattr(of, number).value)
 
 
 def derived(capability: str, number: str, *, without: str = "") -> float | None:
     """Return a share of an architecture from the input rows of other sources than ``without``.
 
-    It is the median of its own rows, or of those of all cards for desks if they are few; None without rows.
+    It is the median of its own rows, or of those of all cards for desks if they are few; that of experts is
+    of all rows. None without rows.
     """
     rows = [(one, share) for one, share in needed() if (one.number, one.source == without) == (number, False)]
-    own = [share for one, share in rows if one.capability == capability]
+    own = [share for one, share in rows if number == _EXPERTS or one.capability == capability]
     if capability in _DESKS and len(own) < _SEVERAL:
         own = [share for one, share in rows if one.capability in _DESKS]
     return median(own) if own else None
@@ -112,11 +117,11 @@ def spread(number: str) -> float:
 def report() -> Iterator[str]:
     """Yield lines with the shares, and the ratios of both halves."""
     yield "capability number           now derived rows; judging: rows ratio inside"
-    for capability, shares in shipped_unmeasured().accelerator.ggml.architectures.items():
+    for capability in shipped_unmeasured().accelerator.ggml.architectures:
         for number in _NUMBERS.values():
             rows = [one for one in logged() if (one.capability, one.number) == (capability, number)]
             judging = [one for one in rows if one.judges]
-            now, other = getattr(shares, number).value, derived(capability, number)
+            now, other = known(capability, number), derived(capability, number)
             judged = f"{median(one.ratio for one in judging):5.2f}" if judging else "    -"
             share = "      -" if other is None else f"{other:7.3f}"
             counts = f"{len(rows) - len(judging):4}           {len(judging):4}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simoffload.documents import Frozen
 from simoffload.hardware.quantities import (
@@ -129,7 +129,7 @@ class GgmlKernels(Frozen):
 
     A product of one token takes the time of its bytes at the rate of 16-bit weights and that of decoding
     them, one after the other. A product of many tokens rounds its input to 8 bits (``mul_mat_q``); its rate
-    depends on its tokens, that of experts on the tokens of each.
+    depends on its tokens, that of experts on how far the tokens of each fill its tiles.
     """
 
     kernel_latency: Sourced[Seconds]
@@ -140,14 +140,36 @@ class GgmlKernels(Frozen):
     """The same for the chosen experts of a layer, whatever their type: their matrices are small."""
     products: RowsCurve
     """Share of the peak rate in 16 bits that products of so many tokens reach."""
-    grouped: RowsCurve
-    """The same for experts, by the tokens of each."""
-
+    grouped: RowsCurve | None = None
+    """The same for experts, by the tokens of each; None: by ``experts`` and by how far tiles are full."""
+    experts: Sourced[PositiveMultiple] | None = None
+    """Rate of experts with full tiles over that of products with many tokens."""
     reads: Sourced[Share] | None = None
     """Share of the peak bandwidth with which a product of one token reads and decodes weights of one matrix;
     None: the rate of 16-bit weights and that of ``decode``."""
     expert_reads: Sourced[Share] | None = None
     """The same for the chosen experts of a layer."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.grouped is None and self.experts is None:
+            raise ValueError("give grouped, or experts, for prompts of mixtures")
+        return self
+
+    def expert_share(self, rows: float, *, tokens: int) -> float:
+        """Return the share of the peak rate that experts reach with ``rows`` tokens each of so many.
+
+        A tile has as many columns as there are tokens, up to 128, and takes as long if few of them are an
+        expert's; the last tile of an expert with many tokens is half full on the mean
+        (``mul_mat_q_case``, ggml/src/ggml-cuda/mmq.cuh of llama.cpp@0c1e5709).
+        """
+        if self.grouped is not None:
+            return self.grouped.at(rows)
+        assert self.experts is not None
+        columns = min(_COLUMNS, _STEP * -(-tokens // _STEP))
+        tiles = max(1.0, rows / columns + 0.5)
+        share = self.products.points[-1][1] * self.experts.value
+        return share * rows / (tiles * (columns + _LOADED))
 
     def deciding(self, *, experts: bool) -> tuple[Provenance, ...]:
         """Return the numbers that decide the time of generating text with a mixture of ``experts`` or not."""
@@ -156,14 +178,19 @@ class GgmlKernels(Frozen):
         return self.kernel_latency, self.reads or self.decode
 
 
+_COLUMNS, _STEP = 128, 16
+"""Most columns of a tile with tensor cores (``get_mmq_x_max_host``), and the step of their number."""
+_LOADED = 23
+"""Columns whose products take as long as loading the weights of a tile: from 16, 32 and 128 tokens on an H100
+(``grouped`` of h100-sxm: 0.075, 0.087 and 0.154 of the peak if tiles were full)."""
+
+
 class GgmlShares(Frozen):
     """Speed of the kernels of ggml on GPUs of one architecture, as shares of what their data sheets say."""
 
     prompts: Sourced[PositiveMultiple]
     """Rate of products of 512 tokens over the peak in single precision: of the GPUs of an architecture the
     rates in int8 are one multiple of it, whereas those in 16 bits differ by the market."""
-    expert_prompts: Sourced[PositiveMultiple]
-    """The same for experts with 512 tokens each."""
     reads: Sourced[Share]
     """Share of the peak bandwidth with which a product of one token reads and decodes weights."""
     expert_reads: Sourced[Share]
@@ -182,8 +209,8 @@ class GgmlElsewhere(Frozen):
     """Rate of decoding the chosen experts of a layer."""
     products: RowsCurve
     """Share of the rate of products with 512 tokens that those of so many reach."""
-    grouped: RowsCurve
-    """The same for experts, by the tokens of each."""
+    experts: Sourced[PositiveMultiple]
+    """Rate of experts with full tiles over that of products with 512 tokens."""
     architectures: Mapping[Annotated[str, Field(pattern=r"^\d+\.\d$")], GgmlShares]
     """Shares of the peak by compute capability, such as "8.9"."""
 
@@ -196,24 +223,17 @@ class GgmlElsewhere(Frozen):
         known = sorted(self.architectures, key=float)
         older = [one for one in known if capability is None or float(one) <= capability]
         shares = self.architectures[_OTHER if capability is None else (older or known[:1])[-1]]
-        own = {"prompts": shares.prompts, "expert_prompts": shares.expert_prompts}
-        curves: dict[str, Any] = {
-            key: RowsCurve.model_construct(
-                points=tuple((rows, share * own[of].value * single / peak) for rows, share in curve.points),
-                **own[of].model_dump(include={"origin", "source", "date", "spread"}),
-            )
-            for key, of, curve in (
-                ("products", "prompts", self.products),
-                ("grouped", "expert_prompts", self.grouped),
-            )
-        }
+        most = shares.prompts.value * single / peak
+        kept = shares.prompts.model_dump(include={"origin", "source", "date", "spread"})
+        points = tuple((rows, share * most) for rows, share in self.products.points)
+        products = RowsCurve.model_construct(points=points, **kept)
         read: dict[str, Any] = (
             {} if measured else {"reads": shares.reads, "expert_reads": shares.expert_reads}
         )
         same: dict[str, Any] = {
-            key: getattr(self, key) for key in ("kernel_latency", "decode", "decode_experts")
+            key: getattr(self, key) for key in ("kernel_latency", "decode", "decode_experts", "experts")
         }
-        return GgmlKernels.model_construct(**same, **curves, **read)
+        return GgmlKernels.model_construct(**same, products=products, **read)
 
 
 _OTHER = "9.0"

@@ -841,6 +841,8 @@ _CACHE_FLOPS = 32
 
 Source: three models on a DGX Spark, 32,768 tokens in the cache against none, read 180 to 193 GB/s of it where
 weights are read at 232 (benches/dgx-spark of llama.cpp, 2026-02; rows in view)."""
+_ONE_BY_ONE = 8
+"""Tokens up to which each chosen expert of each is a product of its own (``MMVQ_MAX_BATCH_SIZE``)."""
 _EIGHT = 8
 """Bits per weight from which weights need no decoding."""
 
@@ -884,17 +886,18 @@ class GgmlTiming(FusedTiming):
             return super()._product_s(module, cost)
         gpu, code, model = self.machine.accelerator, self.machine.accelerator.llama_kernels, self._model
         experts, tokens = module.parallel == "experts", max(1, self._tokens(module))
-        share = code.expert_reads if experts else code.reads
+        share = code.expert_reads if experts and tokens <= _ONE_BY_ONE else code.reads
         efficiency = gpu.kernels.read_efficiency if share is None else share
         read_s = cost.bytes / (gpu.hbm_bandwidth.value * efficiency.value)
         read_s += decoding_s(module, stored, code) if share is None else 0.0
-        rows, curve = float(tokens), code.products
-        if experts:
-            touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
-            rows, curve = tokens * model.experts_per_token / touched, code.grouped
         if tokens == 1:
             return read_s
-        return max(read_s, cost.flops / (gpu.peak("float16") * curve.at(rows)))
+        if experts:
+            touched = max(1.0, model.num_experts * model.touched_share(module, tokens))
+            reached = code.expert_share(tokens * model.experts_per_token / touched, tokens=tokens)
+        else:
+            reached = code.products.at(float(tokens))
+        return max(read_s, cost.flops / (gpu.peak("float16") * reached))
 
 
 def kernels_of(module: Module, *, decodes: bool) -> int:
