@@ -16,6 +16,7 @@ from simoffload.errors import InputError
 from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.strategies.hooks.device_memory import DeviceMemory
 from simoffload.strategies.hooks.on_cpu import MappedWeights
 from simoffload.strategies.memory import DISPLAY
 from simoffload.strategies.programs.llama_cpp import LlamaPlan
@@ -484,6 +485,27 @@ def test_machines_with_many_channels_have_their_class(platform: str, channels: i
     assert host.memory_channels is not None
     assert host.memory_channels.value == channels
     assert host.products.experts.value == experts
+
+
+def test_what_the_first_tokens_read_again_is_said() -> None:
+    """1.75 times what has no room of the file, or 1.33 times what the CPU reads if that is less; nothing if
+    the file has room, or is not mapped."""
+
+    def memory(gib: float, *sets: str) -> tuple[DeviceMemory, str]:
+        own = ("model.quantization=q4_k_m", "strategy.cpu_moe=9", *sets)
+        size = f"profiles.host/desktop-ddr4-64gb.memory_capacity={gib} GiB"
+        plan = plan_of(scenario("qwen3-30b-a3b", *own, size, platform="rtx-3090-workstation"))
+        return plan.memory, " ".join(plan.warnings)
+
+    for gib in (25, 16):
+        found, said = memory(gib)
+        missing, read = found.model.weight_bytes - found.left, found.pages.dense + found.pages.experts
+        expected = 1.75 * missing if gib == 25 else 1.33 * read
+        assert found.settling == pytest.approx(expected)
+        assert f"read about {expected / 1e9:.1f} GB of it again" in said
+    for found, said in (memory(32), memory(25, "strategy.load_mode=none")):
+        assert found.settling == 0
+        assert "again" not in said
 
 
 def test_cores_of_one_chiplet_read_no_faster_than_its_link() -> None:

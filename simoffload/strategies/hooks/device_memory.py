@@ -132,6 +132,10 @@ MARGIN = 1 << 30
 _CELLS = 256
 """Tokens by which the cache grows (``n_ctx`` is padded to it)."""
 _DRIVE = "add memory, or a drive (--drive) from which pages of the mapped file that have no room are read"
+_AGAIN, _OF_MISSING = 1.33, 1.75
+"""What is read from the file before tokens find all that the CPU reads in memory, over that, or over what has
+no room of the file if it is less: medians of 9 cases. In 18 it was 0.74 to 2.6 times as much
+(docs/measurements/mapped-files.md, Settling)."""
 _COPIES = 4
 """Copies of the inputs of a graph with which several GPUs compute parts of a prompt at the same time
 (``GGML_SCHED_MAX_COPIES``)."""
@@ -229,6 +233,14 @@ class DeviceMemory:
         return self.weights_on_cpu <= left < self.model.weight_bytes
 
     @property
+    def settling(self) -> float:
+        """Bytes that the first tokens after loading read from the file [B], so that experts have room."""
+        if not self._settles:
+            return 0.0
+        missing = self.model.weight_bytes - self.left
+        return min(_AGAIN * (self.pages.dense + self.pages.experts), _OF_MISSING * missing)
+
+    @property
     def uncompared(self) -> tuple[str, ...]:
         """What it does that no run was compared with."""
         found = ("read missing pages of its weights",) * (self.lacks_pages or self._settles)
@@ -240,8 +252,10 @@ class DeviceMemory:
         """Yield what to do where pages of experts are missing."""
         pages, host = self.pages, self.machine.host
         if self._settles:
-            text = "memory has no room for all of the mapped file, so that tokens are slower until Linux has"
-            text += " dropped the pages of weights on the GPU, which is not simulated"
+            rate, size = host.products.page_faults.value, self.settling
+            text = "memory has no room for all of the mapped file, so that the first tokens read about"
+            text += f" {size / 1e9:.1f} GB of it again, for {size / rate:.1f} s at {rate / 1e9:.1f} GB/s,"
+            text += " which is not simulated"
             yield f"{text}; strategy.load_mode=none (-lm none) keeps what the CPU computes in memory"
         if not self.lacks_pages or not pages.experts:
             return
