@@ -36,6 +36,9 @@ _NUMBERS = {
 _DESKS = ("7.5", "8.6", "8.9", "12.0")
 """Architectures of cards for desks, whose rates of arithmetic are alike; those of data centres are as
 measured on an H100."""
+_OLDER = ("build 6413", "build 7100")
+"""Logs of builds before MXFP4 was multiplied in 4 bits (pull request 17906, 2025-12), whose such prompts on
+Blackwell are those of another program."""
 _SEVERAL = 3
 """Rows from which on an architecture has a share of its own; our choice."""
 
@@ -73,6 +76,8 @@ def logged() -> tuple[Logged, ...]:
 
 def _predicted() -> Iterator[Logged]:
     for row in csv.DictReader(_LOGS.read_text("utf-8").splitlines()):
+        if "mxfp4" in row["id"] and row["prompt"] and any(build in row["source"] for build in _OLDER):
+            continue
         lengths = {key: int(row[key] or 0) for key in ("prompt", "generated", "depth")}
         rates = predicted_rate(row["model"], row["platform"], row["overrides"].split(";"), **lengths)
         number = _NUMBERS[bool(row["generated"]), load_model(row["model"]).num_experts > 0]

@@ -8,6 +8,8 @@ from statistics import median
 import pytest
 
 from simoffload.hardware import Accelerator, ggml_kernels, load_profile, shipped_unmeasured
+from simoffload.strategies.passes import timing
+from validation.llama_cpp import predicted_rate
 from validation.llama_cpp_shares import derived, known, logged
 
 ELSEWHERE = shipped_unmeasured().accelerator.ggml
@@ -44,6 +46,19 @@ def test_full_tiles_explain_what_experts_reach_on_an_h100() -> None:
     middle = median(ratios)
     assert 1.3 < middle < 1.7, "products alone; elsewhere what is between them is included"
     assert all(0.6 < one / middle < 1.4 for one in ratios)
+
+
+def test_blackwell_multiplies_mxfp4_in_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pull request 17906 of llama.cpp: gpt-oss-20b on an RTX 5090 from 10,561 to 13,305 tokens/s."""
+    keys = ["model.quantization=mxfp4_moe", "strategy.gpu_layers=all"]
+
+    def rate(card: str) -> float:
+        return predicted_rate("gpt-oss-20b", card, keys, prompt=512, generated=0, depth=0)[0]
+
+    native, older = rate("rtx-5090-workstation"), rate("rtx-4090-desktop")
+    monkeypatch.setattr(timing, "_FOUR_BITS", 1.0)
+    assert native / rate("rtx-5090-workstation") == pytest.approx(13305 / 10561, rel=0.03)
+    assert older == rate("rtx-4090-desktop")
 
 
 def test_the_judging_half_is_inside_and_its_middle_near_one() -> None:
