@@ -31,7 +31,7 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(program, "explanations.md", "exec"), {})
     first, enough, interval = capsys.readouterr().out.splitlines()
-    assert first == "pageable -0.62"
+    assert first == "host.pageable -0.62"
     assert enough.startswith("{'drive/samsung-pm1733-3.84tb': {'read': '")
     low, high = ast.literal_eval(interval)
     assert 1.5 < low < high < 5

@@ -135,7 +135,7 @@ def pooled(records: Iterable[HostRecord], key: str) -> Pooled:
 
 def pooled_pageable(records: Iterable[HostRecord]) -> tuple[list[tuple[int, float]], Pooled]:
     """Return the medians of the rates of copies of pageable memory by size [B], and that of the last size."""
-    curves = {one: dict(one.pcie.pageable.points) for one in records if _is_own(one.pcie.pageable)}
+    curves = {one: dict(own.points) for one in records if (own := one.host.pageable) and _is_own(own)}
     sizes = sorted(set.intersection(*(set(points) for points in curves.values())))
     medians = [robust({one: float(points[size]) for one, points in curves.items()}) for size in sizes]
     return [(size, one.value) for size, one in zip(sizes, medians, strict=True)], medians[-1]

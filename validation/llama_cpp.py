@@ -48,12 +48,13 @@ _OF_TWO = _RECORDS / "h200-2026-11-28"
 _PUBLISHED = Path(__file__).parent / "llama_cpp" / "published.csv"
 _MACHINE = "h100-1gpu-vm"
 _PAGEABLE = (
-    f"profiles.host/{_MACHINE}-host.pageable_rate={{value: 7.57 GB/s, origin: measured, "
+    f"profiles.host/{_MACHINE}-host.pageable={{points: [[1 GiB, 7.57 GB/s]], origin: measured, "
     f"source: calibrate micro, date: 2026-11-23, spread: 0.2}}"
 )
-"""Copies of memory that is not pinned: median of ``calibrate micro`` on the eight machines with an H100 that
-``hardware_profiles/pcie/gen5.yaml`` lists (5.6 to 9.6 GB/s; those with an H200, also there, are faster). The
-first machine of the records had 5.9 for 64 and 256 MiB and 10 for 4 and 16."""
+"""Copies of memory that is not pinned: median of ``calibrate micro`` on the eight machines with an H100 and
+recorded runs that ``hardware_profiles/host/h100-1gpu-vm-host.yaml`` lists (5.6 to 9.6 GB/s; those with an
+H200, also there, are faster). The first machine of the records had 5.9 for 64 and 256 MiB and 10 for 4 and
+16."""
 _FORMATS = {"mxfp4": "mxfp4_moe"}
 _CUT = {"qwen3-24-layers": ("qwen3-30b-a3b", ("model.num_hidden_layers=24",))}
 """Models of the records with fewer layers."""

@@ -44,18 +44,18 @@ class Kind(NamedTuple):
     gpu: str
     one_gpu: bool
     """Whether it is a virtual machine with one GPU, which was measured; else its numbers are estimates."""
+    bare_metal: bool = False
+    """Whether it is no virtual machine, whose copies of pageable memory say nothing of its own."""
 
 
 HOSTS = {
-    "dgx-h100-2tb": Kind("H100", one_gpu=False),
-    "dgx-h200-2tb": Kind("H200", one_gpu=False),
+    "dgx-h100-2tb": Kind("H100", one_gpu=False, bare_metal=True),
+    "dgx-h200-2tb": Kind("H200", one_gpu=False, bare_metal=True),
     "h200-8gpu-vm-host": Kind("H200", one_gpu=False),
     "h100-1gpu-vm-host": Kind("H100", one_gpu=True),
     "h200-1gpu-vm-host": Kind("H200", one_gpu=True),
 }
 """Shipped hosts, by id."""
-LINK = "gen5"
-"""The shipped PCIe profile whose copies of pageable memory are those of the measured machines."""
 
 
 class Statement(NamedTuple):
@@ -162,7 +162,8 @@ class _HostStatements:
 
     def shipped(self) -> Statements:
         """Return the statements of the profile, by their keys."""
-        found = self._rates() | self._thread()
+        found = {} if self._kind.bare_metal else {"pageable": self._pageable()}
+        found |= self._rates() | self._thread()
         return found | self._fsdp(found) if self._kind.one_gpu else found
 
     def all(self) -> Statements:
@@ -205,6 +206,16 @@ class _HostStatements:
         source = f"2 x {one_socket.source}; spread: {_BARE_METAL_FROM}"
         limits = one_socket._replace(value=rate_text(2 * limit.value), source=source)
         return found | {_LIMIT: limits._replace(measured_on="virtual machines with four H200")}
+
+    def _pageable(self) -> Statement:
+        """Return the copies of pageable memory, which are as fast with either GPU."""
+        points, last = pooled_pageable(self._all)
+        value = [[bytes_text(size), rate_text(rate)] for size, rate in points]
+        found = self._median(
+            last, rate_text, f"copies of pageable memory by size, {value[-1][0]}", spread=last.spread
+        )
+        elsewhere = found.measured_on and "virtual machines with H100 and H200"
+        return found._replace(value=value, key="points", measured_on=elsewhere)
 
     # -- the Python thread ------------------------------------------------------------------------
 
@@ -282,21 +293,6 @@ class _HostStatements:
         return found
 
 
-# -- copies ---------------------------------------------------------------------------------------
-
-
-def link_statements(*, leave_out: str = "") -> Statements:
-    """Return the copies of pageable memory of the PCIe profile that all these machines have."""
-    records = [one for one in host_records() if one.name != leave_out]
-    points, last = pooled_pageable(records)
-    value = [[bytes_text(size), rate_text(rate)] for size, rate in points]
-    numbers = ", ".join(f"{name} {rate_text(rate)}" for name, rate in last.numbers.items())
-    of_last = f"{value[-1][0]}: {numbers} (validation/measured)"
-    source = f"median by size of calibrate micro on virtual machines; {of_last}"
-    spread = float(f"{last.spread:.2g}")
-    return {"pageable": Statement(value, source, str(last.date), "measured", spread, key="points")}
-
-
 # -- writing --------------------------------------------------------------------------------------
 
 
@@ -304,7 +300,6 @@ def without(machine: str, platform: str) -> dict[str, Any]:
     """Return the section ``profiles`` of a scenario on a shipped platform as if a machine had no record."""
     host = load_platform(platform).host.id
     changes = {f"host/{host}": _HostStatements(HOSTS[host], machine).all()} if host in HOSTS else {}
-    changes[f"pcie/{LINK}"] = link_statements(leave_out=machine)
     found: dict[str, Any] = {}
     for profile, statements in changes.items():
         for key, statement in statements.items():
@@ -338,7 +333,6 @@ def written(text: str, statements: Mapping[str, Statement]) -> str:
 def files() -> dict[Path, str]:
     """Return the text of every profile that this module writes, by its path."""
     statements = {f"host/{name}": host_statements(name) for name in HOSTS}
-    statements[f"pcie/{LINK}"] = link_statements()
     paths = {_PROFILES / f"{name}.yaml": found for name, found in statements.items()}
     return {path: written(path.read_text("utf-8"), found) for path, found in paths.items()}
 

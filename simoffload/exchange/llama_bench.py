@@ -423,7 +423,7 @@ def bench_numbers(rows: Sequence[BenchRow], base: Profile) -> BenchNumbers:
         found = _of_host(tests, base)
     else:
         assert isinstance(base, Pcie)
-        found = _of_slot(tests)
+        found = _copies(tests, "host_to_device", mapped=False)
     if not found.numbers:
         raise InputError.at("", f"no number can be derived: {'; '.join(found.warnings)}", path=_files(rows))
     return found
@@ -544,8 +544,9 @@ def _of_host(tests: Sequence[_Test], base: Host) -> BenchNumbers:
         numbers, missing = part(tests, base)
         found |= numbers
         warnings += missing
+    slot = _copies(tests, "pageable", mapped=True)
     if not found:
-        return BenchNumbers({}, warnings)
+        return slot._replace(warnings=[*warnings, *slot.warnings])
     others = {
         key: {"value": _written(key, one.value), "origin": "estimate"}
         | {"source": f"not measured here: {one.source}"[:1900]}
@@ -555,7 +556,7 @@ def _of_host(tests: Sequence[_Test], base: Host) -> BenchNumbers:
     }
     if others:
         warnings.append(f"not measured, kept: {', '.join(f'cpu_products.{key}' for key in others)}")
-    return BenchNumbers({"cpu_products": others | found}, warnings)
+    return BenchNumbers({"cpu_products": others | found, **slot.numbers}, [*warnings, *slot.warnings])
 
 
 def _dense_reads(tests: Sequence[_Test], base: Host) -> tuple[dict[str, Statement], list[str]]:
@@ -744,35 +745,32 @@ def _main_kernel(model: ModelShape) -> ProductKernel:
     return max(sizes, key=lambda kind: sizes[kind])
 
 
-# -- slot --------------------------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------------
 
 
-def _of_slot(tests: Sequence[_Test]) -> BenchNumbers:
-    found: dict[str, Statement] = {}
-    missing: list[str] = []
+def _copies(tests: Sequence[_Test], key: str, *, mapped: bool) -> BenchNumbers:
+    """Return the rate of copies of weights to the GPU: of a host's pages of the file if ``mapped``."""
     prompts = [one for one in tests if one.row.generated == 0 and one.row.depth == 0 and one.row.prompt]
-    for key, mapped in (("pageable", True), ("host_to_device", False)):
-        pairs = [
-            pair
-            for pair in combinations(prompts, 2)
-            if _moves(pair[0], mapped=mapped) and _same_but_ubatch(*pair)
-        ]
-        rates = [rate for one, other in pairs if (rate := _copy_rate(one, other, prompts)) is not None]
-        if not rates:
-            how = "mapped" if mapped else "loaded with --load-mode none"
-            missing.append(
-                f"{key} is not identified: it needs prompts with weights on the CPU, {how}, at two -ub"
-            )
-            continue
-        used = [one for pair in pairs for one in pair]
-        size = max(
-            one.stored_bytes(used[0].model.dtype_bytes)
-            for module in used[0].model.layers[0]
-            for one in module.parameters
-        )
-        point = [f"{size} B", f"{median(rates) / 1e6:.6g} MB/s"]
-        found[key] = _stated([point], used, "prompts at two sizes of micro-batches", key="points")
-    return BenchNumbers(found, missing)
+    pairs = [
+        pair
+        for pair in combinations(prompts, 2)
+        if _moves(pair[0], mapped=mapped) and _same_but_ubatch(*pair)
+    ]
+    rates = [rate for one, other in pairs if (rate := _copy_rate(one, other, prompts)) is not None]
+    if not rates:
+        how = "mapped" if mapped else "loaded with --load-mode none"
+        text = f"{key} is not identified: it needs prompts with weights on the CPU, {how}, at two -ub"
+        return BenchNumbers({}, [text])
+    used = [one for pair in pairs for one in pair]
+    size = max(
+        one.stored_bytes(used[0].model.dtype_bytes)
+        for module in used[0].model.layers[0]
+        for one in module.parameters
+    )
+    point = [f"{size} B", f"{median(rates) / 1e6:.6g} MB/s"]
+    return BenchNumbers(
+        {key: _stated([point], used, "prompts at two sizes of micro-batches", key="points")}, []
+    )
 
 
 def _moves(one: _Test, *, mapped: bool) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
@@ -26,6 +26,7 @@ from simoffload.hardware.program_costs import (
 from simoffload.hardware.quantities import (
     Count,
     Multiple,
+    RateCurve,
     Reference,
     Share,
     Sourced,
@@ -129,6 +130,9 @@ _MOST_AHEAD = 1 << 30
 class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
+    elsewhere: ClassVar = {
+        "pageable_rate": "is a curve now; write pageable: {points: [[256 MiB, RATE]], origin: …, …}",
+    }
     kind: Literal["host"]
     cpu: Text
     """Model name of the processors."""
@@ -157,9 +161,9 @@ class Host(Profile):
     pageable_traffic: Sourced[Multiple] | None = None
     """Bytes of ``memory_rate`` that each byte copied from pageable memory to a GPU consumes, where it was
     measured; otherwise 3 is assumed, as the CPU reads and writes a staging buffer, which DMA then reads."""
-    pageable_rate: Sourced[BytesPerSecond] | None = None
-    """Rate of large copies between pageable memory and a GPU, which one thread of the CPU stages in pinned
-    buffers, where it is known of this CPU; otherwise ``pageable`` of the link's profile."""
+    pageable: RateCurve | None = None
+    """Rate of a copy between pageable memory and a GPU, by size, which one thread of the CPU stages in pinned
+    buffers, where it is known of this CPU; None: not known, so that it is as on other hosts."""
     memcpy_rate: Sourced[BytesPerSecond]
     """Rate at which one thread copies (each byte is read once and written once)."""
     mapped_read: Sourced[BytesPerSecond] | None = None
@@ -279,6 +283,11 @@ class Host(Profile):
     def new_pinned_memory(self) -> Sourced[BytesPerSecond]:
         """The host's own rate at which new memory is pinned, or an estimate."""
         return self.pinned_allocation or self._elsewhere.pinned_allocation
+
+    @property
+    def pageable_copies(self) -> RateCurve:
+        """The host's own rates of copies of pageable memory, or those of other hosts."""
+        return self.pageable or self._elsewhere.pageable
 
     @property
     def fresh_memory(self) -> NewMemory:

@@ -346,8 +346,7 @@ class Machine:
             copies = pcie.copy_curve(to_device=to_device, lanes=lanes)
             if pinned:
                 return copies
-            own = self.host.pageable_rate
-            return copies.lower(Curve.flat(own.value) if own else Curve(pcie.pageable.points))
+            return copies.lower(Curve(self.host.pageable_copies.points))
 
         return curve
 

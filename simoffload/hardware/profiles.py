@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -60,6 +60,9 @@ _LARGE_COPY = 64 << 20  # smallest size of copies [B] with which `calibrate micr
 class Pcie(Profile):
     """A generation of PCIe (or another cable between host and accelerator)."""
 
+    elsewhere: ClassVar = {
+        "pageable": "the CPU stages such copies; move this curve, as it is, to the profile of the host",
+    }
     kind: Literal["pcie"]
     protocol: Literal["pcie", "nvlink"] = "pcie"
     """``pcie``: a slot and the device in it run at the slower generation of the two; ``nvlink``: a cable
@@ -76,8 +79,6 @@ class Pcie(Profile):
     """Rate of a copy from pinned host memory, by size."""
     device_to_host: RateCurve
     """Rate of a copy to pinned host memory, by size."""
-    pageable: RateCurve
-    """Rate of a copy from or to pageable host memory, by size; the driver stages it in pinned buffers."""
     both_ways: Sourced[Share]
     """Rate of simultaneous copies in both directions, as a fraction of the sum of the rates of each direction
     alone."""

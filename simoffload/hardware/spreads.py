@@ -115,9 +115,7 @@ def machine_spreads(
             TimeInput.COPIES, f"pcie/{pcie.id}", [pcie.host_to_device, pcie.device_to_host]
         ),
         TimeInput.PAGEABLE: own.spread(
-            TimeInput.PAGEABLE,
-            f"host/{machine.host.id}" if machine.host.pageable_rate else f"pcie/{pcie.id}",
-            [machine.host.pageable_rate or pcie.pageable],
+            TimeInput.PAGEABLE, f"host/{machine.host.id}", [machine.host.pageable_copies]
         ),
         TimeInput.LINKS: own.spread(
             TimeInput.LINKS, f"accelerator/{gpu.id}", [links.efficiency] if links else []

@@ -20,7 +20,7 @@ from simoffload.hardware.program_costs import (
     PageCache,
     UnmeasuredKernels,
 )
-from simoffload.hardware.quantities import Provenance, Sourced
+from simoffload.hardware.quantities import Provenance, RateCurve, Sourced
 from simoffload.shipped import shipped_folder
 from simoffload.units import BytesPerSecond
 
@@ -39,6 +39,8 @@ class UnmeasuredHost(Frozen):
     """Rates for hosts that do not state ``page_cache``."""
     checksum: Sourced[BytesPerSecond]
     """Rate for hosts that do not state ``checksum``."""
+    pageable: RateCurve
+    """Rates for hosts that do not state ``pageable``."""
     pinned_allocation: Sourced[BytesPerSecond]
     """Rate for hosts that do not state ``pinned_allocation``."""
     fsdp: FsdpReference

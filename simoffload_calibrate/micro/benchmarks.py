@@ -136,13 +136,13 @@ class Copies(Microbenchmark):
     name = "copies"
     runs = f"{_MICRO}.links:measure_copies"
     seconds, building, quick, rounds = 4.5, 0.5, 5.0, (1, 2, 3)
-    gives = ("pcie.host_to_device", "pcie.device_to_host", "pcie.pageable", "pcie.both_ways", "pcie.latency")
+    gives = ("pcie.host_to_device", "pcie.device_to_host", "pcie.both_ways", "pcie.latency", "host.pageable")
 
     def fit(self, measured: Measured) -> Fits:
         """Return rates by size, the share of both ways at once, and the wait for a small copy."""
-        from simoffload_calibrate.micro.fit_parts import fit_pcie
+        from simoffload_calibrate.micro.fit_parts import fit_pageable, fit_pcie
 
-        return _below("pcie", fit_pcie(measured.sections))
+        return _below("pcie", fit_pcie(measured.sections)) | _below("host", fit_pageable(measured.sections))
 
 
 class CopiesTogether(Microbenchmark):

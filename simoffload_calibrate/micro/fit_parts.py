@@ -556,15 +556,8 @@ def fit_pcie(sections: Sections) -> dict[str, Fitted]:
     curves = {
         "host_to_device": (_alone(sections, "h2d"), f"pinned memory, {queued}"),
         "device_to_host": (_alone(sections, "d2h"), f"pinned memory, {queued}"),
-        "pageable": (
-            _alone(sections, "h2d", pinned=False),
-            "pageable memory to the GPU, parts of 1 GiB in turn, so that none is in the CPU's cache",
-        ),
     }
-    for key, (rows, what) in curves.items():
-        if rows:
-            points = [[bytes_text(row["bytes"]), rate_text(row["bytes"] / row["seconds"])] for row in rows]
-            found[key] = Fitted(points, what, len(points))
+    found |= {key: _curve(rows, what) for key, (rows, what) in curves.items() if rows}
     both = sections.get("copies", {}).get("both_ways", [])
     if both:
         share, residual, number = central(map(_both_share, both))
@@ -576,6 +569,18 @@ def fit_pcie(sections: Sections) -> dict[str, Fitted]:
         what = "blocking copies up to 64 KiB less the call and less the time in a queue"
         found["latency"] = Fitted(seconds_text(value), what, number, residual)
     return found
+
+
+def fit_pageable(sections: Sections) -> dict[str, Fitted]:
+    """``pageable`` of a host's profile: one thread of its CPU copies, whatever the link is."""
+    rows = _alone(sections, "h2d", pinned=False)
+    what = "pageable memory to the GPU, parts of 1 GiB in turn, so that none is in the CPU's cache"
+    return {"pageable": _curve(rows, what)} if rows else {}
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], what: str) -> Fitted:
+    points = [[bytes_text(row["bytes"]), rate_text(row["bytes"] / row["seconds"])] for row in rows]
+    return Fitted(points, what, len(points))
 
 
 def _both_share(row: dict[str, Any]) -> float:

@@ -82,10 +82,11 @@ _OF_THE_MACHINE = ("setting", "switches", "nics", "network", "tiers")
 _LONGEST, _LONGEST_MACHINE = 1900, 600
 """[characters] of a source, and of the machine in it."""
 _ORDER = (
-    *("memcpy_rate", "pinned_allocation", "from_gpu_traffic", "pageable_traffic", "memory_bandwidth"),
-    *("stream_fraction", "memory_capacity", "cpu", "cpu_optimizer", "host_factor", "deepspeed", "training"),
-    *("fsdp", "eager", "hbm_capacity", "hbm_efficiency", "kernel_latency", "matmul_efficiency"),
-    *("float16_share", "strided_rate", "join_rate", "fused_attention", "eager_attention"),
+    *("memcpy_rate", "pageable", "pinned_allocation", "from_gpu_traffic", "pageable_traffic"),
+    *("memory_bandwidth", "stream_fraction", "memory_capacity", "cpu", "cpu_optimizer", "host_factor"),
+    *("deepspeed", "training", "fsdp", "eager", "hbm_capacity", "hbm_efficiency", "kernel_latency"),
+    *("matmul_efficiency", "float16_share", "strided_rate", "join_rate"),
+    *("fused_attention", "eager_attention"),
 )
 """The order in which a profile lists what was measured; other keys follow in the order of benchmarks."""
 
@@ -93,7 +94,7 @@ _IN_MEMORY = (
     *("host.memcpy_rate", "host.pinned_allocation", "host.cpu_optimizer.thread", "host.cpu_optimizer.limit"),
     *("host.cpu_optimizer.overflow_thread", "host.cpu_optimizer.overflow_limit"),
 )
-_OVER_THE_LINK = ("pcie.host_to_device", "pcie.device_to_host", "pcie.pageable")
+_OVER_THE_LINK = ("pcie.host_to_device", "pcie.device_to_host", "host.pageable")
 """Rates that cannot be above the peak of host memory, and those that cannot be above that of the link."""
 
 _CONTRADICTED = 1.0

@@ -133,8 +133,7 @@ def test_recorded_runs_give_plausible_numbers(tmp_path: Path) -> None:
     assert any(
         "switch is not identified: two mixtures of experts give it a negative" in one for one in warnings
     )
-    slot, _ = _rates("pcie", "gen5", TESTS, tmp_path)
-    assert slot["pageable"]["points"] == [["226492416 B", "8588.13 MB/s"]]
+    assert host["pageable"]["points"] == [["226492416 B", "8588.13 MB/s"]]
 
 
 def _with_experts(name: str, model: Mapping[str, Any], read: int, layers: int) -> list[dict[str, Any]]:
@@ -176,6 +175,9 @@ def test_two_micro_batches_give_the_rate_of_copies(tmp_path: Path) -> None:
     data, warnings = _rates("pcie", "gen5", tests, tmp_path)
     ((_, rate),) = data["host_to_device"]["points"]
     assert float(rate.split()[0]) == pytest.approx(40_000, rel=1e-4)
+    assert not any("not identified" in one for one in warnings)
+    alone = [_bench("llama 8B F16", _LLAMA, 0.1, n_gpu_layers=0)]
+    _, warnings = _rates("host", "dgx-h100-2tb", alone, tmp_path)
     assert any(one.startswith("pageable is not identified") for one in warnings)
 
 

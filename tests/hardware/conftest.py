@@ -37,7 +37,6 @@ packet_efficiency: {number(0.5)}
 copy_lanes: 16
 host_to_device: {curve("[1 MB, 4 GB/s]", "[100 MB, 12 GB/s]")}
 device_to_host: {curve("[1 MB, 8 GB/s]")}
-pageable: {curve("[1 MB, 6 GB/s]")}
 both_ways: {number(0.75)}
 latency: {number("10 us")}
 """,
@@ -84,6 +83,7 @@ memory_capacity: {number("100 GB")}
 memory_bandwidth: {number("60 GB/s")}
 stream_fraction: {number(0.5)}
 memcpy_rate: {number("5 GB/s")}
+pageable: {curve("[1 MB, 6 GB/s]")}
 reserved: {number("10 GB")}
 deepspeed:
   ranks: {number(4)}

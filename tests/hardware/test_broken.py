@@ -74,6 +74,20 @@ def problems(folder: Path) -> tuple[Problem, ...]:
             "host_to_device",
             'got "12 GB/s"; write {points: [[1 MiB, 3 GB/s], …], origin: …, source: …, date: …}',
         ),
+        (
+            "pcie/wire.yaml",
+            "both_ways:",
+            f"pageable: {curve('[1 MB, 6 GB/s]')}\nboth_ways:",
+            "pageable",
+            "move this curve, as it is, to the profile of the host",
+        ),
+        (
+            "host/box.yaml",
+            "memcpy_rate:",
+            f"pageable_rate: {number('6 GB/s')}\nmemcpy_rate:",
+            "pageable_rate",
+            "write pageable: {points: [[256 MiB, RATE]], origin: …",
+        ),
     ],
 )
 def test_invalid_files_are_refused(

@@ -17,8 +17,10 @@ from simoffload.strategies.training import micro_step
 CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
     "storage rate": {"drive": ("read", "write"), "pfs": ("read", "write"), "nfs": ("read", "write")},
     "storage latency": {"drive": ("read_latency", "write_latency"), "pfs": ("latency",), "nfs": ("latency",)},
-    "PCIe": {"pcie": ("lane_rate", "latency", "pageable")},
-    "costs of the host": {"host": ("deepspeed.hook", "deepspeed.prefetch_call", "deepspeed.cold_share")},
+    "PCIe": {"pcie": ("lane_rate", "latency")},
+    "costs of the host": {
+        "host": ("deepspeed.hook", "deepspeed.prefetch_call", "deepspeed.cold_share", "pageable")
+    },
 }
 """Keys of profiles, by their kind, whose numbers differ between machines."""
 

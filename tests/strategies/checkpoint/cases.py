@@ -8,6 +8,7 @@ from typing import Any
 
 from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
+from simoffload.hardware.quantities import RateCurve
 from simoffload.models import LayerGroup, ModelShape, load_model
 from simoffload.models.modules import linear
 from simoffload.results.checkpoint import Outlook
@@ -53,7 +54,9 @@ def with_memcpy(machine: Machine, rate: int, *, pageable: int | None = None) -> 
     measured = machine.host.memcpy_rate.model_copy(update={"value": rate})
     found = {"memcpy_rate": measured}
     if pageable is not None:
-        found["pageable_rate"] = measured.model_copy(update={"value": pageable})
+        found["pageable"] = RateCurve.model_construct(
+            **{**dict(machine.host.pageable_copies), "points": ((1, pageable),)}
+        )
     return replace(machine, host=machine.host.model_copy(update=found))
 
 
