@@ -1,12 +1,15 @@
 """The hosts of all measured machines, and robust medians over them.
 
 Records of ``calibrate micro`` are no runs, so that those of ``measured/holdout`` count like those of
-``measured/fit``. A machine counts once: some have runs in both sets.
+``measured/fit``, and those in ``docs/measurements``, of machines without recorded runs, like both. A machine
+counts once: some have runs in both sets.
 """
 
 from __future__ import annotations
 
 import datetime
+import gzip
+import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import ceil, exp, log
@@ -19,7 +22,9 @@ from simoffload.hardware.profiles import Pcie
 from simoffload.hardware.quantities import Provenance, Sourced
 from simoffload_calibrate.micro.record import read_record
 
+_ROOT = Path(__file__).parents[1]
 _MEASURED = Path(__file__).parent / "measured"
+_ALONE = _ROOT / "docs" / "measurements"
 GPUS = ("H100", "H200")
 """GPUs of the measured machines."""
 _INTERVAL = 0.8
@@ -36,23 +41,39 @@ class HostRecord(NamedTuple):
     date: datetime.date
     host: Host
     pcie: Pcie
+    beside_runs: bool = True
+    """Whether real runs of the machine are recorded in ``measured``."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 @cache
-def host_records(folder: Path = _MEASURED) -> tuple[HostRecord, ...]:
+def host_records() -> tuple[HostRecord, ...]:
     """Return the host of every machine with a record, in the order of their names."""
     found: dict[str, HostRecord] = {}
-    for path in sorted(folder.glob("*/*/platform.yaml")):
-        record, name = path.parent / "micro.json", path.parent.name
-        if name in found or not record.is_file():  # without a record, the profile is another machine's
+    for path in [*sorted(_MEASURED.glob("*/*/platform.yaml")), *sorted(_ALONE.rglob("platform.yaml"))]:
+        beside_runs = path.is_relative_to(_MEASURED)
+        name = path.parent.name if beside_runs else path.parent.relative_to(_ALONE).as_posix()
+        records = sorted(path.parent.glob("micro*.json*"))
+        if name in found or not records:  # without a record, the profile is another machine's
             continue
-        raw = read_record(record)
+        raw = _record(records[-1])
         gpu = next(one for one in GPUS if one in raw["machine"]["gpu"]["name"])
         platform = load_platform(path)
         day = datetime.date.fromisoformat(raw["date"])
         pcie = platform.gpu_pcie_link.pcie
-        found[name] = HostRecord(name, gpu, int(raw["machine"]["gpu"]["count"]), day, platform.host, pcie)
+        gpus = int(raw["machine"]["gpu"]["count"])
+        found[name] = HostRecord(name, gpu, gpus, day, platform.host, pcie, beside_runs)
     return tuple(found[name] for name in sorted(found))
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return a record of ``calibrate micro``, which may be compressed."""
+    if path.suffix != ".gz":
+        return read_record(path)
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
 
 
 def statement(record: HostRecord, key: str) -> Provenance | None:
@@ -119,10 +140,20 @@ def robust(values: Mapping[HostRecord, float]) -> Pooled:
     are to the median of those of other days. Raises StatisticsError without values.
     """
     middle = exp(median(map(log, values.values())))
-    away = sorted(deviations(values))
-    spread = away[ceil(_INTERVAL * len(away)) - 1] / P90
+    spread = _spread(deviations(values))
     numbers = {record.name: value for record, value in values.items()}
     return Pooled(middle, spread, numbers, max(record.date for record in values))
+
+
+def _spread(away: Iterable[float]) -> float:
+    """Return the standard deviation of a normal distribution of which 80 % is as near to its centre."""
+    ordered = sorted(away)
+    return ordered[ceil(_INTERVAL * len(ordered)) - 1] / P90
+
+
+def spread_around(value: float, values: Mapping[HostRecord, float]) -> float:
+    """Return the spread of a number that 80 % of the machines are within."""
+    return _spread(abs(log(one / value)) for one in values.values())
 
 
 def pooled(records: Iterable[HostRecord], key: str) -> Pooled:

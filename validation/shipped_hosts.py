@@ -2,14 +2,15 @@
 
 Every number is the median over the machines of its kind (``host_records``): a cost of the host thread is that
 of the reference host times the factor of the kind. Of machines with one GPU, the kind itself was measured; of
-a DGX none was, so that its numbers are estimates. A recorded run is predicted with a host made without the
+a DGX none was, so that its numbers are estimates: medians of the virtual machines beside real runs, and
+within a spread that holds the others, too. A recorded run is predicted with a host made without the
 record of its machine: :func:`without`. Run it after ``validation.reference_costs`` and ``validation.refit``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCo
 from simoffload.hardware.spreads import DEFAULT_SPREADS
 from simoffload.units import parse_rate
 from simoffload_calibrate.host_costs import COSTS, SCALED, of_real_models
-from simoffload_calibrate.micro.fit_parts import bytes_text, rate_text, seconds_text
+from simoffload_calibrate.micro.fit_parts import bytes_text, flops_text, rate_text, seconds_text
 from simoffload_calibrate.reference import reference_costs
 from validation.host_records import (
     GPUS,
@@ -28,6 +29,7 @@ from validation.host_records import (
     pooled,
     pooled_pageable,
     robust,
+    spread_around,
 )
 
 _PROFILES = Path(__file__).parents[1] / "hardware_profiles"
@@ -45,7 +47,8 @@ class Kind(NamedTuple):
     one_gpu: bool
     """Whether it is a virtual machine with one GPU, which was measured; else its numbers are estimates."""
     bare_metal: bool = False
-    """Whether it is no virtual machine, whose copies of pageable memory say nothing of its own."""
+    """Whether it is no virtual machine: those that were measured later widen its spread, and do not move its
+    number, and their copies of pageable memory say nothing of its own."""
 
 
 HOSTS = {
@@ -96,7 +99,8 @@ _ADAM = "DeepSpeed's CPU Adam by threads"
 _LIMIT = "cpu_optimizer.limit"
 _OF_MEMORY = {
     "memory_capacity": "memory that Linux has",
-    "stream_fraction": "share of the peak of the whole host that copies reach",
+    "stream_fraction": "share of the peak of the whole host that copies or reads reach",
+    "pinned_allocation": "new pinned memory",
 }
 _OF_CPU = {
     "cpu_optimizer.cores": "cores that Linux has",
@@ -108,6 +112,24 @@ _OVERFLOW = {
     "cpu_optimizer.overflow_limit": "ZeRO-3's search for overflow, all cores",
 }
 """Rates that only four machines with one GPU have, so that both GPUs count."""
+_KERNELS = {
+    "thread": "one token on one thread",
+    "dot_thread": "one token on one thread, MXFP4",
+    "dot": "a core with kernels of dot products",
+    "blocked": "a core with Q8_0 in blocks",
+    "tiled": "a core with tiles of Q4_K and Q6_K",
+    "tiled_rows": "tokens at which tiles reach half of that",
+    "switch": "a change between GPU and CPU",
+}
+"""Rates of ggml's products by a core, from machines with one and two GPUs of either kind."""
+_READS = {
+    "weights": "share of the peak of the whole host, all threads read weights",
+    "experts": "share of the peak of the whole host, all threads read chosen experts",
+    "operation": "a meeting of 16 threads",
+}
+"""Those by all cores, from machines with one GPU of either kind."""
+_FEW = 0.25
+"""Least spread of a number of ggml: between two machines with an H100, and experts in other formats."""
 _TIMES = {
     "fsdp": [
         key for key in FsdpCosts.model_fields if key != "ranks" and not key.startswith(("adam", "page"))
@@ -128,11 +150,26 @@ def _three_digits(value: float) -> float:
 
 
 _TEXTS: dict[str, Text] = {
+    **{f"cpu_products.{key}": lambda rate: f"{flops_text(rate)}/s" for key in ("dot", "blocked", "tiled")},
+    **dict.fromkeys(("cpu_products.operation", "cpu_products.switch"), seconds_text),
+    **{f"cpu_products.{key}": lambda share: float(f"{share:.4g}") for key in ("weights", "experts")},
+    "cpu_products.tiled_rows": round,
     "memory_capacity": lambda size: bytes_text(round(size)),
     "stream_fraction": lambda share: float(f"{share:.4g}"),
     "cpu_optimizer.cores": round,
     "cpu_optimizer.numa_nodes": round,
 }
+
+
+def _sharing(records: Iterable[HostRecord], gpu: str) -> list[HostRecord]:
+    """Return the machines with a GPU that share their socket with others."""
+    return [one for one in records if one.gpu == gpu and one.gpus <= _SHARED]
+
+
+def _folders(names: Iterable[str]) -> str:
+    """Return where the records of machines are."""
+    others = {one.name for one in host_records() if not one.beside_runs}.intersection(names)
+    return "validation/measured, docs/measurements" if others else "validation/measured"
 
 
 def host_statements(name: str) -> Statements:
@@ -155,15 +192,19 @@ class _HostStatements:
     def __init__(self, kind: Kind, leave_out: str = "") -> None:
         self._kind = kind
         self._all = tuple(one for one in host_records() if one.name != leave_out)
-        of_gpu = [one for one in self._all if one.gpu == kind.gpu]
+        self._beside = tuple(one for one in self._all if one.beside_runs)
+        known = self._beside if kind.bare_metal else self._all
+        of_gpu = [one for one in known if one.gpu == kind.gpu]
         self._of_kind = [one for one in of_gpu if one.gpus == 1] if kind.one_gpu else of_gpu
-        self._factors = {gpu: self._factor(gpu) for gpu in GPUS}
-        self._mine = self._factors[kind.gpu]
+        self._mine = pooled(_sharing(known, kind.gpu), "host_factor")
+        self._beside_factors = {gpu: pooled(_sharing(self._beside, gpu), "host_factor") for gpu in GPUS}
 
     def shipped(self) -> Statements:
         """Return the statements of the profile, by their keys."""
         found = {} if self._kind.bare_metal else {"pageable": self._pageable()}
         found |= self._rates() | self._thread()
+        if self._kind.one_gpu and self._kind.gpu == "H200":  # an H100's are of programs of their own
+            found |= self._products()
         return found | self._fsdp(found) if self._kind.one_gpu else found
 
     def all(self) -> Statements:
@@ -174,7 +215,7 @@ class _HostStatements:
     def _median(self, found: Pooled, text: Text, what: str, *, spread: float | None = None) -> Statement:
         """Return a median as a statement: measured on machines of the kind, or an estimate from others."""
         numbers = ", ".join(f"{name} {text(value)}" for name, value in found.numbers.items())
-        source = f"median of calibrate micro, {what}: {numbers} (validation/measured)"
+        source = f"median of calibrate micro, {what}: {numbers} ({_folders(found.numbers)})"
         origin = "measured" if self._kind.one_gpu else "estimate"
         rounded = None if spread is None else float(f"{spread:.2g}")
         elsewhere = "" if self._kind.one_gpu else f"virtual machines with {self._kind.gpu}"
@@ -193,7 +234,7 @@ class _HostStatements:
         found = {}
         for key, what in whats.items():
             one = pooled(self._of_kind, key)
-            stated = one.spread if key == _LIMIT else None
+            stated = one.spread if key in (_LIMIT, "pinned_allocation") else None
             found[key] = self._median(one, _TEXTS.get(key, rate_text), what, spread=stated)
         if self._kind.one_gpu:
             alone = [one for one in self._all if one.gpus == 1]
@@ -217,16 +258,30 @@ class _HostStatements:
         elsewhere = found.measured_on and "virtual machines with H100 and H200"
         return found._replace(value=value, key="points", measured_on=elsewhere)
 
-    # -- the Python thread ------------------------------------------------------------------------
+    def _products(self) -> Statements:
+        """Return the rates of ggml's products, which do not depend on the GPU."""
+        found = {}
+        for most, whats in ((_SHARED, _KERNELS), (1, _READS)):
+            for key, what in whats.items():
+                name = f"cpu_products.{key}"
+                one = pooled([one for one in self._all if one.gpus <= most], name)
+                text = _TEXTS.get(name, rate_text)
+                found[name] = self._median(one, text, f"ggml, {what}", spread=max(_FEW, one.spread))
+        return found
 
-    def _factor(self, gpu: str) -> Pooled:
-        return pooled([one for one in self._all if one.gpu == gpu and one.gpus <= _SHARED], "host_factor")
+    # -- the Python thread ------------------------------------------------------------------------
 
     def _thread(self) -> Statements:
         """Return the factor and the costs under DeepSpeed: of the reference host, times the factor."""
         factor = float(f"{self._mine.value:.3g}")
         what = f"time of the host thread over that of the reference host, one or two {self._kind.gpu}"
-        found = {"host_factor": self._median(self._mine, _three_digits, what, spread=self._mine.spread)}
+        spread, source = self._mine.spread, ""
+        if self._kind.bare_metal:
+            fleet = measured(_sharing(self._all, self._kind.gpu), "host_factor")
+            spread = max(spread, spread_around(factor, fleet))
+            source = f"; spread: 80 % of {len(fleet)} such machines, with those measured later"
+        stated = self._median(self._mine, _three_digits, what, spread=spread)
+        found = {"host_factor": stated._replace(source=stated.source + source)}
         shallow = {key: row.value for key, row in reference_costs().items()}
         costs, real = of_real_models(shallow), of_real_models(dict.fromkeys(shallow, 1.0))
         for section, model in (("deepspeed", DeepSpeedCosts), ("training", TrainingCosts)):
@@ -240,24 +295,24 @@ class _HostStatements:
                 found[f"{section}.{key}"] = Statement(value, source, str(self._mine.date))
         return found
 
-    def _operation(self, gpu: str) -> float:
-        """Return the time [s] of a PyTorch operation under DeepSpeed on the shipped hosts of a GPU."""
+    def _operation(self, factor: Pooled) -> float:
+        """Return the time [s] of a PyTorch operation under DeepSpeed with a factor of the host thread."""
         shallow = {"operation": reference_costs()["operation"].value}
-        return of_real_models(shallow)["operation"] * _three_digits(self._factors[gpu].value)
+        return of_real_models(shallow)["operation"] * _three_digits(factor.value)
 
     def multiples(self, section: str) -> dict[str, Pooled]:
         """Return the medians of costs in operations; a cost that only the machine left out has stays its."""
         found = {}
         for key in _TIMES[section]:
             name = f"{section}.{key}"
-            known = measured(self._all, name) or measured(host_records(), name)
+            known = measured(self._beside, name) or measured(host_records(), name)
             found[key] = robust({one: value / self._unit(section, one) for one, value in known.items()})
         return found
 
     def _unit(self, section: str, record: HostRecord) -> float:
         """Return the time [s] of an operation under DeepSpeed on a machine; with FSDP it was not measured."""
         own = record.host.deepspeed.operation.value
-        return self._operation(record.gpu) if section == "fsdp" else float(own)
+        return self._operation(self._beside_factors[record.gpu]) if section == "fsdp" else float(own)
 
     def _scaled(self, section: str) -> Statements:
         """Return the costs of a section as multiples of this host's operation."""
@@ -266,7 +321,7 @@ class _HostStatements:
             names = ", ".join(multiple.numbers)
             what = f"{multiple.value:.3g} x an operation under DeepSpeed"
             source = f"{what}, the median of calibrate micro on {names} (validation/measured)"
-            time = seconds_text(multiple.value * self._operation(self._kind.gpu))
+            time = seconds_text(multiple.value * self._operation(self._mine))
             found[f"{section}.{key}"] = Statement(
                 time, source, str(multiple.date), spread=DEFAULT_SPREADS[TimeInput.HOST].other
             )
