@@ -466,7 +466,8 @@ def _add_import(actions: SubParsers) -> _Parser:
         metavar="FILE",
         nargs="+",
         type=Path,
-        help="output files of the tool, or for aiconfigurator the folder of a system",
+        help="output files of the tool; for aiconfigurator the folder of a system, and of others that lend "
+        "the tables that it lacks",
     )
     parser.add_argument("--id", required=True, metavar="ID", help="id of the new profile")
     parser.add_argument(

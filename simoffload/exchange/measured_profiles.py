@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 from simoffload.documents import parse_yaml, quoted, suggest, validate, yaml_text
 from simoffload.errors import InputError, printable
-from simoffload.exchange.aiconfigurator import product_numbers, read_products
+from simoffload.exchange.aiconfigurator import (
+    check_folder,
+    kernel_numbers,
+    lent_calls,
+    read_calls,
+    read_reduces,
+    reduce_numbers,
+)
 from simoffload.exchange.benchmark_files import (
     BUFFER,
     CopyMeasurement,
@@ -268,13 +275,23 @@ def import_profile(
 
 
 def _kernels(folders: Sequence[str | Path], origin: Entry) -> _Findings:
-    """Return the section ``compiled`` of a GPU: the tables of products, and what the base has beside them."""
-    if len(folders) != 1:
-        raise _error(", ".join(map(str, folders[1:])), "a profile has the products of one folder")
+    """Return the section ``compiled`` of a GPU: the tables of the first folder, those that it lacks from
+    other systems, and what the base has beside them."""
     base = origin.profile
     assert isinstance(base, Accelerator)
-    source = f"aiconfigurator, {Path(folders[0]).name}"
-    tables = product_numbers(read_products(folders[0]), base, source=source)
+    for folder in folders:
+        check_folder(folder)
+    first, *others = folders
+    source, calls = f"aiconfigurator, {Path(first).name}", read_calls(first, base)
+    tables = kernel_numbers(calls, base, source=source)
+    for folder in others:
+        text = f"aiconfigurator, {Path(folder).name}, in the times of products of {Path(first).name}"
+        lent = lent_calls(calls, read_calls(folder, base))
+        tables = {**kernel_numbers(lent, base, source=text, lent=True), **tables}
+    tables |= reduce_numbers(read_reduces(first), base, source=source)
+    if not tables:
+        text = "read are products in bfloat16 and fp8, experts in bfloat16, fp8_block and w4a16_mxfp4"
+        raise _error(str(first), f"has no kernels for {base.id}; {text}, attention in bfloat16")
     kept = {key: one for key, one in origin.document.data.get("compiled", {}).items() if key not in tables}
     text = f"not measured here; of {base.id}: {{}}"
     warning = "tables are of short bursts; lower their value to the share of the clock under lasting load"

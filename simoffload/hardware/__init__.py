@@ -5,6 +5,14 @@ from simoffload.hardware.costs import Costs, Dated, DeviceCosts, DeviceKind, Pow
 from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
 from simoffload.hardware.ggml import GgmlKernels, ProductKernel
 from simoffload.hardware.host import Host
+from simoffload.hardware.kernel_work import (
+    Attended,
+    AttentionSizes,
+    KernelWork,
+    decode_work,
+    prefill_work,
+    product_work,
+)
 from simoffload.hardware.library import (
     KINDS,
     Entry,
@@ -33,7 +41,7 @@ from simoffload.hardware.parts import (
     platforms_with,
 )
 from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fair_rates, loads
-from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile, together
+from simoffload.hardware.profiles import MULTIPLIED, Accelerator, Nic, Pcie, Profile, together
 from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
 from simoffload.hardware.spreads import (
@@ -60,10 +68,13 @@ __all__ = [
     "LEAST_DRIVES",
     "LOCAL_KINDS",
     "MEMORY",
+    "MULTIPLIED",
     "P90",
     "STORAGE_KINDS",
     "SWITCHES",
     "Accelerator",
+    "Attended",
+    "AttentionSizes",
     "Changes",
     "Costs",
     "Curve",
@@ -82,6 +93,7 @@ __all__ = [
     "GgmlKernels",
     "GpuSlots",
     "Host",
+    "KernelWork",
     "Library",
     "Machine",
     "Nic",
@@ -114,6 +126,7 @@ __all__ = [
     "TimeInput",
     "TrainingCosts",
     "adapter_rate",
+    "decode_work",
     "detect_machine",
     "evidence_sentence",
     "fair_rates",
@@ -131,6 +144,8 @@ __all__ = [
     "platform_from",
     "platforms_for_more",
     "platforms_with",
+    "prefill_work",
+    "product_work",
     "profile_evidence",
     "profile_warnings",
     "repeated_reads",

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware.ggml import GgmlKernels
+from simoffload.hardware.kernel_work import KernelWork, product_work
 from simoffload.hardware.program_costs import CompiledKernels, GpuAllocation, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,
@@ -17,6 +18,7 @@ from simoffload.hardware.quantities import (
     Curve,
     EfficiencyCurve,
     Identifier,
+    KernelTable,
     NumberOfParts,
     PowerCurve,
     PowerLimit,
@@ -192,6 +194,10 @@ overlap, but not wholly where both are about equal. A layer of Llama-3.1-8B on a
 us for 128, 256 and 512 tokens (2026-11-24), where its bytes need 156 and its arithmetic 88, 175 and 327."""
 
 
+MULTIPLIED = ("float16", "bfloat16", "float8")
+"""Data types whose products have tables."""
+
+
 def together(read_s: float, arithmetic_s: float) -> float:
     """Return the time [s] of a product whose bytes and arithmetic take so long alone [s]."""
     return float((read_s**TOGETHER + arithmetic_s**TOGETHER) ** (1 / TOGETHER))
@@ -354,23 +360,35 @@ class Accelerator(Profile):
         self, *, rows: int, outputs: int, inputs: int, dtype: str, size: int, bursts: bool = False
     ) -> float | None:
         """Return the time [s] of a product by the table of its data type, the latency of its kernel included;
-        None without a table. Results have ``size`` [B] an element.
-
-        Notes
-        -----
-        t = (together(bytes / peak bandwidth, FLOP / (peak rate x value)) + latency) / share; in ``bursts``
-        the clock is not lowered, so that value is 1.
+        None without a table. Results have ``size`` [B] an element; for ``bursts`` see ``table_s``.
         """
         code, native = self.compiled, dtype == "float8"
         table = code.float8_product_table if native else code.product_table
-        if table is None or dtype not in ("float16", "bfloat16", "float8"):
+        if table is None or dtype not in MULTIPLIED:
             return None
-        each = 1 if native else size
-        traffic = each * inputs * (outputs + rows) + size * rows * outputs
-        peak = self.peak(dtype) * (1.0 if bursts else table.value)
-        ideal = together(traffic / self.hbm_bandwidth.value, 2 * rows * outputs * inputs / peak)
-        share = table.share(rows=rows, outputs=outputs, inputs=inputs, padded=not bursts)
-        return (ideal + (code.kernel_latency or self.kernel_latency).value) / share
+        weight = 1 if native else size
+        work = product_work(rows=rows, outputs=outputs, inputs=inputs, weight=weight, size=size)
+        return self.table_s(table, work, dtype=dtype, bursts=bursts)
+
+    def table_s(self, table: KernelTable, work: KernelWork, *, dtype: str, bursts: bool = False) -> float:
+        """Return the time [s] of kernels by a table of their speed; in ``bursts`` the clock is not
+        lowered."""
+        share = table.share(
+            rows=work.rows, outputs=work.outputs, inputs=work.inputs, padded=not bursts or work.apart
+        )
+        return self.ideal_s(work, dtype=dtype, kept=1.0 if bursts else table.value) / share
+
+    def ideal_s(self, work: KernelWork, *, dtype: str, kept: float = 1.0) -> float:
+        """Return the ideal time [s] of which the shares of tables are, with ``kept`` of the peak rate.
+
+        Notes
+        -----
+        t = together(bytes / peak bandwidth, FLOP / (peak rate x kept)) + kernels x latency; of kernels apart
+        the sum of both.
+        """
+        alone = work.traffic / self.hbm_bandwidth.value, work.flops / (self.peak(dtype) * kept)
+        latency = self.compiled.kernel_latency or self.kernel_latency
+        return (sum(alone) if work.apart else together(*alone)) + work.kernels * latency.value
 
     @cached_property
     def kernels(self) -> ServingKernels:

@@ -14,9 +14,9 @@ from simoffload.documents import Frozen
 from simoffload.hardware.quantities import (
     Count,
     EfficiencyCurve,
+    KernelTable,
     PositiveMultiple,
     PositiveSeconds,
-    ProductTable,
     Provenance,
     RowsCurve,
     Share,
@@ -335,8 +335,13 @@ class ServingKernels(NamedTuple):
     read_efficiency: Sourced[Share]
     least_rows: Sourced[Count]
     products: EfficiencyCurve
-    product_table: ProductTable | None
-    float8_product_table: ProductTable | None
+    product_table: KernelTable | None
+    float8_product_table: KernelTable | None
+    expert_table: KernelTable | None
+    float8_expert_table: KernelTable | None
+    mxfp4_expert_table: KernelTable | None
+    prefill_table: KernelTable | None
+    decode_table: KernelTable | None
     pointwise: Sourced[BytesPerSecond] | None
     grouped: RowsCurve
     float8_products: Sourced[Share]
@@ -355,18 +360,28 @@ class ServingKernels(NamedTuple):
         on 2 (n - 1) times."""
         return self.all_reduce_latency.value + 2 * (gpus - 2) * self.all_reduce_step.value
 
+    def experts(self, kernel: Kernel) -> KernelTable | None:
+        """Return the table of experts whose weights a kind of kernel reads; None without."""
+        return {
+            "": self.expert_table,
+            "float8": self.float8_expert_table,
+            "mxfp4": self.mxfp4_expert_table,
+        }.get(kernel)
+
     def share(self, kernel: Kernel) -> float:
         """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
         return 1.0 if kernel == "" else float(getattr(self, kernel).value)
 
     def deciding(self, kernels: Iterable[Kernel], *, experts: bool) -> tuple[Provenance, ...]:
         """Return the numbers that decide the time of a model with such weights, with or without experts."""
+        kernels = tuple(kernels)
+        grouped = next(filter(None, map(self.experts, kernels)), None) or self.grouped
         weights = [getattr(self, one) for one in kernels if one]
         decoded = [self.decoded] if weights else []
         return (
             self.kernel_latency,
             self.product_table or self.products,
-            *([self.grouped] if experts else []),
+            *([grouped] if experts else []),
             *weights,
             *decoded,
         )
@@ -386,12 +401,26 @@ class CompiledKernels(Frozen):
     products: EfficiencyCurve | None = None
     """Share of the peak rate that the products of a model reach one after the other, at the clock that the
     power limit then allows; None: ``matmul_efficiency``."""
-    product_table: ProductTable | None = None
+    product_table: KernelTable | None = None
     """Speed of products with 16 bits by their three sizes, which goes before ``products`` and
     ``read_efficiency``; None: not measured."""
-    float8_product_table: ProductTable | None = None
+    float8_product_table: KernelTable | None = None
     """The same for products in FP8, the rounding of their input included, which goes before
     ``float8_products`` and ``float8``; None: not measured."""
+    expert_table: KernelTable | None = None
+    """Speed of grouped products of experts with 16 bits, both of a layer, by the tokens of each expert, its
+    width and the number of experts that are chosen, which goes before ``grouped``; None: not measured."""
+    float8_expert_table: KernelTable | None = None
+    """The same for experts in FP8, which goes also before ``float8_products`` and ``float8``; None: not
+    measured."""
+    mxfp4_expert_table: KernelTable | None = None
+    """The same for experts in MXFP4, which goes also before ``mxfp4``; None: not measured."""
+    prefill_table: KernelTable | None = None
+    """Speed of attention of prompts, by the keys of a token, blocks of queries and the width of a head, which
+    goes before ``fused_attention``; None: not measured."""
+    decode_table: KernelTable | None = None
+    """Speed of attention in decode steps, by the keys of a sequence, sequences x key-value heads and the
+    width of a head, which goes before ``fused_attention``; None: not measured."""
     grouped: RowsCurve | None = None
     """Share of the peak rate that grouped products of experts reach, by the tokens of each expert; None: an
     estimate."""
@@ -435,7 +464,8 @@ class CompiledKernels(Frozen):
         return ServingKernels(**{**dict.fromkeys(_OPTIONAL), **others, **stated})
 
 
-_OPTIONAL = ("pointwise", "product_table", "float8_product_table")
+_TABLES = ("product_table", "float8_product_table", "expert_table", "float8_expert_table")
+_OPTIONAL = ("pointwise", *_TABLES, "mxfp4_expert_table", "prefill_table", "decode_table")
 """Keys that need no stand-in of another GPU."""
 _OTHER_KERNELS = 0.2
 """Spread of numbers of a GPU on which compiled code was not measured: twice that of a GPU's rates from

@@ -226,23 +226,25 @@ class RowsCurve(Provenance):
         return Curve(self.points).at(rows)
 
 
-class ProductTable(Sourced[Share]):
-    """The speed of products by their rows, outputs and inputs.
+class KernelTable(Sourced[Share]):
+    """The speed of products by their rows, outputs and inputs, or of other kernels by three sizes.
 
-    Ideal is the time in which bytes and arithmetic overlap at the peak rates, and the latency of a kernel
-    (``Accelerator.product_s``). The value is the share of the peak that arithmetic keeps under lasting load,
+    Ideal is the time of bytes and arithmetic at the peak rates, and the latency of kernels
+    (``Accelerator.ideal_s``). The value is the share of the peak that arithmetic keeps under lasting load,
     when the power limit lowers the clock; the shares are those of short bursts.
     """
 
     outputs: Annotated[tuple[Count, ...], Field(min_length=2, max_length=40)]
-    """Widths of the results, rising."""
+    """Widths of the results, rising; of experts the width of each; of attention blocks of queries, or
+    sequences x key-value heads."""
     inputs: Annotated[tuple[Count, ...], Field(min_length=2, max_length=40)]
-    """Widths of the inputs, rising."""
+    """Widths of the inputs, rising; of experts how many are chosen; of attention the width of a head."""
     shares: Annotated[tuple[tuple[Count, Thousandths], ...], Field(min_length=1, max_length=100)]
-    """Pairs (rows, thousandths of the ideal speed): for each output in turn those of all inputs."""
+    """Pairs (rows, thousandths of the ideal speed): for each output in turn those of all inputs. Rows are the
+    tokens of each expert, and of attention the keys of each token."""
 
     @model_validator(mode="after")
-    def _complete(self) -> ProductTable:
+    def _complete(self) -> KernelTable:
         for widths in (self.outputs, self.inputs, [rows for rows, _ in self.shares]):
             _must_increase([float(one) for one in widths])
         wanted = len(self.outputs) * len(self.inputs)
@@ -256,7 +258,7 @@ class ProductTable(Sourced[Share]):
     def _logarithms(self) -> dict[int, tuple[float, ...]]:
         return {rows: tuple(log(int(one) / 1000) for one in text.split()) for rows, text in self.shares}
 
-    def share(self, *, rows: int, outputs: int, inputs: int, padded: bool = False) -> float:
+    def share(self, *, rows: float, outputs: float, inputs: float, padded: bool = False) -> float:
         """Return the share of the ideal speed, whose logarithm is linear in the logarithms of all sizes.
 
         Of more than 512 rows, multiples of 16 are between such multiples and others between others, as
@@ -285,7 +287,7 @@ _TILE_ROWS = 16
 """Rows of the tiles of tensor cores (mma.m16n8k16, PTX ISA)."""
 
 
-def _between(points: Sequence[int], x: int) -> tuple[tuple[int, float], ...]:
+def _between(points: Sequence[int], x: float) -> tuple[tuple[int, float], ...]:
     """Return the points on both sides of ``x`` by number, with their weights in its logarithm."""
     index = bisect_left(points, x)
     if index in (0, len(points)):

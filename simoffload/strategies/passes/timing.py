@@ -6,7 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from simoffload.hardware import DeepSpeedCosts, FsdpCosts, GgmlKernels, Machine, Path, Sourced, together
+from simoffload.hardware import (
+    MULTIPLIED,
+    Attended,
+    AttentionSizes,
+    DeepSpeedCosts,
+    FsdpCosts,
+    GgmlKernels,
+    KernelWork,
+    Machine,
+    Path,
+    Sourced,
+    decode_work,
+    prefill_work,
+    together,
+)
 from simoffload.models import (
     GROWING,
     CacheForm,
@@ -664,10 +678,14 @@ class FusedTiming(Timing):
             return 0.0
         gpu = self.machine.accelerator
         if module.kind == "attention":
+            known = self._known_attention_s(module)
+            if known is not None:
+                return known
             ideal = max(self._arithmetic_s(cost), cost.bytes / gpu.hbm_rate)
             seconds = self._attention_s(module, cost, backward=False) or ideal
         elif module.kind in ("linear", "router"):
-            known = self._known_product_s(module)
+            experts = module.parallel == "experts"
+            known = self._known_experts_s(module, cost) if experts else self._known_product_s(module)
             if known is not None:
                 return known
             seconds = self._product_s(module, cost)
@@ -715,7 +733,7 @@ class FusedTiming(Timing):
         """
         gpu, kernel = self.machine.accelerator, kernel_of(module)
         native = kernel == "float8" and gpu.compute.float8 is not None
-        if module.parallel == "experts" or module.share < 1 or (self._stored(module) and not native):
+        if module.share < 1 or (self._stored(module) and not native):
             return None
         joint = self._model.joint_outputs.get(module, module.out_features)
         seconds = gpu.product_s(
@@ -729,6 +747,61 @@ class FusedTiming(Timing):
             return None
         more = self.kernels(module) - 1 - (native and self._rounds(module))
         return seconds * module.out_features / joint + max(0, more) * gpu.kernels.kernel_latency.value
+
+    def _known_experts_s(self, module: Module, cost: ModuleCost) -> float | None:
+        """Return the time [s] of the grouped products of a layer and their kernels by the GPU's table; None
+        without."""
+        gpu, model, kernel = self.machine.accelerator, self._model, kernel_of(module)
+        native = kernel == "float8" and gpu.compute.float8 is not None
+        dtype = "float8" if native else model.dtype
+        form = kernel if native or kernel == "mxfp4" else "" if not self._stored(module) else None
+        table = None if form is None else gpu.kernels.experts(form)
+        if table is None or module.expert is not None or dtype not in MULTIPLIED:
+            return None
+        tokens = max(1, self._tokens(module))
+        chosen = max(1.0, model.num_experts * model.touched_share(module, tokens))
+        *_, last = (one for one in module.parameters if not one.name.endswith("bias"))
+        work = KernelWork(
+            rows=tokens * model.experts_per_token / chosen,
+            outputs=last.numel / (model.num_experts * model.hidden_size),
+            inputs=chosen,
+            traffic=cost.bytes,
+            flops=cost.flops,
+            kernels=self.kernels(module),
+        )
+        return gpu.table_s(table, work, dtype=dtype)
+
+    def _known_attention_s(self, module: Module) -> float | None:
+        """Return the time [s] of attention and of the write of keys and values by the GPU's tables, and of
+        the rotation before them; None without tables.
+
+        Sequences with one new token, and others, are looked up by their mean. A call of a table also plans
+        its blocks, which vLLM does once a step (``aot_schedule``, v1/attention/backends/flash_attn.py): the
+        kernel of the rotation takes the place of that.
+        """
+        gpu, code, model = self.machine.accelerator, self.machine.accelerator.kernels, self._model
+        size = model.dtype_bytes
+        other = model.latent_width is not None or self._cache.paged not in (0.0, size)
+        if other or model.dtype not in MULTIPLIED:
+            return None
+        heads, shared = model.num_attention_heads, model.num_key_value_heads
+        sizes = AttentionSizes(heads, shared, model.head_dim, module.window, size)
+        batch = [Attended(one.number, one.new_tokens, one.context) for one in self._batch]
+        steps = [one for one in batch if one.new_tokens == 1 < one.context]
+        prompts = [one for one in batch if one not in steps]
+        parts = []
+        if steps:
+            parts.append((code.decode_table, decode_work(steps, sizes, least_rows=code.least_rows.value)))
+        if prompts:
+            parts.append((code.prefill_table, prefill_work(prompts, sizes)))
+        rotated = 2 * self._tokens(module) * (heads + shared) * model.head_dim * size
+        seconds = rotated / gpu.hbm_rate
+        for number, (table, work) in enumerate(parts):
+            if table is None:
+                return None
+            one_call = work._replace(kernels=0) if number else work
+            seconds += gpu.table_s(table, one_call, dtype=model.dtype)
+        return seconds
 
     def _stored(self, module: Module) -> float:
         """Return the bytes of quantized weights that a call of ``module`` reads [B]."""
@@ -884,6 +957,12 @@ class GgmlTiming(FusedTiming):
             if self.decodes:
                 found += cost.bytes * _CACHE_FLOPS / gpu.compute.float32.value
         return found
+
+    def _known_experts_s(self, _module: Module, _cost: ModuleCost) -> None:
+        """Return None: tables are of vLLM's kernels."""
+
+    def _known_attention_s(self, _module: Module) -> None:
+        """Return None: tables are of vLLM's kernels."""
 
     def _product_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a product [s] without the latency of its kernels; weights in single precision
