@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from math import hypot, log, sqrt
+from math import ceil, hypot, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import Edit, parse_yaml
-from simoffload.hardware import P90
+from simoffload.hardware import P90, Attended, AttentionSizes, decode_work, prefill_work
 from simoffload.models import Sequences
 from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.results.inference import InferenceResult
@@ -149,6 +149,66 @@ def test_a_decode_step_waits_for_the_next_one_to_be_prepared() -> None:
     """A model whose kernels take less time than the host's part of a step: 60 operations."""
     host = scenario("opt-125m").machine.host
     assert simulated("opt-125m").tpot_s == pytest.approx(host.compiled_costs.step.value, rel=0.2)
+
+
+def parts_of(found: FusedTiming, kind: str, name: str = "") -> float:
+    """The time of the modules of a layer of a kind [s]."""
+    layer = max(found._model.kinds, key=lambda one: one[1])[0]
+    chosen = [one for one in layer if one.kind == kind and one.name.endswith(name)]
+    assert chosen
+    return sum(map(found.compute, chosen)) / 1e12
+
+
+def of_batch(model: str, *batch: Sequences) -> FusedTiming:
+    plan: Any = scenario(model).plan()
+    found = plan.stage_timings[0].timing(batch)
+    assert isinstance(found, FusedTiming)
+    return found
+
+
+def test_attention_is_read_in_the_tables_of_a_gpu() -> None:
+    """Steps by all sequences together, and prompts beside them without the latency of more kernels."""
+    steps, prompt = (Sequences(60, 1, 4000), Sequences(4, 1, 6000)), Sequences(1, 1500, 2000)
+    found = of_batch("llama-3.1-8b", *steps)
+    gpu = found.machine.accelerator
+    sizes = AttentionSizes(32, 8, 128, None, 2)
+    decoding = decode_work([Attended(60, 1, 4000), Attended(4, 1, 6000)], sizes, least_rows=64)
+    assert (decoding.rows, decoding.outputs, decoding.inputs) == (4125, 512, 128)
+    assert decoding.traffic == 256 * (64 * 4125 * 16 + 64 * (64 + 32))
+    table = gpu.kernels.decode_table
+    assert table is not None
+    rotated = 2 * 40 * 128 * 2 / gpu.hbm_rate
+    seconds = gpu.table_s(table, decoding, dtype=found._model.dtype)
+    assert parts_of(found, "attention") == pytest.approx(seconds + 64 * rotated, rel=1e-6)
+
+    alone = parts_of(of_batch("llama-3.1-8b", prompt), "attention")
+    both = parts_of(of_batch("llama-3.1-8b", *steps, prompt), "attention")
+    together = seconds + 64 * rotated + alone
+    assert together - 4 * 3 * gpu.kernels.kernel_latency.value < both < together
+
+
+def test_a_window_limits_the_keys_of_prompts_and_steps() -> None:
+    full, short = (AttentionSizes(64, 8, 64, window, 2) for window in (None, 128))
+    one = [Attended(2, 1000, 3000)]
+    assert prefill_work(one, full).rows == 3000 - 500 + 64
+    assert prefill_work(one, short).rows == 128 + 128
+    assert prefill_work(one, full).outputs == 2 * 8 * ceil(1000 * 8 / 128)
+    assert decode_work([Attended(3, 1, 3000)], short, least_rows=64).rows == 128
+
+
+def test_experts_are_read_in_the_table_of_a_gpu() -> None:
+    """128 experts with 8 of 2,048 tokens each, half a layer of Qwen3-30B."""
+    found = of_batch("qwen3-30b-a3b", Sequences(1, 2048, 2048))
+    gpu = found.machine.accelerator
+    table = gpu.kernels.experts("")
+    assert table is not None
+    share = table.share(rows=128, outputs=768, inputs=128, padded=True)
+    ideal = parts_of(found, "linear", ".experts") * share
+    weights, flops = 128 * 3 * 2048 * 768 * 2, 6 * 2048 * 8 * 2048 * 768
+    moved = weights + 2 * 2048 * 8 * (2 * 2048 + 3 * 768)
+    alone = moved / 3.35e12, flops / (989e12 * 0.866)
+    bytes_and_work = (alone[0] ** 3 + alone[1] ** 3) ** (1 / 3)
+    assert ideal == pytest.approx(bytes_and_work + 4 * 2.9e-6, rel=0.01)
 
 
 def test_grouped_products_depend_on_the_rows_of_each_expert() -> None:

@@ -340,7 +340,7 @@ def test_launches_cost_nothing_in_cuda_graphs() -> None:
     eager, compiled = (simulated(kind=kind) for kind in ("transformers", "vllm"))
     assert eager.bottleneck == "host thread"
     assert compiled.bottleneck == "GPU compute"
-    assert compiled.tpot_s < eager.tpot_s / 1.8
+    assert compiled.tpot_s < eager.tpot_s / 1.7
 
 
 def test_the_stages_of_a_decode_step_follow_each_other() -> None:
@@ -602,7 +602,7 @@ def test_a_step_of_falcon_in_vllm_reads_the_heads_that_are_projected() -> None:
         )
         for one in (grouped, all_heads)
     ]
-    assert times[0] < times[1] / 8
+    assert times[0] < times[1] / 7
 
 
 def test_gpus_that_divide_the_heads_that_falcon_projects() -> None:
