@@ -26,6 +26,7 @@ from simoffload.hardware.program_costs import (
 from simoffload.hardware.quantities import (
     Count,
     Multiple,
+    PositiveSeconds,
     RateCurve,
     Reference,
     Share,
@@ -39,9 +40,15 @@ from simoffload.hardware.unmeasured import Unmeasured, UnmeasuredHost, completed
 from simoffload.recent import Recent
 from simoffload.units import BytesPerSecond, PositiveBytes
 
-_OVERFLOW_THREAD, _OVERFLOW_CORE = 0.087, 0.040
-"""Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a thread
-(docs/measurements/training.md)."""
+_OVERFLOW_THREAD, _OVERFLOW_CORE = 0.083, 0.050
+"""Rates of a thread and of each of all cores in the search for overflow, as shares of Adam's rate of a
+thread: medians of five machines (docs/measurements/training.md)."""
+_LOOP_THREAD = 0.57
+"""Rate of a thread of PyTorch's loops, as a share of Adam's: casts on four machines, 0.56 to 0.58; PyTorch's
+own Adam on two reaches 0.58 and 0.63 (docs/measurements/training.md)."""
+_TURN_S = 6.5e-3
+"""Default of ``turn`` [s]: median over parallel regions of Adam, scaling, rounding and the search for
+overflow with 2, 4 and 8 processes on one machine (docs/measurements/engine-parts.md)."""
 
 
 _Slots = Annotated[int, Field(strict=True, ge=0, le=1000)]
@@ -68,6 +75,9 @@ class CpuOptimizer(Frozen):
     64 threads, and on an i5-14600K with 1 to 6, are within 4 % of it (docs/measurements/training.md). PyTorch
     allocates a process's states from one thread, and Linux places pages on the NUMA node of the thread that
     first touches them: a process has the bandwidth of one node, however many threads it runs.
+
+    Processes with more threads than cores together take turns: they are no faster than with one thread for
+    each core, and each parallel region loses ``turn`` for each further thread on a core.
     """
 
     cores: Sourced[Count]
@@ -82,6 +92,9 @@ class CpuOptimizer(Frozen):
     """Rate of a thread in ZeRO-3's search for overflow in float16; None: a share of ``thread`` is assumed."""
     overflow_limit: Sourced[BytesPerSecond] | None = None
     """Rate of all cores in that search; None: a smaller share of ``thread`` is assumed for each of them."""
+    turn: Sourced[PositiveSeconds] | None = None
+    """Time that a parallel region of OpenMP loses for each further thread that shares a core, as its threads
+    wait for their turn before it begins and before it ends; None: that of another machine."""
 
     @model_validator(mode="after")
     def _overflow_rates_together(self) -> CpuOptimizer:
@@ -101,7 +114,26 @@ class CpuOptimizer(Frozen):
         share of all nodes, not of one (ZenFlow's optimizer process:
         deepspeed/runtime/zenflow/zenflow_utils.py).
         """
-        return self.shared(threads * self.thread.value, processes, local=local)
+        return self.shared(self.running(threads, processes) * self.thread.value, processes, local=local)
+
+    @property
+    def loops_thread(self) -> float:
+        """The memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on one thread,
+        which counts lines that are read before they are written (write-allocate)."""
+        return _LOOP_THREAD * self.thread.value
+
+    def loops_rate(self, threads: int, *, processes: int = 1) -> int:
+        """Return the memory traffic [B/s] of these loops on ``threads`` threads of one of ``processes``."""
+        return self.shared(self.running(threads, processes) * self.loops_thread, processes)
+
+    def running(self, threads: int, processes: int) -> float:
+        """Return how many ``threads`` of one of ``processes`` run at a time, on average."""
+        return min(threads, self.cores.value / processes)
+
+    def turns_s(self, threads: int, *, processes: int = 1) -> float:
+        """Return the time [s] that a parallel region loses to threads that share its cores."""
+        further = threads * processes / self.cores.value - 1 if threads > 1 else 0
+        return max(0.0, further) * (self.turn.value if self.turn else _TURN_S)
 
     def shared(self, threads_rate: float, processes: int, *, local: bool = False) -> int:
         """Return the memory traffic [B/s] of one of ``processes`` whose threads alone could reach
@@ -114,7 +146,7 @@ class CpuOptimizer(Frozen):
         thread = self.overflow_thread.value if self.overflow_thread else _OVERFLOW_THREAD * self.thread.value
         core = _OVERFLOW_CORE * self.thread.value
         limit = self.overflow_limit.value if self.overflow_limit else self.cores.value * core
-        return whole_rate(saturating(threads * thread, limit / processes))
+        return whole_rate(saturating(self.running(threads, processes) * thread, limit / processes))
 
 
 def _read_ahead(size: int) -> int:
@@ -221,14 +253,6 @@ class Host(Profile):
         """The numbers of other machines for what this host does not state."""
         return (self._unmeasured or shipped_unmeasured()).host
 
-    def elementwise_rate(self, threads: int, *, processes: int = 1) -> int:
-        """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on
-        ``threads`` threads.
-
-        One thread moves two bytes for each byte that it copies; all threads together reach the rate of Adam.
-        """
-        return self.cpu_optimizer.shared(threads * 2 * self.memcpy_rate.value, processes)
-
     @property
     @remembered
     def fsdp_costs(self) -> FsdpCosts:
@@ -239,7 +263,7 @@ class Host(Profile):
         return scaled_costs(
             self._elsewhere.fsdp,
             operation_s=self.deepspeed.operation.value,
-            loops_thread=2 * self.memcpy_rate.value,
+            loops_thread=cpu.loops_thread,
             loops_limit=cpu.limit.value / cpu.numa_nodes.value,
             pages=self.fresh_memory,
         )
@@ -290,9 +314,10 @@ class Host(Profile):
         return self.pageable or self._elsewhere.pageable
 
     @property
+    @remembered
     def fresh_memory(self) -> NewMemory:
-        """The host's own rates of new memory, or those of another machine."""
-        return self.new_memory or self._elsewhere.new_memory
+        """The host's own rates of new memory, or those of another machine scaled to its thread."""
+        return self.new_memory or self._elsewhere.new_memory.at(self.deepspeed.operation.value)
 
     @property
     def cached_files(self) -> PageCache:

@@ -292,6 +292,23 @@ class NewMemory(Frozen):
     """Largest rate at which all threads of one process together obtain pages."""
 
 
+class NewMemoryReference(NewMemory):
+    """Rates of new memory on a reference host, and how fast its Python thread is."""
+
+    operation: Sourced[PositiveSeconds]
+    """Time of a PyTorch operation under DeepSpeed on that host. ``cast`` and ``released`` of another host,
+    which are work of the kernel, are slower by the ratio of its ``deepspeed.operation`` to this one."""
+
+    @cache  # noqa: B019 - references are kept as long as their profiles
+    def at(self, operation_s: float) -> NewMemory:
+        """Return the rates of a host with such a time [s] of an operation."""
+        rates = {key: getattr(self, key) for key in NewMemory.model_fields}
+        for key in ("cast", "released"):
+            value = rates[key].value * self.operation.value / operation_s
+            rates[key] = rates[key].model_copy(update={"value": value})
+        return NewMemory.model_construct(**rates)
+
+
 class PageCache(Frozen):
     """Rates of the page cache, for finding and entering pages."""
 

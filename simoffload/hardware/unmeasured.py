@@ -16,7 +16,7 @@ from simoffload.hardware.program_costs import (
     FsdpReference,
     GpuAllocation,
     Multiples,
-    NewMemory,
+    NewMemoryReference,
     PageCache,
     UnmeasuredKernels,
 )
@@ -33,8 +33,8 @@ ELSEWHERE = "elsewhere"
 class UnmeasuredHost(Frozen):
     """Sections of hosts, in place of those that a host's profile does not have."""
 
-    new_memory: NewMemory
-    """Rates for hosts that do not state ``new_memory``."""
+    new_memory: NewMemoryReference
+    """Rates for hosts that do not state ``new_memory``, some of which are scaled to the host's thread."""
     page_cache: PageCache
     """Rates for hosts that do not state ``page_cache``."""
     checksum: Sourced[BytesPerSecond]
@@ -99,6 +99,7 @@ def _lacking(own: CompiledKernels, kernels: UnmeasuredKernels) -> dict[str, Prov
 
 
 P = TypeVar("P", bound=Profile)
+_SCALED = (NewMemoryReference, FsdpReference, Multiples, CpuClasses)
 
 
 def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> P:
@@ -112,7 +113,7 @@ def completed(profile: P, elsewhere: UnmeasuredHost | UnmeasuredAccelerator) -> 
         elif isinstance(section, GgmlElsewhere):
             assert isinstance(profile, Accelerator)
             update[key] = own or ggml_kernels(profile, section)
-        elif own is None and not isinstance(section, FsdpReference | Multiples | CpuClasses):
+        elif own is None and not isinstance(section, _SCALED):
             update[key] = section
     return profile.model_copy(update=update)
 

@@ -490,7 +490,7 @@ def _with_adam(raw: Mapping[str, Any], machine: Machine) -> Machine:
     values = {
         key: parse_rate(one.value) if isinstance(one.value, str) else one.value
         for key, one in rates.items()
-        if getattr(known, key) is not None
+        if key != "turn" and getattr(known, key) is not None
     }
     update = {key: getattr(known, key).model_copy(update={"value": value}) for key, value in values.items()}
     optimizer = known.model_copy(update=update)
@@ -502,7 +502,8 @@ def small_plan(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan | 
     config = DeepSpeedConfig.model_validate(run["ds_config"])
     model = load_model({**run["model"], "attention": run["attention"]})
     if run["workload"]["kind"] == "training":
-        threads = run.get("threads") if isinstance(run.get("threads"), int) else None
+        threads = run.get("threads")
+        threads = threads if isinstance(threads, int) else machine.cores_per_rank(run["ranks"])
         training = ZeroTraining(ranks=run["ranks"], ds_config=config, cpu_threads=threads)
         return training.plan(model, Training.model_validate(run["workload"]), machine)
     inference = ZeroInference(ranks=run["ranks"], ds_config=config)
@@ -510,6 +511,8 @@ def small_plan(run: Mapping[str, Any], machine: Machine) -> ZeroInferencePlan | 
 
 
 # -- Adam -----------------------------------------------------------------------------------------
+
+_CROWDED = "_crowded_seconds"
 
 
 def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Fitted]:
@@ -538,7 +541,24 @@ def fit_cpu_optimizer(sections: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     what = "ZeRO-3's overflow check in float16 by threads and processes p, 12 B a gradient"
     traffic = overflow_check_traffic()
     check = _rates([*few, *every, *_together(sections, _CHECK)], traffic, 1, what)  # its cores limit it
-    return found if check is None else {**found, "overflow_thread": check[0], "overflow_limit": check[1]}
+    if check is not None:
+        found |= {"overflow_thread": check[0], "overflow_limit": check[1]}
+    turns = list(_turns(sections, int(facts["cores"])))
+    if turns and (middle := median(turns)) > 0:
+        what = "regions of several processes with all cores' threads each: what is added for each further one"
+        found["turn"] = Fitted(seconds_text(middle), what, len(turns))
+    return found
+
+
+def _turns(sections: Mapping[str, Any], cores: int) -> Iterator[float]:
+    """Yield what a parallel region loses [s] for each further thread on a core."""
+    for section in sections.get("cpu_adam_together", {}).values():
+        for row in section["together"]:
+            further = row["processes"] * row.get("crowded_threads", 0) / cores - 1
+            for key in row if further > 0 else ():
+                if key.endswith(_CROWDED):
+                    usual = row[key.replace(_CROWDED, "_seconds")]
+                    yield (max(row[key]) - max(usual)) / further
 
 
 def _rates(

@@ -28,6 +28,8 @@ _THREADS = (1, 2, 4, 8, 16)
 _CHECKING_THREADS = (1, 4)
 """The numbers of threads that check an eighth of the gradients for overflow, because one thread needs seconds
 for all of them; all threads check all of them."""
+_CROWDED = ("scale", "round")
+"""Work around Adam, each a parallel region, that is also timed with more threads than cores."""
 _ADAM, _PINNED = "adam", "pinned"
 """The keys under which parameters and their optimizer are kept between rounds, and that memory was pinned."""
 
@@ -201,9 +203,11 @@ def measure_adam(job: Job) -> dict[str, Any]:
 
 
 def measure_adam_together(job: Job) -> dict[str, Any]:
-    """Measure a step of Adam and the work around it on all ranks at once, which share the cores equally."""
+    """Measure a step of Adam and the work around it on all ranks at once, which share the cores equally, and
+    some of that work with as many threads on each rank as there are cores, as ``deepspeed`` starts them."""
     parameter, optimizer, around = _prepared(job)
-    threads = max(1, thread_counts()[-1] // job.ranks)
+    cores = thread_counts()[-1]
+    threads = max(1, cores // job.ranks)
     before = torch.get_num_threads()
     row: dict[str, Any] = {"threads": threads, "processes": job.ranks, "parameters": parameter.numel()}
     try:
@@ -211,6 +215,10 @@ def measure_adam_together(job: Job) -> dict[str, Any]:
         for name, work in {"": optimizer.step, **around}.items():
             key = f"{name}_seconds" if name else "seconds"
             row[key] = seconds_by_rank(job, work, duration=_TOGETHER_S, least=1)
+        _use(cores)
+        row["crowded_threads"] = cores
+        for name in _CROWDED:
+            row[f"{name}_crowded_seconds"] = seconds_by_rank(job, around[name], duration=_TOGETHER_S, least=1)
     finally:
         _use(before)
     return {"together": [row]}

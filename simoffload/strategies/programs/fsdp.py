@@ -538,9 +538,10 @@ class FsdpOptimizer(Hook):
         machine, element = out.machine, self._units.trained_element
         traffic = (TORCH_ADAM + TORCH_WEIGHT_DECAY) * element // SINGLE
         cpu = machine.host.cpu_optimizer
-        share = cpu.limit.value / max(cpu.numa_nodes.value, machine.ranks_per_node(out.ranks))
-        new = TORCH_ADAM_NEW * element
-        rate = machine.host.fsdp_costs.adamw_rate(self._plan.threads, traffic=traffic, new=new, share=share)
+        processes = machine.ranks_per_node(out.ranks)
+        share = cpu.limit.value / max(cpu.numa_nodes.value, processes)
+        threads, new = cpu.running(self._plan.threads, processes), TORCH_ADAM_NEW * element
+        rate = machine.host.fsdp_costs.adamw_rate(threads, traffic=traffic, new=new, share=share)
         cause = Cause("cpu-adamw")
         for unit in self._units.trained:
             out.spend(_ADAM_OPERATIONS * out.costs.operation.value)
@@ -601,8 +602,8 @@ class Fsdp(Strategy):
     """Optimizer of PyTorch, or one of bitsandbytes, which needs its states on the GPU: moments in 8 bit, or
     paged out to host memory where they do not fit."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's optimizer (``OMP_NUM_THREADS``, which torchrun sets to 1 if it is not set); by
-    default the host's cores over its ranks."""
+    """Threads of each rank's optimizer (``OMP_NUM_THREADS``); by default 1, which torchrun sets if a host has
+    several ranks, and all cores of the host for one."""
     lora: Lora | None = None
     """Adapters that are trained instead of all weights."""
 
@@ -646,7 +647,8 @@ class Fsdp(Strategy):
         if self.optimizer != "AdamW" and not (self.mixed_precision or model.dtype_bytes == SINGLE):
             text = f"{self.optimizer} is modelled for shards in single precision; set mixed_precision"
             raise InputError.at("strategy.optimizer", text)
-        threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
+        cores = machine.host.cpu_optimizer.cores.value
+        threads = self.cpu_threads or (1 if machine.ranks_per_node(self.ranks) > 1 else cores)
         plan = FsdpPlan(
             model=model,
             workload=workload,

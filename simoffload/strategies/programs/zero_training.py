@@ -298,8 +298,8 @@ class ZeroTraining(ZeroStrategy):
     optimizer: AnyTier | None = None
     """Tier of the optimizer states; by default the one that ``ds_config`` names."""
     cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default the host's cores over its
-    ranks."""
+    """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default all cores of the host, as
+    ``deepspeed`` sets none, with SuperOffload and ZenFlow those over its ranks (``--bind_cores_to_rank``)."""
 
     lora: Lora | None = None
     """Adapters that are trained instead of all weights."""
@@ -331,13 +331,12 @@ class ZeroTraining(ZeroStrategy):
             optimizer_device=device_of(optimizer, machine),
         )
         _check_places(settings, model)
-        threads = self.cpu_threads or machine.cores_per_rank(self.ranks)
         plan = ZeroTrainingPlan(
             model=model,
             workload=workload,
             machine=machine,
             settings=settings,
-            places=Places(self.ranks, weights, optimizer, threads),
+            places=Places(self.ranks, weights, optimizer, self._threads(settings, machine)),
             warnings=(
                 *warnings,
                 *more,
@@ -370,6 +369,12 @@ class ZeroTraining(ZeroStrategy):
             on_gpu = (Edit.at("strategy.weights", "hbm"),) if plan.places.weights != "hbm" else ()
             yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
         yield self.faster(plan)
+
+    def _threads(self, settings: TrainingSettings, machine: Machine) -> int:
+        """Return the threads of each rank: their number was set, or the launcher leaves it."""
+        divides = settings.super_offload or settings.zenflow is not None
+        left = machine.cores_per_rank(self.ranks) if divides else machine.host.cpu_optimizer.cores.value
+        return self.cpu_threads or left
 
     def _use(self, plan: ZeroTrainingPlan) -> Use:
         work, tiers = plan.workload, {"weights": plan.places.weights, "optimizer": plan.places.optimizer}

@@ -36,6 +36,7 @@ from simoffload.strategies.training.micro_step import (
 from simoffload.strategies.training.state import (
     DEEPSPEED_ADAM,
     TORCH_ADAM,
+    TORCH_ADAM_NEW,
     Update,
     overflow_check_traffic,
     update_traffic,
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 _SCALE = 8
 """[B] of memory traffic per gradient for scaling: it is read and written."""
+_TILE = 128 << 20
+"""Most parameters that DeepSpeed's Adam updates in one parallel region (csrc/includes/simd.h)."""
+_CHECK_REGIONS = 5
+"""Parallel regions of a search for overflow: a magnitude, two comparisons and two reductions."""
 
 
 def micro_steps(accumulation: int, *, cycle: int, writes: bool = False) -> tuple[StepPart, ...]:
@@ -222,7 +227,7 @@ class OptimizerStep:
             self._swap_in(update, following)
         self._cpu.scale(numel)
         if update.on_gpu:  # its states came into host memory: PyTorch's Adam updates them there
-            self._cpu.loops(TORCH_ADAM * numel)
+            self._cpu.loops(TORCH_ADAM * numel, written=TORCH_ADAM_NEW * SINGLE * numel)
         else:
             self._update(numel)
         self.give_back(update, pinned=self._settings.stage < 3 and self._settings.pin_memory)
@@ -231,7 +236,7 @@ class OptimizerStep:
 
     def _update(self, numel: int) -> None:
         """Write Adam on the CPU, for which the host thread waits."""
-        self._cpu.adam(DEEPSPEED_ADAM * numel)
+        self._cpu.adam(numel)
 
     def give_back(self, update: Update, *, pinned: bool) -> None:
         """Write the cast of updated parameters to 16 bit on the CPU and their copy to their tier.
@@ -240,7 +245,7 @@ class OptimizerStep:
         aten/src/ATen/native/cuda/Copy.cu); stages 1 and 2 have a pinned buffer for it.
         """
         numel, out = update.numel, self._out
-        self._cpu.loops((SINGLE + self._size) * numel)
+        self._cpu.loops((SINGLE + self._size) * numel, written=self._size * numel)
         size = self._size * numel
         if update.params == "hbm":
             if not pinned:
@@ -325,42 +330,49 @@ class CpuWork:
         self, out: MicroStepWriter, plan: ZeroTrainingPlan, *, threads: int | None = None, stream: int = HOST
     ) -> None:
         self._out, self._stream, self._host = out, stream, plan.machine.host
+        self._rates = self._host.cpu_optimizer
         self._threads, self._processes = threads or plan.places.threads, plan.processes
 
-    def adam(self, traffic: int) -> None:
-        """Write DeepSpeed's Adam with ``traffic`` [B]."""
-        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
-        self._work("cpu-adam", traffic, rate)
+    def adam(self, numel: int) -> None:
+        """Write DeepSpeed's Adam, a parallel region for each of its tiles."""
+        rate = self._rates.rate(self._threads, processes=self._processes)
+        self._work("cpu-adam", DEEPSPEED_ADAM * numel, rate, regions=-(-numel // _TILE))
 
     def scale(self, numel: int) -> None:
         """Write the scaling of gradients in place (``unscale_and_clip_grads``), at the rate of Adam in bytes:
         "scale" and "cpu_adam" of calibrate micro both reach 27 GB/s with one thread."""
-        rate = self._host.cpu_optimizer.rate(self._threads, processes=self._processes)
+        rate = self._rates.rate(self._threads, processes=self._processes)
         self._work("cpu-casts", _SCALE * numel, rate)
 
     def overflow_check(self, numel: int, element: int) -> None:
         """Write ZeRO-3's search for overflow; the type of gradients does not change its time."""
-        rate = self._host.cpu_optimizer.overflow_check_rate(self._threads, processes=self._processes)
+        rate = self._rates.overflow_check_rate(self._threads, processes=self._processes)
         traffic = overflow_check_traffic(element)
-        self._work("cpu-overflow-check", traffic * numel, rate * traffic // overflow_check_traffic())
+        rate = rate * traffic // overflow_check_traffic()
+        self._work("cpu-overflow-check", traffic * numel, rate, regions=_CHECK_REGIONS)
 
     def fresh(self, size: int) -> None:
         """Write the first use of new memory by all threads, and its release by one: the kernel first maps and
         clears the pages, and later takes them back."""
         pages = self._host.fresh_memory
-        self._out.spend(size / (pages.cast.value * self._threads) + size / pages.released.value)
+        threads = self._rates.running(self._threads, self._processes)
+        self._out.spend(size / (pages.cast.value * threads) + size / pages.released.value)
 
-    def loops(self, traffic: int) -> None:
-        """Write element-by-element work of PyTorch with ``traffic`` [B]."""
-        rate = self._host.elementwise_rate(self._threads, processes=self._processes)
-        self._work("cpu-casts", traffic, rate)
+    def loops(self, traffic: int, *, written: int = 0) -> None:
+        """Write element-by-element work of PyTorch with ``traffic`` [B], of which ``written`` [B] go to
+        memory that it has not read: the CPU reads each line of it before it writes it (write-allocate)."""
+        rate = self._rates.loops_rate(self._threads, processes=self._processes)
+        self._work("cpu-casts", traffic + written, rate)
 
-    def _work(self, kind: CauseKind, traffic: int, rate: int) -> None:
+    def _work(self, kind: CauseKind, traffic: int, rate: int, *, regions: int = 1) -> None:
         out, cause = self._out, Cause(kind)
         out.flush()
         route = out.cpu_work(cause, rate)
         after = out.so_far(HOST) if self._stream != HOST else ()
-        out.add("cpu", self._stream, size=traffic, route=route, label=cause_text(cause), after=after)
+        fixed = picoseconds(regions * self._rates.turns_s(self._threads, processes=self._processes))
+        out.add(
+            "cpu", self._stream, fixed=fixed, size=traffic, route=route, label=cause_text(cause), after=after
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -417,8 +429,8 @@ def update_threads(plan: ZeroTrainingPlan) -> int:
 def _queue(out: MicroStepWriter, plan: ZeroTrainingPlan, numel: int) -> None:
     """Queue a sub-group: the process copies its gradient into a buffer and updates it."""
     work = CpuWork(out, plan, threads=update_threads(plan), stream=UPDATE)
-    work.loops(2 * SINGLE * numel)
-    work.adam(DEEPSPEED_ADAM * numel)
+    work.loops(2 * SINGLE * numel, written=SINGLE * numel)
+    work.adam(numel)
 
 
 class _Arrivals(GradientHooks):
@@ -610,12 +622,12 @@ class ZenFlowStep(StepPlan):
         numel, size = plan.state.cpu_numel, plan.model.dtype_bytes
         cpu = CpuWork(out, plan)
         if plan.settings.params.device == "cpu":
-            cpu.loops((size + SINGLE) * numel)
+            cpu.loops((size + SINGLE) * numel, written=SINGLE * numel)
         else:
             out.kernel("reduce", (size + SINGLE) * numel, stream=COMPUTE)
             out.move([SINGLE * numel], to_device=False, pinned=False, stream=COMPUTE)
             if plan.settings.stage < 3:
-                cpu.loops(2 * SINGLE * numel)
+                cpu.loops(2 * SINGLE * numel, written=SINGLE * numel)
         ColumnWork(out, self._columns).choose()
         out.end_backward()
 
@@ -740,7 +752,7 @@ class ColumnWork:
         sizes = self._sizes(tensors)
         if self._in_host_memory:
             self._out.host_waits(self._out.gradients)
-            self._host.loops(2 * _COPY * sum(sizes))
+            self._host.loops(2 * _COPY * sum(sizes), written=2 * sum(sizes))
             return
         self._out.kernel("update", 2 * _COPY * sum(sizes))
         if self._offloads:
@@ -772,12 +784,12 @@ class ColumnWork:
         """
         out = self._out
         out.host_waits(out.gradients)
-        self._host.loops(_COPY * sum(sizes))
+        self._host.loops(_COPY * sum(sizes), written=sum(sizes))
         for _ in range(2 if snapshot else 1):
             out.move(sizes, to_device=True, pinned=False)
         out.kernel("update", ((_COPY if snapshot else 0) + _ADAM_PASSES) * sum(sizes))
         out.move(sizes, to_device=False, pinned=False)
-        self._host.loops(_COPY * sum(sizes))
+        self._host.loops(_COPY * sum(sizes), written=sum(sizes))
 
     def choose(self) -> None:
         """Sum each column's gradients, select the largest sums, and send their columns to all ranks."""

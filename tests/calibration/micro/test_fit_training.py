@@ -80,6 +80,21 @@ def test_the_overflow_check_of_processes_at_once() -> None:
     assert checked(sections) == pytest.approx((THREAD / 10, LIMIT / 10), rel=1e-3)
 
 
+def test_threads_beyond_cores_give_the_turn_of_a_region() -> None:
+    """Four processes with 64 threads each on 64 cores: three further threads on each."""
+    row = {"threads": 16, "processes": 4, "parameters": NUMBER, "seconds": [seconds(16, 4)]}
+    row |= {"scale_seconds": [0.10, 0.09], "round_seconds": [0.05, 0.04], "crowded_threads": 64}
+    crowded = row | {"scale_crowded_seconds": [0.11, 0.118], "round_crowded_seconds": [0.074, 0.06]}
+    found = fit_cpu_optimizer(
+        {"cpu_adam": {"steps": alone(1)}, "cpu_adam_together": {"4": {"together": [crowded]}}},
+        {"cores": 64, "numa_nodes": 1},
+    )
+    assert (found["turn"].value, found["turn"].points) == ("7000 us", 2), "of 18 and 24 ms for three"
+    quicker = crowded | {"scale_crowded_seconds": [0.08], "round_crowded_seconds": [0.03]}
+    sections = {"cpu_adam": {"steps": alone(1)}, "cpu_adam_together": {"4": {"together": [quicker]}}}
+    assert "turn" not in fit_cpu_optimizer(sections, {"cores": 64}), "noise is not a time"
+
+
 def test_a_record_without_overflow_checks_gives_the_rates_of_adam() -> None:
     found = fit_cpu_optimizer({"cpu_adam": {"steps": alone(1, 4, 16)}}, {"cores": 64, "numa_nodes": 1})
     assert set(found) == {"cores", "numa_nodes", "thread", "limit"}

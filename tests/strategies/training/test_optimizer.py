@@ -47,19 +47,19 @@ def seconds(plan: ZeroTrainingPlan) -> float:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_bytes_of_an_update_in_host_memory(stage: int, ranks: int) -> None:
     """Adam 28 B a parameter: four tensors in single precision read, three written. Scaling gradients in
-    place 8 B, the cast to 16 bit 4 B read and 2 B written."""
+    place 8 B, the cast to 16 bit 4 B read and 2 B written, into lines that are read before."""
     plan = plan_of({"stage": stage, "offload_optimizer": CPU}, ranks=ranks)
     found = optimizer(plan)
     assert found["CPU Adam"] == 28 * NUMEL // ranks
-    assert found["CPU casts and scaling"] == (8 + 6) * NUMEL // ranks
+    assert found["CPU casts and scaling"] == (8 + 8) * NUMEL // ranks
 
 
 def test_host_memory_carries_what_the_cpu_reads_and_writes_and_what_is_copied() -> None:
-    """Per parameter 28 + 8 + 6 B of the CPU, and 3 x 2 B of a pageable copy: staged by the CPU, then read."""
+    """Per parameter 28 + 8 + 8 B of the CPU, and 3 x 2 B of a pageable copy: staged by the CPU, then read."""
     plan = plan_of({"stage": 3, "offload_optimizer": CPU, "stage3_param_persistence_threshold": 0})
     line = timeline(plan, part(plan, "optimizer"))
     sizes = dict(zip((link.name for link in line.schedule.links), line.link_bytes, strict=True))
-    assert sizes["dram"] == (28 + 8 + 6 + 3 * 2) * NUMEL
+    assert sizes["dram"] == (28 + 8 + 8 + 3 * 2) * NUMEL
 
 
 @pytest.mark.parametrize("threads", [1, 8])
@@ -67,9 +67,9 @@ def test_an_update_takes_bytes_over_the_rate_of_its_threads(threads: int) -> Non
     zero = {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}
     large = {"hidden_size": 8192, "intermediate_size": 16384}
     plan = plan_of(zero, model=large, places={"cpu_threads": threads})
-    host = machine().host
-    rates = host.cpu_optimizer.rate(threads), host.elementwise_rate(threads)
-    expected = plan.model.num_parameters * ((28 + 8) / rates[0] + 6 / rates[1])
+    cpu = machine().host.cpu_optimizer
+    rates = cpu.rate(threads), cpu.loops_rate(threads)
+    expected = plan.model.num_parameters * ((28 + 8) / rates[0] + 8 / rates[1])
     assert seconds(plan) == pytest.approx(expected, rel=0.01), "and calls of Python"
 
 
@@ -77,8 +77,61 @@ def test_ranks_share_the_memory_of_their_host() -> None:
     """Eight ranks have an eighth of the elements each, and together no more than all memory's rate."""
     zero = {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}
     big = {"hidden_size": 4096, "intermediate_size": 8192}
-    one, eight = (seconds(plan_of(zero, ranks=ranks, model=big)) for ranks in (1, 8))
+    cores = machine().host.cpu_optimizer.cores.value
+    plans = [
+        plan_of(zero, ranks=ranks, model=big, places={"cpu_threads": cores // ranks}) for ranks in (1, 8)
+    ]
+    one, eight = map(seconds, plans)
     assert one / 8 < eight < one
+
+
+def test_threads_beyond_cores_take_turns() -> None:
+    """``deepspeed`` leaves each rank as many threads as the host has cores. They are no faster than cores,
+    and each of three parallel regions loses a turn for each further thread on a core, however many elements
+    it has."""
+    zero = {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}
+    cpu = machine().host.cpu_optimizer
+    for hidden in (1024, 4096):
+        model = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
+        bound = {"cpu_threads": cpu.cores.value // 4}
+        plain, shared = (plan_of(zero, ranks=4, model=model, places=one) for one in ({}, bound))
+        assert plain.places.threads == cpu.cores.value
+        assert seconds(plain) - seconds(shared) == pytest.approx(3 * 3 * 6.5e-3, rel=1e-6)
+
+
+def test_adam_has_a_region_for_each_of_its_tiles() -> None:
+    zero = {"stage": 3, "sub_group_size": 10**10, "offload_optimizer": CPU, "offload_param": CPU}
+    model = {"hidden_size": 8192, "intermediate_size": 16384}
+    plain, shared = (
+        plan_of(zero, ranks=2, model=model, places=one)
+        for one in ({}, {"cpu_threads": machine().cores_per_rank(2)})
+    )
+    (update,) = plain.state.updates
+    tiles = -(-update.numel // (128 << 20))
+    assert tiles > 1
+    assert seconds(plain) - seconds(shared) == pytest.approx((tiles + 2) * 6.5e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "threads"),
+    [({}, 128), ({"super_offload": True}, 64), ({"ratio": 0.5}, 128)],
+)
+def test_launchers_decide_how_many_threads_a_rank_has(mode: dict[str, Any], threads: int) -> None:
+    """SuperOffload is started with ``--bind_cores_to_rank``."""
+    plan = plan_of({"stage": 3, "offload_optimizer": {**CPU, **mode}}, ranks=2)
+    assert machine().host.cpu_optimizer.cores.value == 128
+    assert plan.places.threads == threads
+    one = plan_of({"stage": 3, "offload_optimizer": {**CPU, **mode}})
+    assert one.places.threads == 128
+
+
+def test_a_host_may_state_how_long_a_turn_is() -> None:
+    cpu = machine().host.cpu_optimizer
+    stated = {"value": "2 ms", "origin": "measured", "source": "a test", "date": "2026-11-29"}
+    own = type(cpu).model_validate({**cpu.model_dump(mode="json", exclude_none=True), "turn": stated})
+    assert own.turns_s(128, processes=8) == pytest.approx(7 * 2e-3)
+    assert own.turns_s(16, processes=8) == own.turns_s(1, processes=200) == 0
+    assert own.rate(128, processes=8) == own.rate(16, processes=8)
 
 
 @settings(max_examples=some(15))
