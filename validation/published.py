@@ -9,6 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+from simoffload.models import SINGLE
 from simoffload.planning.compare import PublishedRatio
 from simoffload.planning.confidence import confidence
 from simoffload.results.checkpoint import CheckpointResult
@@ -19,7 +20,7 @@ from simoffload.scenario import LoadedScenario, read_scenario
 from simoffload.simulation import fit, simulate
 from simoffload.strategies.base import movable
 from simoffload.strategies.programs.zero_training import ZeroTrainingPlan
-from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM
+from simoffload.strategies.training.state import DEEPSPEED_ADAM, TORCH_ADAM, TORCH_ADAM_NEW
 from validation.references import PublishedRow, Reference, Value, load_references
 
 _BILLION = 1e9
@@ -68,10 +69,11 @@ def _adam(scenario: LoadedScenario, numel: float, implementation: str = "deepspe
     """
     ranks = scenario.machine.ranks_per_node(scenario.scenario.strategy.ranks)
     threads = _plan(scenario).places.threads
-    host = scenario.machine.host
+    cpu = scenario.machine.host.cpu_optimizer
     if implementation == "torch":
-        return TORCH_ADAM * numel / host.elementwise_rate(threads, processes=ranks)
-    return DEEPSPEED_ADAM * numel / host.cpu_optimizer.rate(threads, processes=ranks)
+        traffic = TORCH_ADAM + TORCH_ADAM_NEW * SINGLE
+        return traffic * numel / cpu.loops_rate(threads, processes=ranks)
+    return DEEPSPEED_ADAM * numel / cpu.rate(threads, processes=ranks)
 
 
 PLAN_METRICS: dict[str, Callable[[LoadedScenario], float]] = {

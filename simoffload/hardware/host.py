@@ -116,15 +116,11 @@ class CpuOptimizer(Frozen):
         """
         return self.shared(self.running(threads, processes) * self.thread.value, processes, local=local)
 
-    @property
-    def loops_thread(self) -> float:
-        """The memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies) on one thread,
-        which counts lines that are read before they are written (write-allocate)."""
-        return _LOOP_THREAD * self.thread.value
-
     def loops_rate(self, threads: int, *, processes: int = 1) -> int:
-        """Return the memory traffic [B/s] of these loops on ``threads`` threads of one of ``processes``."""
-        return self.shared(self.running(threads, processes) * self.loops_thread, processes)
+        """Return the memory traffic [B/s] of PyTorch's element-wise loops (casts, products, copies), which
+        counts lines that are read before they are written (write-allocate)."""
+        thread = _LOOP_THREAD * self.thread.value
+        return self.shared(self.running(threads, processes) * thread, processes)
 
     def running(self, threads: int, processes: int) -> float:
         """Return how many ``threads`` of one of ``processes`` run at a time, on average."""
@@ -263,7 +259,7 @@ class Host(Profile):
         return scaled_costs(
             self._elsewhere.fsdp,
             operation_s=self.deepspeed.operation.value,
-            loops_thread=cpu.loops_thread,
+            loops_thread=2 * self.memcpy_rate.value,
             loops_limit=cpu.limit.value / cpu.numa_nodes.value,
             pages=self.fresh_memory,
         )

@@ -305,7 +305,7 @@ class NewMemoryReference(NewMemory):
         rates = {key: getattr(self, key) for key in NewMemory.model_fields}
         for key in ("cast", "released"):
             value = rates[key].value * self.operation.value / operation_s
-            rates[key] = rates[key].model_copy(update={"value": value})
+            rates[key] = type(rates[key]).model_construct(**{**dict(rates[key]), "value": value})
         return NewMemory.model_construct(**rates)
 
 

@@ -474,7 +474,7 @@ class CpuAdamTogether(Microbenchmark):
     name, section = "cpu_adam_together", "cpu_adam"
     runs = f"{_MICRO}.host:measure_adam_together"
     process, compiled, packages, needs_gpu = "deepspeed", True, _DEEPSPEED, False
-    seconds, building, quick, rounds = 8.5, 4.0, 3.5, (1, 2)
+    seconds, building, quick, rounds = 8.5, 4.0, 2.5, (1, 2)
     ranks = "most"
     gives = ("host.cpu_optimizer",)
 

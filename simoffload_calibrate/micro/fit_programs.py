@@ -17,7 +17,7 @@ from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
 from simoffload.models import SINGLE, ModelShape, Sequences, load_model
 from simoffload.strategies import in_new_form
 from simoffload.strategies.ds_config import DeepSpeedConfig
-from simoffload.strategies.passes.timing import Timing, TrainingTiming
+from simoffload.strategies.passes.timing import EAGER_PASS, Timing, TrainingTiming
 from simoffload.strategies.programs.accelerate import Accelerate
 from simoffload.strategies.programs.transformers import Transformers
 from simoffload.strategies.programs.zero_inference import ZeroInference, ZeroInferencePlan
@@ -599,8 +599,6 @@ def _together(sections: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]
 
 
 Run = Mapping[str, Any]
-_LEAST_FACTOR = 0.1
-"""Smallest factor of launches, where the rest of a pass takes nearly all of a measured step."""
 
 
 def fit_eager(sections: Mapping[str, Any], machine: Machine) -> dict[str, Fitted]:
@@ -653,8 +651,8 @@ def _launched(model: ModelShape, machine: Machine) -> float:
 
 def _factor(run: Run, machine: Machine) -> float:
     """Return the time of launches over that under DeepSpeed."""
-    rest = run["seconds"] - machine.host.deepspeed.pass_overhead.value
-    return max(_LEAST_FACTOR, float(rest / _launched(load_model(run["model"]), machine)))
+    beside = EAGER_PASS * machine.host.deepspeed.operation.value
+    return float(run["seconds"] / (beside + _launched(load_model(run["model"]), machine)))
 
 
 def _tensor(rows: Mapping[str, Run], machine: Machine, operation: float) -> float:

@@ -215,9 +215,10 @@ def measure_adam_together(job: Job) -> dict[str, Any]:
         for name, work in {"": optimizer.step, **around}.items():
             key = f"{name}_seconds" if name else "seconds"
             row[key] = seconds_by_rank(job, work, duration=_TOGETHER_S, least=1)
-        _use(cores)
-        row["crowded_threads"] = cores
-        for name in _CROWDED:
+        if not job.quick:
+            _use(cores)
+            row["crowded_threads"] = cores
+        for name in () if job.quick else _CROWDED:
             row[f"{name}_crowded_seconds"] = seconds_by_rank(job, around[name], duration=_TOGETHER_S, least=1)
     finally:
         _use(before)

@@ -155,7 +155,7 @@ def test_copies_fixed_times_and_launches_add_up(file: Path) -> None:
         if timing.compute(module := found.tree.module(call))
     )
     costs_of_waiting = host.deepspeed.cold_share.value * copies
-    least = copies + fixed + costs_of_waiting + launches + host.deepspeed.pass_overhead.value
+    least = copies + fixed + costs_of_waiting + launches + 40 * costs.operation.value
     kernels = sum(timing.compute(found.tree.module(call)) for call, _ in found.placed) * 1e-12
     assert least < step.time_s < least + kernels
 
@@ -229,8 +229,8 @@ def test_measured_costs_of_a_host_replace_the_estimates(file: Path) -> None:
     host = found.machine.host
     operation = host.deepspeed.operation.value
     assert host.eager is None
-    assert host.eager_costs.hook.value == pytest.approx(0.3965 * operation, rel=1e-4)
-    assert host.eager_costs.tensor.value == pytest.approx(5.419 * operation, rel=1e-4)
+    assert host.eager_costs.hook.value == pytest.approx(0.4851 * operation, rel=1e-4)
+    assert host.eager_costs.tensor.value == pytest.approx(5.392 * operation, rel=1e-4)
     assert any("Accelerate" in text for text in found.basis.extrapolations)
     now = f"{host.eager_costs.operation.value * 1e6} us"
     costs = {"operation": now, "hook": "1 us", "tensor": "2 us", "all_reduce": "9 us"}

@@ -452,7 +452,7 @@ class PagedBlocks(Hook):
         after: tuple[Dependency, ...] = out.on_gpu()
         if self._layerwise:
             after = (*after, Dependency(out.first + self.first + (WRITE if self._staged else STORE)))
-        overhead = 0 if self._compiled else picoseconds(out.costs.pass_overhead.value)
+        overhead = 0 if self._compiled else picoseconds(out.eager_pass_s)
         out.flush()
         out.add("hook", HOST, fixed=overhead, label="pass", after=after)
         after = tuple([Dependency(out.first + one) for one in out.joined])

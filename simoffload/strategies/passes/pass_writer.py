@@ -26,7 +26,13 @@ from simoffload.schedule import (
     ScheduleBuilder,
 )
 from simoffload.strategies.base import Held, Home
-from simoffload.strategies.passes.timing import Timing, copy_cause, effective_rate, picoseconds
+from simoffload.strategies.passes.timing import (
+    EAGER_PASS,
+    Timing,
+    copy_cause,
+    effective_rate,
+    picoseconds,
+)
 from simoffload.workload import READ_AHEAD
 
 # -- streams of operations of one rank, written as its host thread issues them ---------------------
@@ -738,9 +744,14 @@ class PassWriter(StreamWriter):
             if True not in [hook.finish(self) for hook in reversed(self.hooks)]:
                 for stream in (*range(COMPUTE, COMPUTE + self.compute), *self.in_order):
                     self.host_waits(stream)
-                self.spend(self.costs.pass_overhead.value)
+                self.spend(self.eager_pass_s)
             self.flush()
         return self.build()
+
+    @property
+    def eager_pass_s(self) -> float:
+        """Time of the host thread in a pass without DeepSpeed beside the modules [s]."""
+        return EAGER_PASS * self.machine.host.eager_costs.operation.value
 
     def go_to(self, stage: int) -> None:
         """Write the streams of a stage from now on."""

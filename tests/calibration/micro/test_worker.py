@@ -114,8 +114,7 @@ def test_the_parts_of_an_optimizer_step(host: dict[str, Any]) -> None:
 def test_adam_in_two_processes_at_once(host: dict[str, Any]) -> None:
     (row,) = host["sections"]["cpu_adam_together"]["2"]["together"]
     assert (row["processes"], row["threads"]) == (2, max(1, len(os.sched_getaffinity(0)) // 2))
-    assert row["crowded_threads"] == len(os.sched_getaffinity(0))
+    assert "crowded_threads" not in row, "a quick measurement has no time for it"
     names = ("seconds", "scale_seconds", "round_fresh_seconds", "overflow_check_seconds")
-    names += ("scale_crowded_seconds", "round_crowded_seconds")
-    assert [len(row[name]) for name in names] == [2] * len(names)
+    assert [len(row[name]) for name in names] == [2, 2, 2, 2]
     assert all(seconds > 0 for seconds in row["seconds"])

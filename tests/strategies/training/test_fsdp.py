@@ -260,7 +260,7 @@ def test_time_lies_between_the_bounds(reported: dict[str, Any]) -> None:
 def test_the_optimizers_time_is_its_bytes_over_rates_of_loops_and_of_new_pages(machine: Machine) -> None:
     plan = plan_of(machine, model="opt-1.3b", cpu_offload=True, cpu_threads=8)
     assert machine.host.fsdp is None, "loops run as elsewhere, pages come as where they were measured"
-    loops = 80 / machine.host.cpu_optimizer.loops_rate(8, processes=4)
+    loops = 80 / machine.host.cpu_optimizer.shared(8 * 2 * machine.host.memcpy_rate.value, 4)
     pages = 8 * ((8 * 1.808e9) ** -2 + 8.504e9**-2) ** 0.5
     makespan = execute(plan.schedule(plan.parts[-1])).makespan
     seconds = sum(plan.units.slices) * (loops + pages)
