@@ -14,10 +14,11 @@ from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
 from simoffload.models import SINGLE, Attention, ModelShape, forward_cost
 from simoffload.planning.confidence import confidence
+from simoffload.planning.errors import Comparable
 from simoffload.planning.streams import simulated_stream
 from simoffload.progress import steps
 from simoffload.report.formatting import columns
-from simoffload.results import InferenceResult, SimulationResult
+from simoffload.results import InferenceResult, SimulationResult, by_name
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
@@ -68,6 +69,8 @@ class Setting(NamedTuple):
     """The files that all runs share."""
     profiles: Mapping[str, Any]
     """Changes to numbers of its profiles, as in the section ``profiles`` of a scenario."""
+    elsewhere: bool = False
+    """Whether its measurements are those of another machine of the kind."""
 
 
 class Prediction(NamedTuple):
@@ -79,6 +82,8 @@ class Prediction(NamedTuple):
     """[s] Simulated time by pass, with the names of ``RecordedRun.measured``."""
     intervals: dict[str, tuple[float, float]] = {}  # noqa: RUF012
     """[s] P10 and P90 of the time by pass: 80 % of real runs are expected between them."""
+    compared: dict[str, Comparable] = {}  # noqa: RUF012
+    """The real runs by whose errors an interval is as wide as it is, by pass."""
     naive: dict[str, float] = {}  # noqa: RUF012
     """[s] Time by pass as bytes over bandwidth."""
     model: ModelShape | None = None
@@ -136,9 +141,9 @@ def predict(run: RecordedRun, within: Setting, *, first: bool = False) -> Predic
         if short:
             return Prediction(f"does not fit: {'; '.join(short)}", model=scenario.model)
         if run.engine is not None:
-            prediction = _served(run, scenario, run.engine)
+            prediction = _served(run, scenario, within)
         else:
-            prediction = _PREDICTED[kind](scenario, first)
+            prediction = _PREDICTED[kind](scenario, within, first)
     except InputError as error:
         return Prediction("; ".join(f"{one.key}: {one.message}".removeprefix(": ") for one in error.problems))
     except SimulationError as error:
@@ -194,7 +199,7 @@ def _remarks(run: RecordedRun) -> Iterator[str]:
         yield f"{plural(run.compilations, 'kernel')} compiled during the run, which no prediction contains"
 
 
-def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
+def _inference(scenario: LoadedScenario, within: Setting, first: bool) -> Prediction:
     plan, workload = scenario.plan(), scenario.scenario.workload
     assert isinstance(workload, Inference)
     assert isinstance(plan, InferencePlan)
@@ -207,7 +212,7 @@ def _inference(scenario: LoadedScenario, first: bool) -> Prediction:
         passes = {"first pass": ("first_pass_s", first_pass), **passes}
     if middle:
         passes["decode"] = ("tpot_s", plan.forward(f"decode {middle}", 1, prompt + middle))
-    predicted = _predicted(result, {name: metric for name, (metric, _) in passes.items()})
+    predicted = _predicted(result, within, {name: metric for name, (metric, _) in passes.items()})
     if not isinstance(plan, ZeroInferencePlan):
         return predicted._replace(model=scenario.model)
     return predicted._replace(
@@ -232,12 +237,14 @@ _LIMITS = (
 """Keys of a stream that an engine of vLLM states."""
 
 
-def _served(run: RecordedRun, scenario: LoadedScenario, engine: EngineFacts) -> Prediction:
+def _served(run: RecordedRun, scenario: LoadedScenario, within: Setting) -> Prediction:
     """Predict a batch or a stream of vLLM."""
+    engine = run.engine
+    assert engine is not None
     stated = (run.stream or {}).get("kv_blocks") or (run.strategy or {}).get("kv_blocks")
     blocks = None if stated else StreamSimulation(_streamed(scenario, engine)).limits.blocks
     if run.requests is None:
-        found, names = _inference(scenario, first=False), run.measured()
+        found, names = _inference(scenario, within, first=False), run.measured()
         seconds = {name: found.seconds[name] for name in names if name in found.seconds}
         return found._replace(seconds=seconds, kv_blocks=blocks)
     result = simulated_stream(stream_simulation(run, scenario))
@@ -264,23 +271,25 @@ def _streamed(scenario: LoadedScenario, engine: EngineFacts) -> LoadedScenario:
     return scenario.edited(Edit(("stream",), {**_ANY_REQUESTS, **limits}))
 
 
-def _training(scenario: LoadedScenario, _first: bool) -> Prediction:
+def _training(scenario: LoadedScenario, within: Setting, _first: bool) -> Prediction:
     names = ("forward", "backward", "optimizer", "step")
-    predicted = _predicted(simulate(scenario), {name: f"{name}_s" for name in names})
+    predicted = _predicted(simulate(scenario), within, {name: f"{name}_s" for name in names})
     plan = scenario.plan()
     naive = naive_training(plan) if isinstance(plan, ZeroTrainingPlan) else {}
     return predicted._replace(naive=naive, model=scenario.model)
 
 
-def _predicted(result: SimulationResult, metrics: Mapping[str, str]) -> Prediction:
+def _predicted(result: SimulationResult, within: Setting, metrics: Mapping[str, str]) -> Prediction:
     """Return the time and the interval of each pass, given the metric that is its time."""
-    values, known = result.metrics(), confidence(result).intervals()
+    values, sure = result.metrics(), confidence(result, elsewhere=within.elsewhere)
     seconds = {name: value for name, metric in metrics.items() if (value := values[metric]) is not None}
-    intervals = {name: known[metric] for name, metric in metrics.items() if metric in known}
-    return Prediction(seconds=seconds, intervals=intervals)
+    known = {name: metric for name, metric in metrics.items() if values[metric] and metric in result.composed}
+    intervals = {name: sure.interval(metric) for name, metric in known.items()}
+    compared = {name: sure.comparable(metric) for name, metric in known.items()}
+    return Prediction(seconds=seconds, intervals=intervals, compared=compared)
 
 
-_PREDICTED: dict[str, Callable[[LoadedScenario, bool], Prediction]] = {
+_PREDICTED: dict[str, Callable[[LoadedScenario, Setting, bool], Prediction]] = {
     "inference": _inference,
     "training": _training,
 }
@@ -383,6 +392,8 @@ class ComparedPass(NamedTuple):
     """[s] The time of bytes over bandwidth."""
     interval: tuple[float, float] | None = None
     """[s] P10 and P90 of the predicted time: 80 % of real runs are expected between them."""
+    compared: Comparable | None = None
+    """The real runs by whose errors the interval is as wide as it is."""
 
     @property
     def inside(self) -> bool | None:
@@ -463,6 +474,7 @@ def compare_file(
     own_profile: bool = True,
     first: bool = True,
     profiles: Mapping[str, Any] | None = None,
+    elsewhere: bool | None = None,
 ) -> ComparedFile:
     """Predict every run of a file of ``calibrate deepspeed`` or ``vllm`` and compare it with what was
     measured.
@@ -476,6 +488,9 @@ def compare_file(
         Simulate the first pass as well.
     profiles
         Changes to the platform's numbers, as in the section ``profiles`` of a scenario.
+    elsewhere
+        Whether the platform's measurements are those of another machine of the kind. By default those of one
+        that ``platform`` names are, unless they state the machine and the day of the runs.
 
     Raises
     ------
@@ -488,6 +503,9 @@ def compare_file(
     chosen, remarks = _platform(path, records, platform, own_profile)
     other = platform is None and bool(remarks)
     within = _setting(chosen, deepspeed=records.deepspeed, other_storage=other, profiles=profiles)
+    if elsewhere is None:
+        elsewhere = platform is not None and not _of_the_day(records, load_platform(chosen).machine())
+    within = within._replace(elsewhere=elsewhere)
     named = steps(records.runs, lambda run: run.name)
     runs = [_compare(run, within, first=first) for run in named]
     return ComparedFile(path, chosen, records.machine, tuple(runs), remarks)
@@ -509,6 +527,13 @@ def _platform(path: Path, records: Records, named: str | None, own: bool) -> tup
         problem = Problem(str(path), None, None, "machine.gpu", f"{text}; name a platform with --platform")
         raise InputError([problem]) from None
     return shipped, (f"predicted with the shipped {shipped}, not with a profile of this machine",)
+
+
+def _of_the_day(records: Records, machine: Machine) -> bool:
+    """Return whether measurements of a machine are of the day of the runs, on a machine like theirs."""
+    about, cores = records.machine, f"{records.machine.get('cores')} cores"
+    stated = [one for one in machine.inputs() if one.origin == "measured" and one.date == records.date]
+    return any(all(word in one.source for word in (str(about.get("cpu")), cores)) for one in stated)
 
 
 def _other_gpu(platform: str, gpu: str) -> tuple[str, ...]:
@@ -536,7 +561,14 @@ def _compare(run: RecordedRun, settings: Setting, *, first: bool) -> ComparedRun
     predicted, naive, intervals = prediction.seconds, prediction.naive, prediction.intervals
     names = dict.fromkeys([*measured, *predicted])
     passes = tuple(
-        ComparedPass(name, measured.get(name), predicted.get(name), naive.get(name), intervals.get(name))
+        ComparedPass(
+            name,
+            measured.get(name),
+            predicted.get(name),
+            naive.get(name),
+            intervals.get(name),
+            prediction.compared.get(name),
+        )
         for name in names
         if first or name != "first pass"
     )
@@ -618,7 +650,11 @@ def _run(compared: ComparedRun) -> dict[str, Any]:
         "reason": compared.reason or None,
         "remarks": list(compared.remarks),
         "passes": [
-            {**one._asdict(), "inside": one.inside, "error": one.error, "naive_error": one.naive_error}
+            {
+                **one._replace(compared=None)._asdict(),
+                **({} if one.compared is None else {"compared": one.compared._asdict()}),
+                **by_name(one, "inside error naive_error"),
+            }
             for one in compared.passes
         ],
         "streams": [row._asdict() for row in compared.streams],

@@ -71,7 +71,7 @@ def test_every_table_by_kind_has_an_entry_for_each() -> None:
         if one.kinds in (TIERS, OPERATIONS, CAUSES, set(TimeInput))
     ]
     assert sorted(by_kind) == [
-        *("DEFAULT_SPREADS", "UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_MEANINGS", "_RATES"),
+        *("UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_LIMITS", "_MEANINGS", "_RATES"),
         *("_SCOPES", "_TEXTS"),
     ]
 
@@ -124,7 +124,6 @@ def test_every_kind_of_cause_has_a_text_of_its_own() -> None:
         (Cause("host-to-gpu", memory="never written"), "host to GPU, pageable, never written"),
         (Cause("gpu-to-gpu", gpus=(0, 1)), "GPU 0 to GPU 1"),
         (Cause("in-place"), "weights read in host memory"),
-        (Cause("in-place", readings=2), "weights read in host memory, 2 or 3 times"),
         (Cause.own("hidden states"), "hidden states"),
     ],
 )

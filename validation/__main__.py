@@ -10,47 +10,65 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
 from simoffload.planning.compare import PublishedRatio
-from simoffload.planning.confidence import CalibrationError, ErrorProfile, calibration_errors
-from validation.accuracy import coverage, held_out, short_table
+from simoffload.planning.errors import calibration_errors, written
+from validation.accuracy import class_table, coverage, held_out, short_table
 from validation.figures import drawings
-from validation.llama_cpp import llama_cpp_rows, llama_cpp_tables, published_rates, recorded_rates
-from validation.measured import Profile, compare_measured, error_rows, measured_machines
+from validation.llama_cpp import llama_cpp_tables, observed_rates
+from validation.llama_cpp_shares import observed_logs
+from validation.measured import (
+    Observed,
+    Profile,
+    compare_measured,
+    error_rows,
+    left_out,
+    measured_machines,
+    observed_runs,
+)
 from validation.measured_tables import measured_tables
 from validation.published import compare_published, published_tables, ratio_rows
 from validation.recorded_streams import predicted_streams, streams_table
-from validation.serving import serving_rows, serving_steps, serving_table
+from validation.serving import observed_steps, serving_steps, serving_table
 
 _ROOT = Path(__file__).parents[1]
 _PAGE, _FRONT, _GUIDE = "docs/VALIDATION.md", "README.md", "docs/CALIBRATION.md"
 _ERRORS = "simoffload/planning/calibration_errors.csv"
 
 
+def observed() -> Iterator[Observed]:
+    """Yield all times of real runs whose errors are those of the table."""
+    for profile in get_args(Profile):
+        yield from observed_runs(measured(profile))
+    yield from observed_steps(serving_steps())
+    yield from observed_rates()
+    yield from observed_logs()
+
+
+measured = cache(compare_measured)
+
+
 def files() -> dict[str, str]:
-    """Return the text of every written file by its path in the repository."""
-    by_profile = {profile: compare_measured(profile=profile) for profile in get_args(Profile)}
+    """Return the text of every other written file by its path in the repository."""
+    by_profile = {profile: left_out(measured(profile)) for profile in get_args(Profile)}
     runs = by_profile["own"]
     drawn = drawings(runs)
-    served = serving_steps()
-    rows = [row for profile in get_args(ErrorProfile) for row in error_rows(by_profile[profile], profile)]
-    rows += [*serving_rows(served), *llama_cpp_rows()]
     images = [(f"images/{one.name}", one.about) for one in drawn]
     page, front, guide = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT, _GUIDE))
-    inside = coverage(by_profile)
+    page = inserted(page, "intervals", class_table(calibration_errors(), observed()))
     page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
-    page = inserted(page, "serving", serving_table(served))
+    page = inserted(page, "serving", serving_table(serving_steps()))
     page = inserted(page, "llama.cpp", llama_cpp_tables())
     page = inserted(page, "streams", streams_table(predicted_streams()))
     page = inserted(page, "tables", published_tables(compare_published()))
     return {
-        _ERRORS: _csv(CalibrationError._fields, rows),
         _PAGE: page,
         _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
-        _GUIDE: inserted(guide, "coverage", f"{inside}\n"),
+        _GUIDE: inserted(guide, "coverage", f"{coverage(by_profile)}\n"),
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),
         **{f"docs/images/{one.name}": one.svg() for one in drawn},
     }
@@ -82,16 +100,15 @@ def main(ids: Sequence[str]) -> None:
     if ids:
         sys.stdout.write(published_tables(compare_published(ids)))
         return
-    found = files()
-    if found[_ERRORS] != (_ROOT / _ERRORS).read_text("utf-8"):  # intervals follow from these errors
-        (_ROOT / _ERRORS).write_text(found[_ERRORS], encoding="utf-8")
-        calibration_errors.cache_clear()
-        for one in (serving_steps, recorded_rates, published_rates):
-            one.cache_clear()
-        found = files()
-    for path, text in found.items():
-        (_ROOT / path).write_text(text, encoding="utf-8")
-        sys.stdout.write(f"wrote {path}\n")
+    _write(_ERRORS, written(error_rows(observed())))
+    calibration_errors.cache_clear()  # intervals follow from these errors
+    for path, text in files().items():
+        _write(path, text)
+
+
+def _write(path: str, text: str) -> None:
+    (_ROOT / path).write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {path}\n")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.planning.confidence import CalibrationError, Work, confidence
+from simoffload.planning.confidence import confidence
+from simoffload.planning.errors import Comparable, calibration_errors
 from simoffload.scenario import LoadedScenario, default_scenario
 from simoffload.simulation import fit, simulate
+from validation.measured import Observed
 
 __all__ = [
     "Buffers",
@@ -32,8 +34,8 @@ __all__ = [
     "Rate",
     "divided_placements",
     "faulting_rates",
-    "llama_cpp_rows",
     "llama_cpp_tables",
+    "observed_rates",
     "placements",
     "predicted_rate",
     "published_rates",
@@ -71,7 +73,6 @@ _ABSOLUTE = (
     *("generation, two GPUs", "prompts, two GPUs", "page faults"),
 )
 """Groups of published rates of which the rates are compared, and not ratios."""
-_WORKS: tuple[Work, ...] = ("decode", "prefill")
 
 
 class Rate(NamedTuple):
@@ -83,8 +84,9 @@ class Rate(NamedTuple):
     generation: bool
     measured: float
     predicted: float
-    low: float
-    high: float
+    compared: Comparable
+    machine: str = ""
+    """The machine, or the publication, without whose errors the interval is."""
 
     @property
     def error(self) -> float:
@@ -92,9 +94,16 @@ class Rate(NamedTuple):
         return self.predicted / self.measured - 1
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """P10 and P90, without the errors of its machine."""
+        low, high = calibration_errors().factors(self.compared, without=self.machine)
+        return self.predicted / high, self.predicted / low
+
+    @property
     def inside(self) -> bool:
         """Whether the measured rate is within the 80 % interval."""
-        return self.low <= self.measured <= self.high
+        low, high = self.ends
+        return low <= self.measured <= high
 
 
 class Buffers(NamedTuple):
@@ -133,6 +142,11 @@ class _Runs(NamedTuple):
     free: int = 81079
     """Memory of a GPU that the driver leaves free [MiB]."""
     gpus: int = 1
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine: the folder of its records."""
+        return self.files.rpartition("/")[0]
 
 
 _OWN_OF_TWO = _Runs(
@@ -174,8 +188,8 @@ def _scenario(model: str, platform: str, *settings: str) -> LoadedScenario:
 
 def predicted_rate(
     model: str, platform: str, settings: Sequence[str], *, prompt: int, generated: int, depth: int
-) -> tuple[float, float, float]:
-    """Return the rate of a prompt or of generation behind ``depth`` tokens, and its 80 % interval."""
+) -> tuple[float, Comparable]:
+    """Return the rate of a prompt or of generation behind ``depth`` tokens, and what it is compared with."""
 
     def result(length: int, output: int) -> Any:
         lengths = (f"workload.prompt_length={length}", f"workload.output_length={output}")
@@ -186,15 +200,10 @@ def predicted_rate(
 
     if generated:
         found = result(max(depth, 1), generated + 1)
-        rate = found.metrics()["decode_tokens_per_s"]
-        low, high = confidence(found).interval("decode_tokens_per_s")
-    else:
-        found = result(depth + prompt, 1)
-        before = result(depth, 1).ttft_s if depth else 0.0
-        rate = prompt / (found.ttft_s - before)
-        shortest, longest = confidence(found).interval("ttft_s")
-        low, high = rate * found.ttft_s / longest, rate * found.ttft_s / shortest
-    return rate, low, high
+        return found.metrics()["decode_tokens_per_s"], confidence(found).comparable("tpot_s")
+    found = result(depth + prompt, 1)
+    before = result(depth, 1).ttft_s if depth else 0.0
+    return prompt / (found.ttft_s - before), confidence(found).comparable("ttft_s")
 
 
 # -- recorded runs --------------------------------------------------------------------------------
@@ -252,7 +261,7 @@ def _rates(part: str, one: dict[str, Any], runs: _Runs) -> Iterator[Rate]:
         predicted = predicted_rate(model, runs.platform, (*own, *settings, *runs.given, size), **lengths)
         tokens = test["n_prompt"] + test["n_gen"]
         measured = median(tokens * 1e9 / time for time in test["samples_ns"])
-        yield Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted)
+        yield Rate(part, one["name"], bool(test["n_gen"]), measured, *predicted, runs.machine)
 
 
 @cache
@@ -354,15 +363,14 @@ def _buffers(plan: Any, tier: str) -> Buffers:
     return Buffers(*(size / _MIB for size in sizes))
 
 
-def llama_cpp_rows() -> Iterator[CalibrationError]:
-    """Yield the errors of times by set and kind, for the table that every answer refers to."""
-    for part in ("fit", "holdout"):
-        for work in _WORKS:
-            rates = [one for one in recorded_rates(part) if one.generation == (work == "decode")]
-            errors = [one.measured / one.predicted - 1 for one in rates]
-            mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
-            numbers = len(errors), round(mean, 4), round(worst, 4)
-            yield CalibrationError("shipped", "llama_cpp", part, work, "memory", *numbers, 1, 1)
+def observed_rates() -> Iterator[Observed]:
+    """Yield the times of all recorded runs."""
+    of_memory = (faulting_rates(part) for part in _FAULTING)
+    for rates in (*map(recorded_rates, _RUNS), *of_memory):
+        for one in rates:
+            yield Observed(
+                one.compared, one.machine, not one.part.endswith("fit"), one.predicted / one.measured
+            )
 
 
 # -- published rates ------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 from simoffload.hardware import shipped_unmeasured
 from simoffload.models import load_model
+from simoffload.planning.errors import Comparable, calibration_errors
 from validation.llama_cpp import predicted_rate
+from validation.measured import Observed
 
 _LOGS = Path(__file__).parent / "llama_cpp" / "logs.csv"
 _EXPERTS = "experts"
@@ -54,8 +56,7 @@ class Logged(NamedTuple):
     judges: bool
     measured: float
     predicted: float
-    low: float
-    high: float
+    compared: Comparable
 
     @property
     def ratio(self) -> float:
@@ -64,8 +65,14 @@ class Logged(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the measured rate is within the 80 % interval."""
-        return self.low <= self.measured <= self.high
+        """Whether the measured rate is within the 80 % interval, without the errors of its source."""
+        low, high = self.factors
+        return low <= self.ratio <= high
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """P10 and P90 of a time over the predicted one, without the errors of its source."""
+        return calibration_errors().factors(self.compared, without=self.source)
 
 
 @cache
@@ -112,6 +119,13 @@ def derived(capability: str, number: str, *, without: str = "") -> float | None:
     return median(own) if own else None
 
 
+def observed_logs() -> Iterator[Observed]:
+    """Yield the times of input rows, as they are with shares from other sources alone."""
+    for one, share in needed():
+        if other := derived(one.capability, one.number, without=one.source):
+            yield Observed(one.compared, one.source, True, other / share)
+
+
 def spread(number: str) -> float:
     """Return the standard deviation of the logarithm of a share that is predicted from other sources."""
     found = [(share, derived(one.capability, number, without=one.source), one) for one, share in needed()]
@@ -138,7 +152,7 @@ def report() -> Iterator[str]:
             rows = [one for one in logged() if (one.judges, one.number) == (judges, number)]
             error = sum(abs(1 / one.ratio - 1) for one in rows) / len(rows)
             inside, ratio = sum(one.inside for one in rows), median(one.ratio for one in rows)
-            width = median(one.high / one.low for one in rows)
+            width = median(one.factors[1] / one.factors[0] for one in rows)
             text = f"  {part}: {len(rows)} rows, median ratio {ratio:.2f}, mean error {error:.2f}"
             yield f"{text}, inside {inside}, P90/P10 {width:.2f}"
 

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from simoffload.planning.confidence import CalibrationError, ErrorProfile, Work, place_of
+from simoffload.planning.errors import Comparable, RealTimes, calibration_errors
 from simoffload.strategies.ds_config import DeepSpeedConfig, OffloadParamSection
-from simoffload_calibrate.compare import ComparedRun, compare_file, errors
+from simoffload_calibrate.compare import ComparedPass, ComparedRun, compare_file
 from simoffload_calibrate.micro.profiles import base_platform
 from simoffload_calibrate.micro.record import read_record
 from simoffload_calibrate.records import RecordedRun, Records, read_records
@@ -24,12 +24,13 @@ from validation.shipped_hosts import without
 
 PARTS = ("fit", "holdout")
 PASSES = ("decode", "prefill", "step", "forward", "backward", "optimizer")
-_GROUPS = ("zero", "fsdp", "accelerate", "tensor_parallel")
 _FOLDER = Path(__file__).parent / "measured"
 
 
-Profile = Literal["own", "same kind", "shipped"]
-"""Profile that predicts a run: measured on the same machine, on another one of its kind, or shipped."""
+Profile = Literal["own", "same kind", "shipped", "DGX"]
+"""Profile that predicts a run: measured on the same machine, on another one of its kind, shipped, or that of
+a DGX for machines whose shipped one is none."""
+_DGX = {"H100": "dgx-h100", "H200": "dgx-h200"}
 
 
 class MeasuredRun(NamedTuple):
@@ -49,10 +50,11 @@ class MeasuredRun(NamedTuple):
 
 
 def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[MeasuredRun, ...]:
-    """Predict every recorded run, except for its first pass.
+    """Predict every recorded run, except for its first pass; intervals are without the errors of its machine.
 
-    Runs for which no other machine of their kind was measured are left out with the profile "same kind".
-    Shipped is the machine most like theirs, with a host made without the record of their own machine.
+    Runs for which no other machine of their kind was measured are left out with the profile "same kind", and
+    those from drives with a DGX. Shipped is the machine most like theirs, with a host made without the record
+    of their own machine.
     Raises InputError for a wrong file, and ValueError if a machine has no profile of its own.
     """
     found: list[MeasuredRun] = []
@@ -67,12 +69,46 @@ def compare_measured(folder: Path = _FOLDER, profile: Profile = "own") -> tuple[
                     continue
             own = profile == "own"
             shipped = base_platform(records.gpu, gpus=records.gpus)
-            changes = without(machine, shipped) if profile == "shipped" else None
-            file = compare_file(path, platform=platform, own_profile=own, first=False, profiles=changes)
+            if profile == "DGX":
+                if shipped in _DGX.values():
+                    continue
+                platform = shipped = next(dgx for gpu, dgx in _DGX.items() if gpu in records.gpu)
+            changes = without(machine, shipped) if profile in ("shipped", "DGX") else None
+            file = compare_file(
+                path,
+                platform=platform,
+                own_profile=own,
+                first=False,
+                profiles=changes,
+                elsewhere=profile == "same kind",
+            )
             if profile == "own" and file.remarks:
                 raise ValueError(f"{path}: {'; '.join(file.remarks)}")
-            found += [MeasuredRun(part, machine, records.date, compared) for compared in file.runs]
-    return tuple(found)
+            found += [
+                MeasuredRun(part, machine, records.date, compared)
+                for compared in file.runs
+                if profile != "DGX" or "nvme" not in (compared.run.offload, compared.run.optimizer)
+            ]
+    return left_out(found)
+
+
+def left_out(runs: Iterable[MeasuredRun]) -> tuple[MeasuredRun, ...]:
+    """Return runs with intervals that are without the errors of their machine."""
+    return tuple(
+        run._replace(
+            compared=run.compared._replace(
+                passes=tuple(_left_out(one, run.machine) for one in run.compared.passes)
+            )
+        )
+        for run in runs
+    )
+
+
+def _left_out(one: ComparedPass, machine: str) -> ComparedPass:
+    if one.compared is None or one.predicted is None:
+        return one
+    low, high = calibration_errors().factors(one.compared, without=machine)
+    return one._replace(interval=(one.predicted * low, one.predicted * high))
 
 
 def _elsewhere(folder: Path, machine: str) -> str | None:
@@ -147,23 +183,32 @@ def counted(
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def error_rows(runs: Sequence[MeasuredRun], profile: ErrorProfile) -> Iterator[CalibrationError]:
-    """Return the part of the table that every answer refers to: errors of runs that a profile predicted, by
-    group, set, kind of pass and place."""
-    for group in _GROUPS:
-        for part in PARTS:
-            mine = counted(runs, part=part, group=group)
-            places = [place_of((one.run.offload, one.run.optimizer)) for one in mine]
-            for work in get_args(Work):
-                for place in dict.fromkeys(places):
-                    there = zip(mine, places, strict=True)
-                    here = [one for one, where in there if where == place and one.find(work)]
-                    found = errors(here, work)
-                    if found is not None:
-                        ranks = [one.run.ranks for one in here]
-                        numbers = found.runs, round(found.mean, 4), round(found.worst, 4)
-                        gpus = min(ranks), max(ranks)
-                        yield CalibrationError(profile, group, part, work, place, *numbers, *gpus)
+class Observed(NamedTuple):
+    """An Observed is a real time with what it is compared with."""
+
+    compared: Comparable
+    machine: str
+    held_out: bool
+    ratio: float
+    """Of the time to the predicted one."""
+
+
+def observed_runs(runs: Iterable[MeasuredRun]) -> Iterator[Observed]:
+    """Yield the times of all passes."""
+    for run in runs:
+        for one in run.compared.passes:
+            if one.compared and one.measured and one.predicted:
+                ratio = one.measured / one.predicted
+                yield Observed(one.compared, run.machine, run.part == "holdout", ratio)
+
+
+def error_rows(times: Iterable[Observed]) -> list[RealTimes]:
+    """Return the table to whose times every answer refers."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for one in times:
+        key = *one.compared[:3], one.machine, one.held_out
+        found.setdefault(key, []).append(round(one.ratio, 3))
+    return [RealTimes._make((*key, tuple(sorted(ratios)))) for key, ratios in sorted(found.items())]
 
 
 # -- DeepSpeed's settings ----------------------------------------------------------------------------

@@ -52,8 +52,8 @@ _ABOUT_MACHINES = (
     "profile of `h200-f`."
 )
 _ABOUT_LIMITS = (
-    "Limits. The part of the model in an interval is the mean error of these held-out runs with own profiles "
-    "([explanations.md](explanations.md)), so that its width is no independent prediction."
+    "Limits. Intervals are as wide as the errors of these held-out runs, of other machines than that of the "
+    "run ([explanations.md](explanations.md))."
 )
 _ABOUT_PROFILES = (
     "Errors of each run by the profile that predicts it; measured times outside the 80 % interval have their "

@@ -11,17 +11,17 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from simoffload.documents import parse_yaml
-from simoffload.planning.confidence import CalibrationError, Work, confidence, evidence_of
+from simoffload.planning.confidence import confidence
+from simoffload.planning.errors import Comparable, calibration_errors
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate
-from simoffload.strategies import SERVED, SERVED_OTHERS
+from validation.measured import Observed
 
-__all__ = ["ServedStep", "serving_rows", "serving_steps", "serving_table"]
+__all__ = ["ServedStep", "observed_steps", "serving_steps", "serving_table"]
 
 _FOLDER = Path(__file__).parent / "serving"
 _PLATFORMS = {"h100": "h100-1gpu-vm", "h200": "h200-1gpu-vm"}
@@ -47,16 +47,13 @@ class ServedStep(NamedTuple):
     quantization: str
     cpu_offload_gb: str
     """Size [GiB] of the weights that kernels read in host memory; empty for none."""
-    work: Work
+    work: Literal["decode", "prefill"]
     batch: int
     context: int
     """Tokens of each sequence: those of the prompt, or of the cache in a decode step."""
     measured_s: float
     predicted_s: float
-    low_s: float
-    high_s: float
-    group: str
-    """Group of runs whose errors count for it."""
+    compared: Comparable
 
     @property
     def error(self) -> float:
@@ -65,8 +62,9 @@ class ServedStep(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the measured time is within the 80 % interval."""
-        return self.low_s <= self.measured_s <= self.high_s
+        """Whether the measured time is within the 80 % interval, without the errors of its file."""
+        low, high = calibration_errors().factors(self.compared, without=self.file)
+        return low <= self.measured_s / self.predicted_s <= high
 
 
 @cache
@@ -109,8 +107,7 @@ def _predicted(file: str, row: dict[str, str]) -> ServedStep:
         context,
         float(row["measured_ms"]) / 1e3,
         predicted,
-        *confidence(result).interval(metric),
-        evidence_of(result),
+        confidence(result).comparable(metric),
     )
 
 
@@ -123,16 +120,12 @@ def _routing(chosen: str) -> str:
     return f", routing: {{frequencies: {[1] * used + [0] * (experts - used)}}}"
 
 
-def serving_rows(steps: Iterable[ServedStep]) -> Iterator[CalibrationError]:
-    """Return the errors of the steps by set and kind, for the table that every answer refers to."""
-    steps = tuple(steps)
-    for group, part, work in product((SERVED, SERVED_OTHERS), ("fit", "holdout"), get_args(Work)):
-        errors = [one.error for one in steps if (one.group, one.part, one.work) == (group, part, work)]
-        if errors:
-            mean = sum(map(abs, errors)) / len(errors)
-            worst: float = max(errors, key=abs)
-            numbers = len(errors), round(mean, 4), round(worst, 4)
-            yield CalibrationError("shipped", group, part, work, "memory", *numbers, 1, 1)
+def observed_steps(steps: Iterable[ServedStep]) -> Iterator[Observed]:
+    """Yield the times of steps that were in view or held out."""
+    for one in steps:
+        if one.part in ("fit", "holdout"):
+            ratio = one.measured_s / one.predicted_s
+            yield Observed(one.compared, one.file, one.part == "holdout", ratio)
 
 
 _HEAD = """\

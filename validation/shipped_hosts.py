@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.hardware import DeepSpeedCosts, FsdpCosts, TimeInput, TrainingCosts, load_platform
-from simoffload.hardware.spreads import DEFAULT_SPREADS
+from simoffload.hardware import HOST_SPREAD, DeepSpeedCosts, FsdpCosts, TrainingCosts, load_platform
 from simoffload.units import parse_rate
 from simoffload_calibrate.host_costs import COSTS, SCALED, of_real_models
 from simoffload_calibrate.micro.fit_parts import bytes_text, flops_text, rate_text, seconds_text
@@ -322,9 +321,7 @@ class _HostStatements:
             what = f"{multiple.value:.3g} x an operation under DeepSpeed"
             source = f"{what}, the median of calibrate micro on {names} (validation/measured)"
             time = seconds_text(multiple.value * self._operation(self._mine))
-            found[f"{section}.{key}"] = Statement(
-                time, source, str(multiple.date), spread=DEFAULT_SPREADS[TimeInput.HOST].other
-            )
+            found[f"{section}.{key}"] = Statement(time, source, str(multiple.date), spread=HOST_SPREAD)
         if section == "eager":
             found["eager.hook"] = found["eager.operation"]
         return found

@@ -3,6 +3,16 @@
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, Dated, DeviceCosts, DeviceKind, Power, RentKind
 from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
+from simoffload.hardware.evidence import (
+    HOST_SPREAD,
+    P90,
+    Evidence,
+    InputSource,
+    TimeInput,
+    evidence_sentence,
+    input_sources,
+    profile_evidence,
+)
 from simoffload.hardware.ggml import GgmlKernels, ProductKernel
 from simoffload.hardware.host import Host
 from simoffload.hardware.kernel_work import (
@@ -44,17 +54,6 @@ from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fa
 from simoffload.hardware.profiles import MULTIPLIED, Accelerator, Nic, Pcie, Profile, together
 from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
-from simoffload.hardware.spreads import (
-    DEFAULT_SPREADS,
-    FEW_READINGS,
-    P90,
-    Spread,
-    TimeInput,
-    evidence_sentence,
-    machine_spreads,
-    profile_evidence,
-    repeated_reads,
-)
 from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
 from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
 from simoffload.hardware.unmeasured import ggml_kernels, shipped_unmeasured
@@ -62,8 +61,7 @@ from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 
 __all__ = [
     "CPU",
-    "DEFAULT_SPREADS",
-    "FEW_READINGS",
+    "HOST_SPREAD",
     "KINDS",
     "LEAST_DRIVES",
     "LOCAL_KINDS",
@@ -89,10 +87,12 @@ __all__ = [
     "Drives",
     "Entry",
     "Equipment",
+    "Evidence",
     "FsdpCosts",
     "GgmlKernels",
     "GpuSlots",
     "Host",
+    "InputSource",
     "KernelWork",
     "Library",
     "Machine",
@@ -119,7 +119,6 @@ __all__ = [
     "Setting",
     "ShortForm",
     "Sourced",
-    "Spread",
     "Target",
     "Tier",
     "TierKind",
@@ -133,13 +132,13 @@ __all__ = [
     "ggml_kernels",
     "id_fault",
     "inherited",
+    "input_sources",
     "installed_memory",
     "is_path",
     "list_profiles",
     "load_platform",
     "load_profile",
     "loads",
-    "machine_spreads",
     "memory_warnings",
     "platform_from",
     "platforms_for_more",
@@ -148,7 +147,6 @@ __all__ = [
     "product_work",
     "profile_evidence",
     "profile_warnings",
-    "repeated_reads",
     "shipped_unmeasured",
     "spelled",
     "together",

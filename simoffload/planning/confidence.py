@@ -1,39 +1,24 @@
-"""Expected error of a prediction: an 80 % interval for every time, and when two results are a tie.
+"""Expected error of a prediction: an 80 % interval for every time and rate, and when two results are a tie.
 
-A time has, to first order, the relative standard deviation sigma, with sigma² = Σ (share × spread)² + model².
-The share of an input (the host thread, copies, storage and so on) is its exposed time over the time; its
-spread is that of the machine's numbers (``hardware.spreads``). The part of the model is its error on real
-runs. Times are lognormal: P10 and P90 are time × exp(∓1.2816 × sigma). So are rates, their reciprocals.
+An interval is what comparable real runs took over what was predicted for them, from P10 to P90. Runs are
+comparable that have the program and what limits it in common, and what the numbers of that rest on
+(``hardware.evidence``): measurements of the machine itself, of others of its kind, or estimates.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
-from math import exp, hypot, inf, log, sqrt
-from typing import Any, Literal, NamedTuple
+from math import exp, log, sqrt
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from simoffload.hardware import P90, Spread, TierKind, TimeInput, repeated_reads
-from simoffload.results import InferenceResult, PassResult, Share, SimulationResult, by_name
+from simoffload.hardware import P90, Evidence, InputSource, TierKind, TimeInput
+from simoffload.planning.errors import CalibrationError, Comparable, Limit, calibration_errors
+from simoffload.results import Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
-from simoffload.strategies import SERVED, SERVED_OTHERS, Strategy, in_new_form, strategy_in
+from simoffload.strategies import Strategy, in_new_form, strategy_in
+from simoffload.units import plural
 
-# -- errors of real runs ---------------------------------------------------------------------------
-
-_ERRORS_FILE = "calibration_errors.csv"
-"""File of errors on real runs. ``python -m validation`` writes it."""
-ErrorProfile = Literal["own", "shipped"]
-"""Profile that predicted a run: that of its own machine, so that errors are those of the model, or a shipped
-one."""
-Work = Literal["decode", "prefill", "step"]
-Place = Literal["memory", "nvme"]
-"""Place of the weights, and in training of the optimizer: only memory of GPUs and hosts, or also drives."""
 UNSEEN_TIERS: Mapping[TierKind, str] = {
     "hbm": "",
     "dram": "",
@@ -46,149 +31,127 @@ UNSEEN_TIERS: Mapping[TierKind, str] = {
 """Tiers that no recorded real run used, by their kind; "" for kinds that some used."""
 
 
-class CalibrationError(NamedTuple):
-    """A CalibrationError holds the prediction errors of one kind of pass in one group of real runs."""
-
-    profile: ErrorProfile
-    group: str
-    """Group of real runs, as a strategy names it under ``evidence``: zero."""
-    part: str
-    """holdout, or fit for runs that were in view while the mechanisms were worked out."""
-    work: Work
-    place: Place
-    runs: int
-    mean: float
-    """Mean of the absolute relative errors."""
-    worst: float
-    """Relative error of the largest magnitude, with its sign: positive means predicted too slow."""
-    fewest_gpus: int
-    most_gpus: int
-
-
-def place_of(devices: Iterable[str]) -> Place:
-    """Return whether drives hold something, given DeepSpeed's devices (none, cpu, nvme) or kinds of tiers."""
-    return "nvme" if "nvme" in devices else "memory"
-
-
-@cache
-def calibration_errors() -> tuple[CalibrationError, ...]:
-    """Return the shipped table of errors."""
-    text = (files("simoffload.planning") / _ERRORS_FILE).read_text("utf-8")
-    rows = TypeAdapter(tuple[CalibrationError, ...])
-    return rows.validate_python(tuple(csv.DictReader(io.StringIO(text))))
-
-
 # -- confidence ------------------------------------------------------------------------------------
 
-_MOST_RUNS = "zero"
-"""Group of runs whose errors are used for strategies without recorded runs."""
-_CALLED: Mapping[Work, str] = {"decode": "decode steps", "prefill": "prefills", "step": "training steps"}
-_WITH: Mapping[ErrorProfile, str] = {"own": "the profiles of their machines", "shipped": "shipped profiles"}
-_WHERE: Mapping[Place, str] = {"memory": "in memory", "nvme": "from drives in the host"}
-
-_BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
-_UNKNOWN = 2.0
-"""Factor of the error where no real run is comparable: training runs were 11.5 % wrong when training was
-first predicted, and 6.0 % once such runs were known (docs/measurements/training.md)."""
-_SERVED = log(2) / P90
-"""Largest standard deviation of a time of compiled serving: from half to twice the prediction 80 % of times
-are expected, however little is known (our choice)."""
-_OUTSIDE = 1.4
-"""Factor of the error outside the range in which the machine was measured: geometric mean of 0.9, 1.4, 1.6,
-1.6 and 1.6 for recorded runs of decode steps, prefills (in memory and from drives) and FSDP."""
-_PHASE = 1.2
-"""Error of a single phase of a step over that of the step. It was chosen from 18 earlier held-out runs: 14.5,
-14.1 and 9.1 % of forward, backward and optimizer, 10.2 % of steps. For the present ones (docs/VALIDATION.md)
-it is conservative: 11.4, 7.5 and 10.1 %, and 9.3 % of steps, which is a factor of 1.04."""
 _CORRELATION = 0.8
-"""Correlation of the errors of one model on one machine with the weights in the same place: in nine pairs of
-runs that differ in one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and
-4.4 %: 1 - 0.022² / (2 x 0.036²). The present table (docs/VALIDATION.md, Settings) would give about 0.6."""
+"""Correlation of the errors of one model on one machine with one limit: in nine pairs of runs that differ in
+one setting, ratios were 2.2 % (decode) and 2.9 % (prefill) wrong, single times 3.6 and 4.4 %:
+1 - 0.022² / (2 x 0.036²). Held-out runs of one model and limit have 0.92 with shipped profiles."""
+_ON_ONE_MACHINE = 0.4
+"""Correlation of the errors of any two times on one machine: 0.5 to 0.7 under ZeRO with shipped profiles, 0
+to 0.25 with its own, 0 to 0.5 under llama.cpp, 0 to 0.3 under vLLM (docs/explanations.md)."""
 _BETWEEN_GPUS: frozenset[CauseKind] = frozenset(
     ("all-gather", "all-reduce", "gradient-reduction", "stage-to-stage", "gpu-to-gpu")
 )
 """Transfers whose time the links between GPUs decide; of all others it is that of copies."""
-_LEAST = 0.005
-"""Smallest part of the error that a sentence names; our choice."""
 _DECIDES = 0.5
 """Share of a time from which the host thread is said to decide it."""
-
-
-class IntervalTerm(NamedTuple):
-    """An IntervalTerm is one input's part of the relative standard deviation of a time."""
-
-    part: str
-    """What the input decides: the host thread, copies, a storage tier and so on."""
-    share: float
-    """Exposed share of the time."""
-    spread: Spread
-
-    @property
-    def contribution(self) -> float:
-        """Relative standard deviation of the time from this input alone."""
-        return self.share * self.spread.value
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return {
-            **by_name(self, "part share"),
-            "spread": self.spread.value,
-            "measured": self.spread.measured,
-            "profile": self.spread.source,
-            **by_name(self, "contribution"),
-        }
+_LIMITED: Mapping[Limit, str] = {
+    "GPU": "kernels of the GPU",
+    "host": "the host thread",
+    "link": "transfers",
+    "CPU": "work of the CPU",
+    "storage": "storage",
+}
+_LIMITS: Mapping[TimeInput, Limit] = {
+    TimeInput.HOST: "host",
+    TimeInput.CPU: "CPU",
+    TimeInput.COPIES: "link",
+    TimeInput.PAGEABLE: "link",
+    TimeInput.LINKS: "link",
+    TimeInput.GPU: "GPU",
+    TimeInput.STORAGE: "storage",
+    TimeInput.FAULTS: "storage",
+    TimeInput.EXPERT_FAULTS: "storage",
+}
+_PROGRAMS = {
+    "": "all programs",
+    "zero": "DeepSpeed ZeRO",
+    "fsdp": "FSDP",
+    "accelerate": "Accelerate",
+    "tensor_parallel": "transformers",
+    "vllm": "vLLM",
+    "vllm (others)": "vLLM with experts, fewer bits or offloading",
+    "llama_cpp": "llama.cpp",
+}
+_PREDICTED: Mapping[str, str] = {
+    "own": "with what was measured on their machines",
+    "same kind": "with what was measured on another machine of the kind",
+    "shipped": "with shipped measurements of their kind of machine",
+    "estimated": "with estimates",
+    "": "with any profile",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
     """The error to expect of a prediction."""
 
-    row: CalibrationError
-    """Errors of the most similar real runs, predicted with the profiles of their own machines."""
+    program: str
+    """Group of the real runs with which it is compared; "" for all."""
     unlike: str
     """What no real run did, as the end of a sentence, "used a parallel filesystem; none saved a checkpoint";
     empty where some did. The error is then expected to be larger than that of ``row``."""
     extrapolates: bool
     """Whether the work is outside the range in which the machine was measured."""
     unknowns: int = 0
-    """Number of things in ``unlike``, each of which doubles the error."""
-    largest: float = inf
-    """Largest relative standard deviation of a time."""
+    """Number of things in ``unlike``."""
+    elsewhere: bool = False
+    """Whether the profile of the user is that of another machine of the kind."""
     result: SimulationResult = field(repr=False, compare=False)
     """Result whose error this is."""
 
-    def terms(self, metric: str | None = None) -> tuple[IntervalTerm, ...]:
-        """Return the inputs' parts of the error of a metric, the largest first; empty without times.
+    def shares(self, metric: str | None = None) -> dict[str, float]:
+        """Return the exposed share of each input in a metric, by default the compared time, the largest
+        first; empty without times."""
+        passes = self.result.composed.get(metric or self.result.compared_by, ())
+        total, found = sum(time for _, time in passes), dict[str, float]()
+        for one, time in passes:
+            for share in one.shares:
+                if share.exposed_ps:
+                    part = _part(share, self.result.provenance.sources)
+                    exposed = float(share.exposed_ps / one.time_ps) * time / total
+                    found[part] = found.get(part, 0.0) + exposed
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
 
-        By default the metric is the compared time.
-        """
-        known = self.result.provenance.spreads
-        shares = _shares(self.result.composed.get(metric or self.result.compared_by, ()), known)
-        found = [IntervalTerm(part, share, known[part]) for part, share in shares.items() if part in known]
-        return tuple(sorted(found, key=lambda term: -term.contribution))
+    def decided_by(self, metric: str | None = None) -> tuple[str, InputSource]:
+        """Return the input that takes most of a metric, and what it rests on."""
+        part = next(iter(self.shares(metric)), self._at_rest)
+        found = self.result.provenance.sources.get(part, InputSource("estimated", ""))
+        other = self.elsewhere and found.evidence == "own"
+        return part, found._replace(evidence="same kind") if other else found
 
-    def of_model(self, metric: str | None = None) -> float:
-        """Return the relative standard deviation that is due to the model, by default of the compared time.
+    @property
+    def _at_rest(self) -> str:
+        """The input that decides where nothing was simulated: a tier of storage that holds something."""
+        stored = {use.tier for use in self.result.capacity if use.kind not in ("hbm", "dram")}
+        return next((tier for tier in self.result.targets if tier in stored), TimeInput.GPU)
 
-        It is the mean error of real runs. Their standard deviation is 1.25 times that, but spreads of inputs
-        explain 38 % of its square (docs/explanations.md), and must not count twice. Errors of passes on one
-        machine are correlated, so that those of a sum are weighted by time. With the inputs it is at most
-        ``largest``.
-        """
-        passes = self._passes(metric)
-        mean = sum(time * self._row(one).mean for one, time in passes) / sum(time for _, time in passes)
-        phase = _PHASE if metric and self.result.declared[metric].is_part else 1.0
-        unknown = _UNKNOWN**self.unknowns if self.unlike else _OUTSIDE if self.extrapolates else 1.0
-        room = self.largest**2 - sum(term.contribution**2 for term in self.terms(metric))
-        return min(mean * phase * unknown, sqrt(max(0.0, room)))
+    def comparable(self, metric: str | None = None) -> Comparable:
+        """Return the real runs with which a metric is compared, by default the compared time."""
+        part, found = self.decided_by(metric)
+        limit = _LIMITS.get(part, "storage")  # type: ignore[call-overload]  # names of tiers are no inputs
+        return Comparable(self.program, limit, found.evidence, self.unknowns)
+
+    @property
+    def row(self) -> CalibrationError:
+        """Errors of real runs that are comparable with the compared time."""
+        return calibration_errors().of(self.comparable())
+
+    def factors(self, metric: str) -> tuple[float, float]:
+        """Return P10 and P90 of a metric over its predicted value. Raises KeyError for one that is neither
+        time nor rate."""
+        assert self.result.composed[metric]
+        low, high = calibration_errors().factors(self.comparable(metric))
+        return (1 / high, 1 / low) if self.result.declared[metric].larger else (low, high)
 
     def sigma_of(self, metric: str) -> float:
         """Return the relative standard deviation of a predicted time or rate.
 
         Raises KeyError for metrics that are neither.
         """
-        sigma = hypot(self.of_model(metric), *(term.contribution for term in self.terms(metric)))
-        return min(sigma, self.largest)
+        low, high = self.factors(metric)
+        return log(high / low) / (2 * P90)
 
     @property
     def sigma(self) -> float:
@@ -200,9 +163,10 @@ class Confidence:
 
         Raises KeyError for metrics that are neither.
         """
-        value, factor = self.result.metrics()[metric], exp(P90 * self.sigma_of(metric))
+        low, high = self.factors(metric)
+        value = self.result.metrics()[metric]
         assert value is not None
-        return value / factor, value * factor
+        return value * low, value * high
 
     @property
     def measured(self) -> str:
@@ -215,79 +179,59 @@ class Confidence:
         values, known = self.result.metrics(), self.result.composed
         return {name: self.interval(name) for name, value in values.items() if value and name in known}
 
-    def _passes(self, metric: str | None) -> tuple[tuple[PassResult, float], ...]:
-        return self.result.composed[metric or self.result.compared_by]
-
-    def _row(self, one: PassResult) -> CalibrationError:
-        """Return the errors of real runs of the kind of a pass."""
-        result = self.result
-        of_token = isinstance(result, InferenceResult) and one is result.token_pass
-        decodes = of_token and self.row.work == "decode"
-        work = self.row.work if decodes or result.kind != "inference" else "prefill"
-        return self.row if work == self.row.work else _row(self.row.group, work, self.row.place)
-
     @property
     def caution(self) -> str:
         """Sentence about a time that an unmeasured host thread decides; "" for any other."""
-        host = next((term for term in self.terms() if term.part == TimeInput.HOST), None)
-        if host is None or host.spread.measured or host.share <= _DECIDES:
+        share = self.shares().get(TimeInput.HOST, 0.0)
+        host = self.result.provenance.sources.get(TimeInput.HOST)
+        if host is None or host.evidence == "own" or share <= _DECIDES:
             return ""
         return (
-            f"{host.share * 100:.0f} % of this time is the host thread's, whose speed was not measured on "
-            f"this machine (±{host.spread.value * 100:.0f} %); simoffload calibrate micro measures it"
+            f"{share * 100:.0f} % of this time is the host thread's, whose speed was not measured on this "
+            "machine; simoffload calibrate micro measures it"
         )
-
-    @property
-    def _profile(self) -> ErrorProfile:
-        host = self.result.provenance.spreads.get(TimeInput.HOST)
-        return "own" if host is not None and host.measured else "shipped"
-
-    @property
-    def quoted(self) -> CalibrationError:
-        """Errors of the same runs as those of ``row``, with a shipped profile unless the host of this machine
-        was measured; ``row`` itself where no run was predicted so."""
-        kind = self._profile, *self.row[1:5]
-        return next((row for row in calibration_errors() if row[:5] == kind), self.row)
 
     @property
     def relative_error(self) -> float:
         """Mean of the absolute relative errors of the compared runs."""
-        return self.quoted.mean
+        return self.row.mean
 
     @property
     def runs(self) -> int:
-        """Number of real runs behind the expected error."""
-        return self.quoted.runs
+        """Number of real times behind the expected error."""
+        return self.row.runs
 
     @property
     def source(self) -> str:
-        """Description of the compared runs: "23 held-out runs of decode steps in memory on 1 to 4 GPUs"."""
-        row = self.quoted
-        held = "held-out " if row.part == "holdout" else ""
-        gpus = "1 GPU" if row.most_gpus == 1 else f"{row.fewest_gpus} to {row.most_gpus} GPUs"
-        seen = "" if held else ", all known when the model was developed"
-        what = f"{_CALLED[row.work]} {_WHERE[row.place]} on {gpus}"
-        runs = "run" if row.runs == 1 else "runs"
-        return f"{row.runs} {held}{runs} of {what}{seen}, predicted with {_WITH[row.profile]}"
+        """Description of the compared runs: "86 held-out times of DeepSpeed ZeRO on 16 machines, limited by
+        transfers and predicted with estimates"."""
+        row = self.row
+        held = "held-out " if row.held_out else ""
+        where = f"{_PROGRAMS.get(row.program, row.program)} on {plural(row.machines, 'machine')}"
+        seen = "" if held else ", some of them in view when it was developed"
+        return (
+            f"{row.runs} {held}times of {where}, limited by {_LIMITED[row.limit]} and predicted "
+            f"{_PREDICTED[row.evidence]}{seen}"
+        )
 
     @property
     def origin(self) -> str:
-        """Parts of the error, the largest first: "model ±17 %, host thread ±12 %, copies ±3.0 %"."""
-        parts = [(term.part, term.contribution) for term in self.terms() if term.contribution >= _LEAST]
-        parts.append(("model", self.of_model()))
-        parts.sort(key=lambda part: -part[1])
-        return ", ".join(f"{name} ±{size * 100:.1f} %" for name, size in parts)
+        """What decides the width: "host thread, 62 % of it, estimated"."""
+        part, found = self.decided_by()
+        share = self.shares().get(part, 0.0)
+        return f"{part}, {share * 100:.0f} % of it, {_FROM[found.evidence]}"
 
     @property
     def sentence(self) -> str:
         """Sentence that states the expected error and its source."""
-        row = self.quoted
+        row = self.row
         worst = f"{row.worst * 100:+.0f} %".replace("-", "−")
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
             text = f"unknown: no real run {self.unlike}; expect more than {text}"
-        elif row.profile != self._profile:
-            text = f"{text}; expect more with a shipped profile"
+        elif row.program != self.program:
+            program = _PROGRAMS.get(self.program, self.program)
+            text = f"unknown: too few real runs of {program} are comparable; expect more than {text}"
         return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:
@@ -296,48 +240,56 @@ class Confidence:
             **by_name(self, "relative_error"),
             "known": not self.unlike,
             **by_name(self, "runs"),
-            **by_name(self.quoted, "profile worst"),
+            **by_name(self.row, "machines worst"),
             **by_name(self, "source extrapolates sentence caution"),
             **self._interval(),
         }
 
     def _interval(self) -> dict[str, Any]:
-        """Return the interval of the compared metric and what it consists of; nothing without times."""
+        """Return the interval of the compared metric and what decides it; nothing without times."""
         metric = self.measured
         if metric not in self.result.composed:
             return {}
-        low, high = self.interval(metric)
+        (low, high), (part, found) = self.interval(metric), self.decided_by()
         return {
             "metric": metric,
             "p10": low,
             "p90": high,
             **by_name(self, "sigma"),
-            "of_model": self.of_model(),
-            "terms": [term.to_dict() for term in self.terms()],
+            **by_name(self.comparable(), "program limit"),
+            "decided_by": part,
+            **by_name(found, "evidence profile"),
+            "shares": self.shares(),
         }
 
 
-def confidence(result: SimulationResult) -> Confidence:
-    """Return the error to expect of a result, from its kind of work and from where weights and optimizer are
-    stored.
+_FROM: Mapping[Evidence, str] = {
+    "own": "measured on this machine",
+    "same kind": "measured on another machine of the kind",
+    "shipped": "measured on machines of the kind",
+    "estimated": "estimated",
+}
+_BEYOND = "; this prediction is beyond the calibrated range, where errors may be larger"
 
-    Held-out runs count; where there are none of a kind, those that were in view. None is of checkpoints or
-    of storage over a network, and most are of ZeRO: the errors of what is most like it (of the first two:
-    from drives in the host) then stand for the least that is to be expected.
+
+def confidence(result: SimulationResult, *, elsewhere: bool = False) -> Confidence:
+    """Return the error to expect of a result; ``elsewhere``: the profile of the user, if it is one, is that
+    of another machine of the kind.
+
+    No recorded real run saved a checkpoint or used storage over a network: the errors of all runs that are
+    limited alike then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
     default: TierKind = "hbm"
-    held = [kinds.get(tier, default) for tier in result.targets]
     unseen = _unseen(result)
-    far = result.kind == "checkpoint" or any(UNSEEN_TIERS[kind] for kind in held)
-    group = _MOST_RUNS if unseen else evidence_of(result)
-    unlike = [one for one in (_unlike(result, held) or unseen, *result.uncompared) if one]
+    other = _unlike(result, [kinds.get(tier, default) for tier in result.targets])
+    unlike = [one for one in (other or unseen, *result.uncompared) if one]
     return Confidence(
-        row=_row(group, _work(result), "nvme" if far else place_of(held)),
+        program="" if unseen or result.kind == "checkpoint" else evidence_of(result),
         unlike="; none ".join(unlike),
         unknowns=len(unlike),
-        largest=_SERVED if evidence_of(result) in (SERVED, SERVED_OTHERS) else inf,
         extrapolates=bool(result.extrapolations),
+        elsewhere=elsewhere,
         result=result,
     )
 
@@ -383,39 +335,7 @@ def _setting(settings: Any, key: str) -> Any:
     return settings
 
 
-def _work(result: SimulationResult) -> Work:
-    """Return the kind of pass whose errors stand for a result: decode steps where more than one token is
-    made."""
-    if not isinstance(result, InferenceResult):
-        return "step"
-    return "decode" if result.output_length > 1 else "prefill"
-
-
-def _row(group: str, work: Work, place: str) -> CalibrationError:
-    """Return the errors of held-out runs, if there are any; else of another place, or of another group."""
-    mine = [
-        row
-        for row in calibration_errors()
-        if row.work == work and (row.profile == "own" or row.group == group)
-    ]
-    mine.sort(key=lambda row: (row.profile != "own", row.part != "holdout"))
-    near = [row for row in mine if row.place == place]
-    return next((row for rows in (near, mine) for row in rows if row.group == group), (near or mine)[0])
-
-
-def _shares(passes: Sequence[tuple[PassResult, float]], known: Container[str]) -> dict[str, float]:
-    """Return the exposed share of each input in passes that follow one another, by the input's name."""
-    total = sum(time for _, time in passes)
-    found: dict[str, float] = {}
-    for one, time in passes:
-        for share in one.shares:
-            if share.exposed_ps:
-                part = _part(share, known)
-                found[part] = found.get(part, 0.0) + float(share.exposed_ps / one.time_ps) * time / total
-    return found
-
-
-def _part(share: Share, known: Container[str]) -> str:
+def _part(share: Share, known: Mapping[str, InputSource]) -> str:
     """Return which of the ``known`` inputs decides the time of a cause; the name of a tier for storage."""
     cause = share.cause
     if share.group == "GPU":
@@ -423,47 +343,34 @@ def _part(share: Share, known: Container[str]) -> str:
     if share.group == "storage":
         return cause.purpose if cause.purpose in known else cause.tier
     if share.group == "transfers":
-        return _of_transfers(cause, known)
-    inputs = {"host-thread": TimeInput.HOST, "cpu-overflow-check": TimeInput.OVERFLOW_CHECK}
-    part = inputs.get(cause.kind, TimeInput.CPU)
-    return part if part in known else TimeInput.CPU
+        return _of_transfers(cause)
+    return TimeInput.HOST if cause.kind == "host-thread" else TimeInput.CPU
 
 
-def _of_transfers(cause: Cause, known: Container[str]) -> str:
-    """Return which of the ``known`` inputs decides the time of transfers between memories and of
-    collectives."""
+def _of_transfers(cause: Cause) -> TimeInput:
+    """Return the input that decides the time of transfers between memories and of collectives."""
     if cause.kind in _BETWEEN_GPUS:
         return TimeInput.LINKS
-    if cause.memory != "pinned":
-        return TimeInput.PAGEABLE
-    part: str = TimeInput.COPIES
-    if cause.kind == "in-place":
-        part = repeated_reads(cause.readings) if cause.readings else TimeInput.IN_PLACE
-    return part if part in known else TimeInput.COPIES
+    return TimeInput.COPIES if cause.memory == "pinned" else TimeInput.PAGEABLE
 
 
 def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: str = "compared_by") -> float:
     """Return the relative standard deviation of the ratio of the compared times of two results.
 
-    ``by`` names another metric of them, or the property that does. An input that both take from the same
-    profile has one error: only the difference of its shares counts. Errors of the simulation cancel in part
-    for one model on one machine with the weights in the same place.
+    ``by`` names another metric of them, or the property that does. Errors on one machine cancel in part, and
+    mostly where one model is limited by the same number.
     """
     pair = confidence(first), confidence(second)
     names: list[str] = [getattr(one, by) if by.endswith("_by") else by for one in (first, second)]
-    ours, theirs = ({t.part: t for t in one.terms(name)} for one, name in zip(pair, names, strict=True))
-    squares = 0.0
-    for part in sorted(ours.keys() | theirs.keys()):
-        mine, other = ours.get(part), theirs.get(part)
-        if mine and other and mine.spread == other.spread:
-            squares += (mine.contribution - other.contribution) ** 2
-        else:
-            squares += sum(term.contribution**2 for term in (mine, other) if term)
-    one, two = (each.of_model(name) for each, name in zip(pair, names, strict=True))
-    same = (first.model, first.platform) == (second.model, second.platform)
-    correlation = _CORRELATION if same and pair[0].row == pair[1].row else 0.0
-    squares += one**2 + two**2 - 2 * correlation * one * two
-    return sqrt(squares)
+    one, two = (each.sigma_of(name) for each, name in zip(pair, names, strict=True))
+    correlation = 0.0
+    if first.platform == second.platform:
+        mine, other = (
+            (each.decided_by(name), each.result.model) for each, name in zip(pair, names, strict=True)
+        )
+        alike = mine == other and pair[0].program == pair[1].program
+        correlation = _CORRELATION if alike else _ON_ONE_MACHINE
+    return sqrt(one**2 + two**2 - 2 * correlation * one * two)
 
 
 def margin(first: SimulationResult, second: SimulationResult, *, by: str = "compared_by") -> float:

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 from simoffload.bisection import largest_that_fits, least_factor
 from simoffload.documents import Edit, split_assignment
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
@@ -41,7 +40,7 @@ from simoffload.serving.answers import (
 from simoffload.serving.replica import StepMix
 from simoffload.serving.simulate import StreamSimulation
 from simoffload.serving.steps import SimulatedSteps
-from simoffload.simulation import fit, with_spreads
+from simoffload.simulation import fit, with_sources
 from simoffload.strategies import ServingLimits
 
 __all__ = [
@@ -71,6 +70,8 @@ _RESCALED = 2_000
 """Most requests of which the effect of longer steps is simulated (our choice)."""
 _APART = 1.25
 """Factor between rates that are tried with longer steps (our choice)."""
+StepFactors = tuple[float, float]
+"""Factors of the times of steps with chunks of prompts, and of others."""
 
 
 _ENERGY = ("rent_per_million_tokens", "kwh_per_million_tokens", "energy_per_token_j", "power_w")
@@ -151,7 +152,7 @@ def stream_passes(
     sequences = max(1, usual.sequences // usual.steps)
     work = {"batch_size": sequences, "prompt_length": max(1, usual.contexts // max(1, usual.sequences))}
     scenario = scenario.edited(Edit(("workload",), {"kind": "inference", "output_length": 2, **work}))
-    capacity = with_spreads(scenario, scenario.plan(), fit(scenario))
+    capacity = with_sources(scenario, scenario.plan(), fit(scenario))
     number, busy = len(measures), (mixes[0].time, mixes[1].time)
     times = (*busy, max(0.0, sum(one.duration for one in measures) - sum(busy)))
     known = {one.name: getattr(capacity, one.name) for one in fields(capacity)}
@@ -162,11 +163,12 @@ def stream_passes(
     )
 
 
-def step_errors(passes: StreamPasses) -> tuple[float, float]:
-    """Return by which factor the steps with chunks of prompts, and others, are longer in one of ten real
-    runs, and shorter in another one."""
+def step_errors(passes: StreamPasses) -> tuple[StepFactors, StepFactors]:
+    """Return the factors by which the steps with chunks of prompts, and others, are shorter in one of ten
+    real runs, and longer in another one."""
     sure = confidence(passes)
-    return exp(P90 * sure.sigma_of("ttft_s")), exp(P90 * sure.sigma_of("tpot_s"))
+    shorter, longer = zip(sure.factors("ttft_s"), sure.factors("tpot_s"), strict=True)
+    return shorter, longer
 
 
 class LoadCosts(NamedTuple):
@@ -526,8 +528,7 @@ def _rescaled(
         options = fewer.scenario.stream or options
         measures = simulation.run(options, 0)
     found = [measures]
-    for sign in (-1, 1):
-        chunks, decoding = (factor**sign for factor in step_errors(passes))
+    for chunks, decoding in step_errors(passes):
         found.append(simulation.run(options, 0, chunks=chunks, decoding=decoding))
     return tuple(found)
 
@@ -635,7 +636,7 @@ def _capacity(
     simulation: StreamSimulation,
     trials: Mapping[float, RateTrial],
     best: LoadCosts,
-    errors: tuple[float, float],
+    errors: tuple[StepFactors, StepFactors],
 ) -> tuple[float, float] | None:
     """Return the ends of the interval of the largest load within the limits.
 
@@ -648,8 +649,9 @@ def _capacity(
         return None  # so few requests that no load is too large
     if len(best.measures[0].served.queued) > _RESCALED:
         scenario = scenario.edited(Edit(("stream", "num_prompts"), _RESCALED))
+    shorter, longer = errors
     as_is, *changed = (
-        _capacity_with(simulation, scenario, load, tuple(one**sign for one in errors)) for sign in (0, 1, -1)
+        _capacity_with(simulation, scenario, load, one) for one in ((1.0, 1.0), longer, shorter)
     )
     if not as_is:
         return None

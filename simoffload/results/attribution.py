@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
 
-from simoffload.hardware import TimeInput, repeated_reads
 from simoffload.results.timeline import OperationPlace, Timeline
 from simoffload.schedule import Cause, CauseKind, HostMemory, OpKind, Schedule
 
@@ -28,7 +27,7 @@ _TEXTS: Mapping[CauseKind, str] = {
     "gpu-optimizer": "optimizer on the GPU",
     "gpu-gradients": "gradients on the GPU",
     "gathered-copies": "GPU copies of gathered tensors",
-    "in-place": TimeInput.IN_PLACE,
+    "in-place": "weights read in host memory",
     "host-to-gpu": "host to GPU",
     "gpu-to-host": "GPU to host",
     "gpu-to-gpu": "GPU {} to GPU {}",
@@ -80,7 +79,7 @@ def cause_text(cause: Cause) -> str:
 
 
 def _way(cause: Cause) -> str:
-    """Return the kind of a cause as text, with the tier, the GPUs or the readings that belong to it."""
+    """Return the kind of a cause as text, with the tier or the GPUs that belong to it."""
     text = _TEXTS[cause.kind]
     match cause.kind:
         case "own":
@@ -89,8 +88,6 @@ def _way(cause: Cause) -> str:
             return f"{cause.tier or 'storage'} {text}"
         case "gpu-to-gpu":
             return text.format(*cause.gpus)
-        case "in-place":
-            return repeated_reads(cause.readings) if cause.readings else text
     return " ".join((text, *map(str, cause.gpus)))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
 
-    from simoffload.hardware import Spread
+    from simoffload.hardware import InputSource
     from simoffload.planning.advise.evaluate import Advice
     from simoffload.planning.caches import CacheLimits
     from simoffload.planning.confidence import Confidence
@@ -40,9 +40,9 @@ class ResultProvenance:
     versions: dict[str, str]
     exports: dict[str, Any] = field(default_factory=dict)
     """Configuration files with which the real program runs what was simulated; content by name."""
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
-    """Relative standard deviations of the inputs that decide times, by what they decide; those of storage by
-    tier; empty without times."""
+    sources: Mapping[str, InputSource] = field(default_factory=dict)
+    """What the inputs that decide times rest on, by what they decide; those of storage by tier; empty without
+    times."""
     program: str = ""
     """Program and version for which the configuration files are written, such as "DeepSpeed 0.19.8"."""
 

@@ -98,8 +98,6 @@ class Cause(NamedTuple):
     memory: HostMemory = "pinned"
     gpus: tuple[int, ...] = ()
     """Numbers of the GPUs of one process between which it moves, or of the one that is not its main GPU."""
-    readings: int = 0
-    """How often a product may read its weights in host memory, for ``in-place``; 0 = certainly once."""
     name: str = ""
     """Name of a cause of kind ``own``."""
 

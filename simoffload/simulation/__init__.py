@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simoffload.hardware import machine_spreads
+from simoffload.hardware import input_sources
 from simoffload.limits import keep, limited, now_doing
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
@@ -13,7 +13,7 @@ from simoffload.simulation.metrics import measures_of
 from simoffload.simulation.runner import Execution, Runner, Scope, remembering
 from simoffload.strategies import Plan
 
-__all__ = ["Execution", "Runner", "Scope", "fit", "remembering", "simulate", "with_spreads"]
+__all__ = ["Execution", "Runner", "Scope", "fit", "remembering", "simulate", "with_sources"]
 
 
 @limited
@@ -40,20 +40,20 @@ def simulate(
     result = measures.timed(plan, result, runner)
     if scope != "all":
         return result
-    return with_spreads(scenario, plan, result)
+    return with_sources(scenario, plan, result)
 
 
-def with_spreads(scenario: LoadedScenario, plan: Plan, result: SimulationResult) -> SimulationResult:
-    """Return a result with the spreads of the machine's numbers, on which the error of its times depends."""
+def with_sources(scenario: LoadedScenario, plan: Plan, result: SimulationResult) -> SimulationResult:
+    """Return a result with what the machine's numbers rest on, which decides the error of its times."""
     basis = plan.basis
-    known = machine_spreads(
+    known = input_sources(
         scenario.machine,
         ranks=result.gpus,
         host_costs=basis.host_costs,
         cpu_costs=basis.cpu_costs,
         gpu_rates=basis.gpu_rates,
     )
-    return replace(result, provenance=replace(result.provenance, spreads=known))
+    return replace(result, provenance=replace(result.provenance, sources=known))
 
 
 @limited

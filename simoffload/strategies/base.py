@@ -604,11 +604,11 @@ class Basis(NamedTuple):
     """A Basis says on which measured numbers and real runs the times of a plan rest."""
 
     host_costs: tuple[Provenance, ...] = ()
-    """Costs of the host thread whose spreads are that of its speed: launches and hooks."""
+    """Costs of the host thread that stand for its speed: launches and hooks."""
     cpu_costs: tuple[Provenance, ...] = ()
-    """Numbers that decide work of the CPU beside its rates of arithmetic, and whose spreads are its own."""
+    """Numbers that decide the work of the CPU, if that is not Adam's."""
     gpu_rates: tuple[Provenance, ...] = ()
-    """Rates of the GPU's kernels whose spreads are that of its time, if these are not PyTorch's."""
+    """Rates of the GPU's kernels that decide its time, if these are not PyTorch's."""
     evidence: str = ""
     """Group of the real runs that were like it, if more than the settings decides it."""
     uncompared: tuple[str, ...] = ()

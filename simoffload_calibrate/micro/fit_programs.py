@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import DEFAULT_SPREADS, P90, Machine, TimeInput
+from simoffload.hardware import HOST_SPREAD, P90, Machine
 from simoffload.models import SINGLE, ModelShape, Sequences, load_model
 from simoffload.strategies import in_new_form
 from simoffload.strategies.ds_config import DeepSpeedConfig
@@ -442,7 +442,7 @@ def fit_thread(raw: Mapping[str, Any], machine: Machine) -> ThreadFit | None:
 
 def _not_believed(error: FactorError) -> ThreadFit:
     remark = f"{error}: the costs are those of the reference host"
-    return ThreadFit(None, 1.0, DEFAULT_SPREADS[TimeInput.HOST].other, {}, (remark,), believed=False)
+    return ThreadFit(None, 1.0, HOST_SPREAD, {}, (remark,), believed=False)
 
 
 def _from_probes(raw: Mapping[str, Any]) -> ThreadFit | None:

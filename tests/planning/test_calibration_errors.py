@@ -1,21 +1,88 @@
-"""The shipped table of errors on real runs."""
+"""Errors of comparable real runs, and the widths that follow from them."""
 
 from __future__ import annotations
 
-from simoffload.planning.confidence import calibration_errors, place_of
+from math import exp, hypot, log
+from typing import Any, get_args
+
+import pytest
+
+from simoffload.planning.errors import (
+    CalibrationError,
+    Comparable,
+    ErrorTable,
+    Limit,
+    RealTimes,
+    calibration_errors,
+    parsed,
+    written,
+)
+
+TIME = Comparable("zero", "link", "own")
+TENTHS = (*[0.8] * 4, *[1.0] * 5, *[1.2] * 4)
+"""P10 and P90 are 0.8 and 1.2."""
 
 
-def test_every_kind_of_work_has_errors_from_memory_and_from_drives() -> None:
-    rows = {(row.work, row.place): row for row in calibration_errors()}
-    assert rows.keys() == {
-        (work, place) for work in ("decode", "prefill", "step") for place in ("memory", "nvme")
-    }
-    for row in calibration_errors():
-        assert row.runs > 0
-        assert 0 < row.mean <= abs(row.worst) < 2
-        assert 1 <= row.fewest_gpus <= row.most_gpus
+def row(machine: str, *ratios: float, held_out: bool = True, **about: Any) -> RealTimes:
+    return RealTimes("zero", "link", "own", machine, held_out, ratios)._replace(**about)
 
 
-def test_one_thing_on_drives_makes_it_a_run_from_drives() -> None:
-    assert place_of(("none", "cpu")) == place_of(("hbm", "dram")) == "memory"
-    assert place_of(("cpu", "nvme")) == "nvme"
+def of(*rows: RealTimes, time: Comparable = TIME, without: str = "") -> CalibrationError:
+    return ErrorTable(rows).of(time, without=without)
+
+
+def test_the_shipped_table_has_an_interval_for_every_limit() -> None:
+    table = calibration_errors()
+    assert parsed(written(table.rows)) == table
+    for limit in get_args(Limit):
+        low, high = table.factors(Comparable("", limit, "estimated"))
+        assert 0.2 < low <= 1 < high < 5, limit
+
+
+def test_an_interval_is_that_of_nine_tenths_of_comparable_times() -> None:
+    """Half as long again, in logarithms, for one machine; a third for two; hardly more for very many."""
+    for machines in (1, 2, 100):
+        found = of(*(row(f"m{number}", *TENTHS) for number in range(machines)))
+        wider = 1 + 1 / (machines + 1)
+        assert found.low == pytest.approx(0.8**wider, rel=1e-9)
+        assert found.high == pytest.approx(1.2**wider, rel=1e-9)
+        assert (found.runs, found.machines, found.held_out) == (13 * machines, machines, True)
+
+
+def test_evidence_to_one_side_makes_an_interval_to_one_side() -> None:
+    slower = of(row("a", *(one + 0.5 for one in TENTHS)))
+    assert slower.low == 1
+    assert slower.high > 1.7
+    assert (slower.mean, slower.worst) == (pytest.approx(0.32, abs=0.02), pytest.approx(1 / 1.7 - 1))
+
+
+def test_a_machine_is_predicted_without_its_own_errors() -> None:
+    rows = row("a", *[1.0] * 9), row("b", *[2.0] * 9)
+    assert of(*rows, without="b").high == 1.0
+    assert of(*rows, without="a").high == 2.0**1.5
+
+
+def test_held_out_times_count_and_others_where_there_are_fewer_than_five() -> None:
+    seen, held = row("a", *[1.0] * 9, held_out=False), row("b", *[1.2] * 5)
+    assert (of(seen, held).runs, of(seen, held).held_out) == (5, True)
+    few = held._replace(ratios=held.ratios[:4])
+    assert (of(seen, few).runs, of(seen, few).held_out) == (13, False)
+
+
+def test_too_few_times_of_a_program_are_those_of_all_and_a_stated_factor_wider() -> None:
+    other = row("a", *[1.1] * 9, program="fsdp")
+    table = ErrorTable((other, row("b", *[3.0] * 4, evidence="shipped")))
+    assert table.of(TIME)[:3] == ("", "link", "own")
+    assert table.of(TIME._replace(evidence="estimated"))[:3] == ("", "link", "")
+    low, high = table.factors(TIME)
+    assert (low, high) == pytest.approx((1 / 1.2, exp(hypot(1.5 * log(1.1), log(1.2)))))
+
+
+@pytest.mark.parametrize("unlike", [1, 2, 5])
+def test_each_thing_that_no_run_did_adds_an_error(unlike: int) -> None:
+    table = ErrorTable((row("a", *[1.1] * 9),))
+    low, high = table.factors(TIME._replace(unlike=unlike))
+    assert low == pytest.approx(exp(-(unlike**0.5) * log(1.4)))
+    assert high == pytest.approx(exp(hypot(1.5 * log(1.1), unlike**0.5 * log(1.4))))
+    with_few = table.factors(TIME._replace(program="other", unlike=unlike))
+    assert with_few == (low, high), "a reason counts once"

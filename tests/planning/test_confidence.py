@@ -8,9 +8,10 @@ from math import exp, hypot, sqrt
 import pytest
 
 from simoffload.documents import Edit, parse_yaml
-from simoffload.hardware import P90, Spread, TimeInput
+from simoffload.hardware import P90
 from simoffload.planning import confidence as module
-from simoffload.planning.confidence import CalibrationError, confidence, margin, ratio_sigma, tie
+from simoffload.planning.confidence import confidence, margin, ratio_sigma, tie
+from simoffload.planning.errors import ErrorTable, Limit, RealTimes
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
@@ -18,19 +19,25 @@ from simoffload.scenario import read_scenario, resolve
 from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
 
-ROWS = (
-    CalibrationError("own", "zero", "fit", "decode", "memory", 34, 0.03, -0.09, 1, 4),
-    CalibrationError("own", "zero", "holdout", "decode", "memory", 23, 0.04, -0.13, 1, 4),
-    CalibrationError("own", "zero", "holdout", "decode", "nvme", 5, 0.13, 0.28, 1, 4),
-    CalibrationError("own", "zero", "holdout", "prefill", "memory", 23, 0.05, 0.14, 1, 4),
-    CalibrationError("own", "zero", "fit", "step", "nvme", 2, 0.14, 0.16, 1, 1),
-    CalibrationError("own", "zero", "holdout", "step", "memory", 4, 0.06, -0.08, 1, 4),
+
+def times(program: str, limit: Limit, error: float, *, held_out: bool = True) -> RealTimes:
+    """Times that were an error longer or shorter than predicted."""
+    ratios = (1 - error,) * 3 + (1 + error,) * 3
+    return RealTimes(program, limit, "estimated", "machine", held_out, ratios)
+
+
+TABLE = ErrorTable(
+    (
+        times("zero", "host", 0.2),
+        times("fsdp", "CPU", 0.1, held_out=False)._replace(evidence="shipped"),
+        *(times("other", limit, 0.3) for limit in ("storage", "GPU", "CPU")),
+    )
 )
 
 
 @pytest.fixture(autouse=True)
 def _known_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "calibration_errors", lambda: ROWS)
+    monkeypatch.setattr(module, "calibration_errors", lambda: TABLE)
 
 
 @pytest.fixture(scope="module")
@@ -45,65 +52,42 @@ def memory(drives: SimulationResult) -> SimulationResult:
     return replace(drives, target="dram")
 
 
-def test_held_out_runs_of_the_same_work_from_the_same_place_count(
+def test_runs_of_the_program_with_the_same_limit_count(
     drives: SimulationResult, memory: SimulationResult
 ) -> None:
     found = confidence(memory)
-    assert (found.relative_error, found.runs, found.unlike, found.extrapolates) == (0.04, 23, "", False)
+    assert found.decided_by()[0] == "host thread"
+    assert (found.program, found.row.program, found.runs, found.unlike) == ("zero", "zero", 6, "")
     assert found.sentence == (
-        "±4.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs, predicted with "
-        "the profiles of their machines (the worst −13 %); expect more with a shipped profile"
+        f"±{found.relative_error * 100:.1f} %, the mean error of 6 held-out times of DeepSpeed ZeRO on 1 "
+        "machine, limited by the host thread and predicted with estimates (the worst +25 %)"
     )
-    assert confidence(replace(memory, output_length=1)).relative_error == 0.05
-    assert confidence(drives).relative_error == 0.13
+    assert confidence(drives).to_dict()["limit"] == "host"
 
 
-def test_the_quoted_error_is_that_of_profiles_of_the_same_origin(
-    memory: SimulationResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The interval does not change: it has the spreads of the machine's numbers apart."""
-    shipped = CalibrationError("shipped", "zero", "holdout", "decode", "memory", 23, 0.09, -0.36, 1, 4)
-    sigma = confidence(memory).sigma
-    monkeypatch.setattr(module, "calibration_errors", lambda: (*ROWS, shipped))
-    found = confidence(memory)
-    assert (found.relative_error, found.sigma) == (0.09, sigma)
-    assert found.sentence == (
-        "±9.0 %, the mean error of 23 held-out runs of decode steps in memory on 1 to 4 GPUs, predicted with "
-        "shipped profiles (the worst −36 %)"
-    )
-    assert (found.to_dict()["profile"], found.to_dict()["worst"]) == ("shipped", -0.36)
-    spreads = {TimeInput.HOST: Spread(0.05, True, "host/own")}
-    own = confidence(replace(memory, provenance=replace(memory.provenance, spreads=spreads)))
-    assert own.relative_error == 0.04
-    assert own.sentence.endswith("predicted with the profiles of their machines (the worst −13 %)")
-
-
-@pytest.mark.parametrize(("optimizer", "error", "part"), [("nvme", 0.14, "fit"), ("dram", 0.06, "holdout")])
-def test_runs_that_were_in_view_count_where_there_are_no_others(
-    optimizer: str, error: float, part: str
-) -> None:
-    found = confidence(fit(read_scenario("xinnor/llama-1b", overrides=[f"strategy.optimizer={optimizer}"])))
-    assert (found.relative_error, found.row.part) == (error, part)
-    assert ("on 1 GPU, all known when the model was developed" in found.sentence) is (part == "fit")
+def test_runs_that_were_in_view_are_said_to_have_been() -> None:
+    found = confidence(simulate(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"])))
+    assert (found.comparable().limit, found.row.program) == ("CPU", "")
+    assert "unknown: too few real runs of DeepSpeed ZeRO are comparable; expect more than ±" in found.sentence
+    assert ", some of them in view" in replace(found, program="fsdp").sentence
 
 
 def test_of_storage_over_a_network_nothing_is_known_but_the_least() -> None:
     found = confidence(fit(read_scenario("ddn/bloom-7b1")))
-    assert found.relative_error == 0.13
     assert found.to_dict()["known"] is False
+    assert found.comparable()[1:] == ("storage", "estimated", 1)
     assert found.sentence.startswith("unknown: no real run used a parallel filesystem; expect more than ±")
 
 
-def test_real_runs_are_of_zero() -> None:
-    found = confidence(fit(read_scenario("ddn/bloom-7b1").on("resident")))
-    assert (found.unlike, found.relative_error) == ("used transformers", 0.04)
+def test_programs_without_real_runs_have_the_errors_of_all() -> None:
+    found = confidence(fit(read_scenario("flexgen/opt-30b")))
+    assert (found.program, found.unlike) == ("", "used FlexGen")
 
 
 def test_of_checkpoints_nothing_is_known_but_the_least() -> None:
     result = fit(read_scenario("checkpoint/phi-3-mini"))
     assert isinstance(result, CheckpointResult)
-    assert confidence(result).unlike == "saved a checkpoint"
-    assert confidence(result).relative_error == 0.14
+    assert (confidence(result).program, confidence(result).unlike) == ("", "saved a checkpoint")
 
 
 def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
@@ -116,26 +100,21 @@ def test_beyond_the_calibrated_range_is_said(memory: SimulationResult) -> None:
 def test_two_results_are_a_tie_if_the_interval_of_their_ratio_contains_1(
     drives: SimulationResult, memory: SimulationResult
 ) -> None:
-    """From drives and from memory, without spreads of inputs: sigma is 1.2533 x sqrt(0.13² + 0.04²)."""
-    drives, memory = exact(drives), exact(memory)
-    least = exp(P90 * hypot(0.13, 0.04))
-    assert margin(drives, memory) == pytest.approx(least - 1)
-    assert tie(drives, memory)
-    assert tie(slower(memory, 0.999 * least), drives)
-    assert not tie(slower(memory, 1.001 * least), drives)
-    assert not tie(drives, slower(memory, 1.001 * least))
+    """Of two machines, so that nothing cancels."""
+    other = replace(memory, platform="other")
+    sigma = hypot(confidence(drives).sigma, confidence(other).sigma)
+    least = exp(P90 * sigma)
+    assert margin(drives, other) == pytest.approx(least - 1)
+    assert tie(drives, other)
+    assert tie(slower(other, 0.999 * least), drives)
+    assert not tie(slower(other, 1.001 * least), drives)
+    assert not tie(drives, slower(other, 1.001 * least))
 
 
-def test_errors_of_one_model_in_one_place_of_one_machine_mostly_cancel(memory: SimulationResult) -> None:
-    """sigma is 1.2533 x 4 % x sqrt(2 - 2 x 0.8); of another model nothing cancels."""
-    one = exact(memory)
-    assert ratio_sigma(one, one) == pytest.approx(0.04 * sqrt(0.4))
-    assert ratio_sigma(one, replace(one, model="other")) == pytest.approx(0.04 * sqrt(2))
-
-
-def exact(result: SimulationResult) -> SimulationResult:
-    """On a machine whose numbers have no spread, judged by its decode steps."""
-    return replace(result, asked="tpot_s", provenance=replace(result.provenance, spreads={}))
+def test_errors_of_one_model_on_one_machine_mostly_cancel(memory: SimulationResult) -> None:
+    sigma = confidence(memory).sigma
+    assert ratio_sigma(memory, memory) == pytest.approx(sigma * sqrt(0.4))
+    assert ratio_sigma(memory, replace(memory, model="other")) == pytest.approx(sigma * sqrt(1.2))
 
 
 def slower(result: SimulationResult, times: float) -> SimulationResult:
@@ -156,6 +135,7 @@ def test_what_does_not_fit_ties_with_nothing(drives: SimulationResult) -> None:
     ("cache", "unlike"),
     [
         ({"tier": "dram"}, ""),
+        ({"tier": "hbm"}, ""),
         ({"format": "int4"}, "used transformers"),
         ({"tier": "hbm", "format": "int4"}, "used transformers"),
         (

@@ -416,7 +416,9 @@ def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -
     """Steps that are a fifth longer serve a fifth less where there is no chance."""
     even = ("stream.arrivals={kind: constant, request_rate: 8}", "stream.replications=1")
     for factor in (1.0, 1.2):
-        monkeypatch.setattr("simoffload.planning.streams.step_errors", lambda _, by=factor: (by, by))
+        monkeypatch.setattr(
+            "simoffload.planning.streams.step_errors", lambda _, by=factor: ((1 / by, 1 / by), (by, by))
+        )
         found = stream(*even, "stream.num_prompts=300", slo=["ttft=2s"])
         assert found.best is not None
         assert found.capacity == pytest.approx(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
-from math import ceil, hypot, log, sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 
 import simoffload as so
 from simoffload.documents import Edit, parse_yaml
-from simoffload.hardware import P90, Attended, AttentionSizes, decode_work, prefill_work
+from simoffload.hardware import Attended, AttentionSizes, decode_work, prefill_work
 from simoffload.models import Sequences
-from simoffload.planning.confidence import confidence, ratio_sigma
+from simoffload.planning.confidence import confidence
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.passes.timing import FusedTiming
@@ -254,32 +253,20 @@ def width(result: InferenceResult, metric: str = "tpot_s") -> float:
     return sqrt(high / low)
 
 
-@pytest.mark.parametrize("metric", ["tpot_s", "ttft_s"])
-def test_what_was_not_compared_has_an_interval_of_twice_the_width(metric: str) -> None:
-    """Real runs are of single H100 and H200; of an A100 there is none."""
-    near = width(simulated("llama-3.1-8b", platform="dgx-h200"), metric)
-    far = width(simulated("llama-3.1-8b", platform="dgx-a100"), metric)
-    assert far - 1 >= 2 * (near - 1)
+def test_what_was_not_compared_has_a_wider_interval() -> None:
+    """Real runs are of single H100 and H200; of an A100 there is none, and still less with experts, fewer
+    bits, several GPUs and many sequences."""
+    one = [simulated("llama-3.1-8b", platform=name) for name in ("h100-1gpu-vm", "dgx-a100")]
+    near, far, farthest = map(width, (*one, five_unknowns()))
+    assert 1.05 < near < 1.3
+    assert far >= 1.4
+    assert 2.1 < farthest < 2.6
 
 
 def five_unknowns() -> InferenceResult:
     """Another GPU, a format, experts, several GPUs and many sequences."""
     keys: dict[str, Any] = {"kind": "vllm, tensor_parallel_size: 2", "batch": 128}
     return simulated("qwen3-30b-a3b", "int4-g128", platform="dgx-a100-80g", **keys)
-
-
-def test_no_time_and_no_part_of_it_is_more_uncertain_than_a_factor_of_two() -> None:
-    """The part of the model gives way, so that origin, interval and gains say the same."""
-    result = five_unknowns()
-    found, most = confidence(result), log(2) / P90
-    assert found.unknowns == 5
-    assert width(result) == pytest.approx(2)
-    assert found.sigma == pytest.approx(most)
-    of_model = found.of_model()
-    assert hypot(of_model, *(term.contribution for term in found.terms())) == pytest.approx(most)
-    assert f"model ±{of_model * 100:.1f} %" in found.origin
-    other = replace(result, model="other")
-    assert ratio_sigma(result, other) == pytest.approx(sqrt(2) * of_model)
 
 
 def test_clauses_of_what_no_real_run_did_are_each_true() -> None:
@@ -310,7 +297,7 @@ def test_no_recorded_run_is_unknown(gpu: str, repository: Path) -> None:
         found = confidence(so.fit(loaded))
         dense = model in ("llama-3.1-8b", "qwen3-14b") and not (quantization or offloaded)
         group = "vllm" if dense else "vllm (others)"
-        assert (found.unlike, found.row.group) == ("", group), (model, quantization, offloaded)
+        assert (found.unlike, found.program) == ("", group), (model, quantization, offloaded)
 
 
 @pytest.mark.parametrize(

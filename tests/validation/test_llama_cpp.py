@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 
+from simoffload.planning.errors import calibration_errors
 from validation.llama_cpp import (
     _ABSOLUTE,
     _PUBLISHED,
@@ -32,6 +33,10 @@ def test_held_out_rates() -> None:
         assert median(abs(one.error) for one in own) <= bar
         assert 0.7 <= sum(one.inside for one in own) / len(own) <= 0.9
         assert _line(f"{kind}, holdout", own) in PAGE, "run python -m validation"
+        times = {
+            (*one.compared[:3], one.machine, True, round(one.predicted / one.measured, 3)) for one in own
+        }
+        assert times <= {(*row[:-1], ratio) for row in calibration_errors().rows for ratio in row.ratios}
 
 
 def test_fewer_experts_on_the_cpu_are_faster_in_the_measured_order() -> None:

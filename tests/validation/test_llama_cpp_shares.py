@@ -66,7 +66,7 @@ def test_the_judging_half_is_inside_and_its_middle_near_one() -> None:
     judging = [one for one in logged() if one.judges]
     assert 0.85 < median(one.ratio for one in judging) < 1.2
     assert sum(one.inside for one in judging) >= 0.7 * len(judging)
-    assert median(one.high / one.low for one in judging) < 2.2
+    assert median(one.factors[1] / one.factors[0] for one in judging) < 2.2
 
 
 def test_products_follow_the_peak_in_single_precision() -> None:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from simoffload.errors import InputError
+from simoffload.planning.errors import Comparable, ErrorTable, RealTimes
 from simoffload_calibrate.compare import ComparedPass, ComparedRun
 from simoffload_calibrate.records import RecordedRun, read_records
 from tests.calibration.recorded import ds_config, fsdp, inference, trace, training, write
@@ -21,6 +22,7 @@ from validation.accuracy import (
     DECODE,
     Limit,
     accuracy_table,
+    class_table,
     coverage,
     held_out,
     limit_table,
@@ -28,12 +30,15 @@ from validation.accuracy import (
 )
 from validation.measured import (
     MeasuredRun,
+    Observed,
     Profile,
     changed,
     compare_measured,
     counted,
     error_rows,
+    left_out,
     measured_machines,
+    observed_runs,
     same_kind,
     setting_pairs,
 )
@@ -139,29 +144,40 @@ def test_runs_of_fsdp_count_apart_with_a_profile_of_the_other_set(tmp_path: Path
     assert counted(runs) == []
     assert DECODE.errors(runs) is None
     assert ALL.errors(runs).runs == 1
-    for part, row in zip(("fit", "holdout"), error_rows(runs, "own"), strict=True):
+    rows = error_rows(observed_runs(runs))
+    assert {(row.program, row.machine) for row in rows} == {("fsdp", "box")}
+    for part in ("fit", "holdout"):
         (one,) = counted(runs, part=part, group="fsdp")
-        error = one.find("step").error
-        assert (row.group, row.part, row.work, row.place, row.runs) == ("fsdp", part, "step", "memory", 1)
-        assert (row.mean, row.worst) == (round(abs(error), 4), round(error, 4))
+        found = [ratio for row in rows if row.held_out is (part == "holdout") for ratio in row.ratios]
+        assert sorted(found) == sorted(round(1 / (each.error + 1), 3) for each in one.passes)
     text = measured_tables(by_profile(tmp_path))
     assert "| holdout | box | held out |" in text
 
 
-def test_errors_by_work_and_place() -> None:
-    nvme = ds_config("nvme", offload_param={"buffer_size": 300_000})
+def test_an_interval_is_without_the_errors_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine took twice as long as predicted, and this one as long."""
+    time = Comparable("zero", "link", "own")
     rows = [
-        measured(decode=(1.0, 1.02, 0.4)),
-        measured(decode=(1.0, 0.94, 0.6), ranks=2),
-        measured(decode=(1.0, 1.25, 0.6), ds_config=nvme),
-        measured(decode=None),
+        RealTimes(*time[:3], machine, True, (ratio,) * 5) for machine, ratio in (("box", 1.0), ("b", 2.0))
     ]
-    memory, drives = error_rows(rows, "own")
-    assert [row.profile for row in error_rows(rows, "shipped")] == ["shipped"] * 2
-    assert (memory.part, memory.work, memory.place, memory.runs) == ("holdout", "decode", "memory", 2)
-    assert (memory.mean, memory.worst) == pytest.approx((0.04, -0.06))
-    assert (memory.fewest_gpus, memory.most_gpus) == (1, 2)
-    assert (drives.place, drives.mean, drives.most_gpus) == ("nvme", 0.25, 1)
+    monkeypatch.setattr("validation.measured.calibration_errors", lambda: ErrorTable(tuple(rows)))
+    run = measured(decode=(1.0, 1.1, 0.5))
+    passes = (run.compared.passes[0]._replace(compared=time),)
+    (found,) = left_out([run._replace(compared=run.compared._replace(passes=passes))])
+    assert found.compared.passes[0].interval == pytest.approx((1.1, 1.1 * 2**1.5))
+    (seen,) = observed_runs([found])
+    assert (seen.machine, seen.held_out, seen.ratio) == ("box", True, pytest.approx(1 / 1.1))
+
+
+def test_classes_have_the_times_inside_of_other_machines() -> None:
+    time = Comparable("zero", "link", "own")
+    times = [
+        Observed(time, machine, True, ratio) for machine, ratio in (("a", 1.0), ("b", 1.5)) for _ in range(6)
+    ]
+    table = class_table(ErrorTable(tuple(error_rows(times))), times)
+    assert table.splitlines()[2] == (
+        "| zero | link | own | 12 | 2 | 16.7% | 1.00 to 1.72 | 1.42 | 6 of 12 (50%) |"
+    )
 
 
 # -- accuracy by profile -------------------------------------------------------------------------

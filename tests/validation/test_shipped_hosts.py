@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from simoffload.hardware import (
-    DEFAULT_SPREADS,
+    HOST_SPREAD,
     P90,
     Host,
     Pcie,
-    TimeInput,
     load_platform,
     load_profile,
 )
@@ -198,7 +197,7 @@ def test_the_default_spread_is_that_of_all_machines() -> None:
         shared = [one for one in host_records() if one.gpu == gpu and one.gpus <= 2 and one.beside_runs]
         away += deviations(measured(shared, "host_factor"))
     assert len(away) == 20
-    assert sorted(away)[15] / P90 == pytest.approx(DEFAULT_SPREADS[TimeInput.HOST].other, abs=0.006)
+    assert sorted(away)[15] / P90 == pytest.approx(HOST_SPREAD, abs=0.006)
 
 
 def test_another_machines_numbers_count_once() -> None:

@@ -6,16 +6,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from simoffload.planning.compare import shipped_ratios
-from simoffload.planning.confidence import calibration_errors
-from validation.measured import Profile, compare_measured
+from simoffload.planning.errors import RealTimes, calibration_errors
+from validation.measured import Profile, compare_measured, error_rows
 from validation.published import compare_published, ratio_rows
 from validation.references import load_references
 
@@ -70,6 +72,11 @@ def lines(text: str, heads: str = "") -> set[str]:
     return {row for first, _, *rows in tables if re.match(heads, first) for row in rows}
 
 
+def ratios(rows: Iterable[RealTimes]) -> Counter[tuple[Any, ...]]:
+    """Each time of a table with its class, as often as it has it."""
+    return Counter((*row[:-1], ratio) for row in rows for ratio in row.ratios)
+
+
 @pytest.mark.slow
 def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repository: Path) -> None:
     """Every fifteenth measured run and every sixth published figure, written by the program itself."""
@@ -78,12 +85,14 @@ def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repo
     references = [one.id for one in load_references()][::6]
     figures = [row for row in compare_published(references) if row.reference.id in references]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "compare_measured", lambda profile: runs[profile])
+        patch.setattr(program, "measured", lambda profile: runs[profile])
         patch.setattr(program, "compare_published", lambda: figures)
-        for name in ("llama_cpp_rows", "predicted_streams"):
+        for name in ("observed_rates", "observed_logs", "predicted_streams"):
             patch.setattr(program, name, lambda: ())
         patch.setattr(program, "llama_cpp_tables", lambda: "")  # in tests/validation/test_llama_cpp.py
         written = program.files()
+        table = ratios(error_rows(program.observed()))
+    assert table - ratios(calibration_errors().rows) == Counter(), "run python -m validation"
     page = (repository / "docs/VALIDATION.md").read_text("utf-8")
     shipped = lines(page)
     for heads in (
@@ -108,16 +117,6 @@ def test_which_bars_are_missed(repository: Path) -> None:
 
 def test_the_package_carries_the_published_ratios() -> None:
     assert list(shipped_ratios()) == ratio_rows()
-
-
-def test_errors_of_fsdp_are_those_of_the_documentation() -> None:
-    (row,) = (
-        one
-        for one in calibration_errors()
-        if (one.profile, one.group, one.part) == ("own", "fsdp", "holdout")
-    )
-    assert row.runs == 14
-    assert (f"{row.mean:.0%}", f"{row.worst:.0%}") == ("17%", "39%"), "docs/limits.md"
 
 
 def test_a_text_goes_between_the_marks(program: ModuleType) -> None:

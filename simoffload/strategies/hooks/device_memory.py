@@ -243,7 +243,7 @@ class DeviceMemory:
     @property
     def uncompared(self) -> tuple[str, ...]:
         """What it does that no run was compared with."""
-        found = ("read missing pages of its weights",) * (self.lacks_pages or self._settles)
+        found = ("read pages while Linux drops others",) * self._settles
         apart = len(self.placement.units) > 1 and not self.machine.accelerator.interconnect
         return found + ("divided layers among GPUs without links",) * apart
 

@@ -8,7 +8,6 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from simoffload.hardware import FEW_READINGS
 from simoffload.models import ModelShape, Module
 from simoffload.schedule import Cause
 from simoffload.strategies.base import HBM, Held, Homes
@@ -80,11 +79,6 @@ class Prefetched(Hook):
             yield Held("dram", name, 2 * most, pinned=True, kind="staging")
 
 
-_READ_ONCE = 112
-"""Most rows of a product for which one reading of its weights is certain: on an H100 every product of up to
-112 rows took at most 1.17 readings, some of 128 rows took 1.97 (the microbenchmark of ``repeated_reads``)."""
-
-
 _EXPERT_ROWS = 128
 """Most tokens of an expert for which vLLM's kernels of experts read its weights once (``BLOCK_SIZE_M`` of the
 files in ``fused_moe/configs`` is 16 to 128)."""
@@ -95,8 +89,6 @@ class Readings(NamedTuple):
 
     touched: float
     """Share of the weights that are read."""
-    rows: float
-    """Rows that are multiplied with each of them."""
     times: int
     """How often they are read."""
 
@@ -110,7 +102,7 @@ def readings(model: ModelShape, module: Module, tokens: int, *, rows: int) -> Re
     elif module.kind == "norm":
         rows = 1
     computed = tokens * module.share / touched
-    return Readings(touched, computed, max(1, ceil(computed / rows)))
+    return Readings(touched, max(1, ceil(computed / rows)))
 
 
 InPlace = Sequence[Mapping[str, tuple[int, ...]]]
@@ -148,10 +140,9 @@ class ReadInPlace(Hook):
         if not sizes:
             return
         reads = out.machine.accelerator.reads
-        touched, rows, times = readings(self._model, call.module, out.now.tokens, rows=reads.rows.value)
+        touched, times = readings(self._model, call.module, out.now.tokens, rows=reads.rows.value)
         size = sum(max(1, round(touched * size)) * times for size in sizes)
-        once = times == 1 and rows <= _READ_ONCE
-        cause = Cause("in-place", readings=0 if once else min(times, FEW_READINGS))
+        cause = Cause("in-place")
         path, hops = out.way((cause,), partial(out.machine.host_to_device, pinned=True))
         rate = int(path.curve.points[-1][1] * reads.rate_share.value)
         route, stream = out.builder.route(cause=cause, hops=hops, cap=rate), self.stream("copy")

@@ -131,6 +131,8 @@ class TensorParallelPlan(InferencePlan):
             found.append("served latent attention")
         if self.degrees.ranks > 1:
             found.append("served from several GPUs")
+        if self.cache.connector is not None:
+            found.append("loaded a prefix")
         known = served_runs(gpu) is not None
         if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
             found.append(f"served {batch} sequences at once on {gpu}")

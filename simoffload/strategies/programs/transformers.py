@@ -56,11 +56,13 @@ _PARTS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def _evidence(settings: Mapping[str, Any]) -> str:
-    """Return the group of real runs: of GPUs that share layers, or with the cache in host memory."""
-    if any(settings.get(key, 1) != 1 for key in _PARTS):
-        return "tensor_parallel"
+    """Return the group of real runs: of eager code with all in HBM, or with the cache in host memory; "" for
+    a cache of fewer bits, of which there are none."""
+    divided = any(settings.get(key, 1) != 1 for key in _PARTS)
     cache = settings.get("kv_cache") or {}
-    return "" if cache.get("tier", "hbm") == "hbm" else "accelerate"
+    if not divided and cache.get("tier", "hbm") == "hbm":
+        return "" if cache.get("format") else "tensor_parallel"
+    return "tensor_parallel" if divided else "accelerate"
 
 
 class Transformers(CachingStrategy):

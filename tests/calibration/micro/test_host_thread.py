@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.hardware import DEFAULT_SPREADS, TimeInput
+from simoffload.hardware import HOST_SPREAD
 from simoffload.units import parse_seconds
 from simoffload_calibrate.host_costs import COSTS, REAL_MODELS, TRAINING, Observation, of_real_models
 from simoffload_calibrate.micro import fit_programs
@@ -206,7 +206,7 @@ def test_an_impossible_factor_is_not_believed(raw: dict[str, Any]) -> None:
         run["passes"][0]["seconds"] *= 10
     thread = fitted(raw)
     assert (thread.factor, thread.believed) == (1.0, False)
-    assert thread.factor_spread == DEFAULT_SPREADS[TimeInput.HOST].other, "of a host nobody measured"
+    assert thread.factor_spread == HOST_SPREAD, "of a host nobody measured"
     assert not thread.costs()[0]["hook"].measured
     assert "the costs are those of the reference host" in thread.summary()
     del raw["sections"]["hooks"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Provenance, TimeInput, load_platform, machine_spreads
+from simoffload.hardware import Machine, Provenance, TimeInput, input_sources, load_platform
 from simoffload.models import load_model
 from simoffload.scenario import read_scenario, resolve
 from simoffload.schedule import Schedule
@@ -279,22 +279,21 @@ def test_a_host_without_costs_of_fsdp_is_said_to_have_anothers(machine: Machine,
     assert machine.host.fsdp_costs.reduce.value == pytest.approx(12.27 * operation, rel=1e-3)
 
 
-def test_the_spread_of_the_host_is_that_of_costs_of_fsdp(repository: Path) -> None:
+def test_the_host_thread_is_measured_where_costs_of_fsdp_are(repository: Path) -> None:
     """A machine on which only FSDP was measured knows its costs, and not those of DeepSpeed; on one where
     only DeepSpeed was, they are scaled."""
 
-    def spread(machine: Machine, costs: tuple[Provenance, ...]) -> tuple[float, bool]:
-        known = machine_spreads(machine, ranks=1, host_costs=costs)
-        return known[TimeInput.HOST].value, known[TimeInput.HOST].measured
+    def evidence(machine: Machine, costs: tuple[Provenance, ...]) -> str:
+        return input_sources(machine, ranks=1, host_costs=costs)[TimeInput.HOST].evidence
 
     measured = repository / "validation/measured"
     fsdp = load_platform(str(measured / "fit/h200-2x-l/platform.yaml")).machine()
     deepspeed = load_platform(str(measured / "holdout/h200-o/platform.yaml")).machine()
     zero: Any = read_scenario("ddn/bloom-7b1").on("dram").plan()
-    assert spread(fsdp, plan_of(fsdp).basis.host_costs) == (0.09, True)
-    assert spread(fsdp, replace(zero, machine=fsdp).basis.host_costs) == (0.23, False)
-    assert spread(deepspeed, plan_of(deepspeed).basis.host_costs) == (0.24, False)
-    assert spread(deepspeed, replace(zero, machine=deepspeed).basis.host_costs) == (0.1278, True)
+    assert evidence(fsdp, plan_of(fsdp).basis.host_costs) == "own"
+    assert evidence(fsdp, replace(zero, machine=fsdp).basis.host_costs) == "estimated"
+    assert evidence(deepspeed, plan_of(deepspeed).basis.host_costs) == "estimated"
+    assert evidence(deepspeed, replace(zero, machine=deepspeed).basis.host_costs) == "own"
 
 
 # -- memory ----------------------------------------------------------------------------------------
