@@ -22,6 +22,7 @@ from validation.figures import drawings
 from validation.llama_cpp import llama_cpp_tables, observed_rates
 from validation.llama_cpp_shares import observed_logs
 from validation.measured import (
+    MeasuredRun,
     Observed,
     Profile,
     compare_measured,
@@ -49,7 +50,10 @@ def observed() -> Iterator[Observed]:
     yield from observed_logs()
 
 
-measured = cache(compare_measured)
+@cache
+def measured(profile: Profile) -> tuple[MeasuredRun, ...]:
+    """Predict all recorded runs once."""
+    return compare_measured(profile=profile)
 
 
 def files() -> dict[str, str]:

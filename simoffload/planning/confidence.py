@@ -229,9 +229,8 @@ class Confidence:
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"
         if self.unlike:
             text = f"unknown: no real run {self.unlike}; expect more than {text}"
-        elif row.program != self.program:
-            program = _PROGRAMS.get(self.program, self.program)
-            text = f"unknown: too few real runs of {program} are comparable; expect more than {text}"
+        elif row[:3] != self.comparable()[:3]:
+            text = f"too few real runs were like it; expect more than {text}"
         return text + _BEYOND * self.extrapolates
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,10 +22,10 @@ Limit = Literal["GPU", "host", "link", "CPU", "storage"]
 _FEWEST = 5
 """Fewest times of a class that count."""
 _FEW, _UNLIKE = 1.2, 1.4
-"""Factors either way within which 80 % of times are expected for one reason alone: that those of other
-programs stand for too few of this one, and each thing that no comparable run did. Our choice; with two such
-things, half of all times are within a factor of 1.28 and nine of ten within 1.84, where half of 100 published
-figures of other machines were within 1.25 of predictions and nine of ten within 2."""
+"""Factors either way within which 80 % of times are expected for one reason alone: that other runs stand for
+too few of a class, or one machine for all, and each thing that no comparable run did. Our choice; with two
+such things, half of all times are within a factor of 1.28 and nine of ten within 1.84, where half of 100
+published figures of other machines were within 1.25 of predictions and nine of ten within 2."""
 
 
 class RealTimes(NamedTuple):
@@ -80,14 +80,17 @@ class ErrorTable:
     """An ErrorTable has all times of real runs."""
 
     rows: tuple[RealTimes, ...]
-    _known: dict[tuple[str, ...], CalibrationError | None] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, ...], CalibrationError | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def of(self, time: Comparable, *, without: str = "") -> CalibrationError:
-        """Return the errors of runs that are comparable with a time, or of those of all programs where there
-        are too few; ``without`` a machine."""
+        """Return the errors of runs that are comparable with a time; where there are too few, of those of the
+        program with anything as evidence, or else of all programs; ``without`` a machine."""
         found = (
             self._class(program, time.limit, evidence, without)
-            for program, evidence in ((time.program, time.evidence), ("", time.evidence), ("", ""))
+            for program in (time.program, "")
+            for evidence in (time.evidence, "")
         )
         return next(one for one in found if one is not None)
 
@@ -95,7 +98,7 @@ class ErrorTable:
         """Return P10 and P90 of a real time over the predicted one; ``without`` the errors of a machine."""
         row = self.of(time, without=without)
         wider = sqrt(time.unlike) * log(_UNLIKE)
-        if not time.unlike and row[:3] != time[:3]:
+        if not time.unlike and (row[:3] != time[:3] or row.machines == 1):
             wider = log(_FEW)
         return exp(-hypot(log(row.low), wider)), exp(hypot(log(row.high), wider))
 
@@ -133,9 +136,9 @@ def _ends(ratios: Sequence[float], machines: int) -> tuple[float, float]:
     Quantiles are those that are about median-unbiased for any distribution (Hyndman and Fan, 1996, type 8).
     Runs of one machine resemble one another, so that their logarithms count 1 + 1 / (machines + 1) times,
     which is about Student's t of so many machines over the normal quantile (1.20 instead of 1.28 for four,
-    1.09 instead of 1.08 for ten); of one or two that would be wider than any error (our choice).
+    1.09 instead of 1.08 for ten; less for two, our choice). One machine says nothing of others (``_FEW``).
     """
-    ordered, wider = sorted(ratios), 1 + 1 / (machines + 1)
+    ordered, wider = sorted(ratios), 1 + (machines > 1) / (machines + 1)
 
     def quantile(part: float) -> float:
         place = min(max(part * (len(ordered) + 1 / 3) - 2 / 3, 0.0), len(ordered) - 1.0)

@@ -173,6 +173,31 @@ def test_without_a_platform_there_is_nothing_to_predict_with(tmp_path: Path, gpu
         compare_file(write(tmp_path, inference(), gpu=gpu))
 
 
+@pytest.mark.parametrize(
+    ("date", "cores", "evidence"),
+    [("2026-11-22", 16, "own"), ("2026-11-23", 16, "same kind"), ("2026-11-22", 32, "same kind")],
+)
+def test_a_named_profile_is_the_machines_own_if_measured_on_that_day(
+    date: str, cores: int, evidence: str, tmp_path: Path
+) -> None:
+    """Any other is taken for that of another machine of the kind; one beside the runs is their own."""
+    path = write(tmp_path / "runs", inference())
+    data = json.loads(path.read_text())
+    data |= {"date": date, "machine": data["machine"] | {"cpu": "Intel(R) Xeon(R) Processor", "cores": cores}}
+    path.write_text(json.dumps(data))
+    measured = Path(__file__).parents[2] / "validation/measured/holdout/h200-o"
+    found = one(path, platform=str(measured / "platform.yaml")).find("decode")
+    assert found is not None
+    assert found.compared is not None
+    assert (found.compared.program, found.compared.evidence) == ("zero", evidence)
+    for profile in measured.glob("*.yaml"):
+        shutil.copy(profile, path.parent)
+    beside = one(path).find("decode")
+    assert beside is not None
+    assert beside.compared is not None
+    assert beside.compared.evidence == "own"
+
+
 def test_an_unknown_platform_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='--platform: there is no platform "nowhere"'):
         compare_file(write(tmp_path, inference()), platform="nowhere")

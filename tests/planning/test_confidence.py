@@ -68,7 +68,7 @@ def test_runs_of_the_program_with_the_same_limit_count(
 def test_runs_that_were_in_view_are_said_to_have_been() -> None:
     found = confidence(simulate(read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=dram"])))
     assert (found.comparable().limit, found.row.program) == ("CPU", "")
-    assert "unknown: too few real runs of DeepSpeed ZeRO are comparable; expect more than ±" in found.sentence
+    assert found.sentence.startswith("too few real runs were like it; expect more than ±")
     assert ", some of them in view" in replace(found, program="fsdp").sentence
 
 
