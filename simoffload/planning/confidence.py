@@ -17,7 +17,6 @@ from simoffload.planning.errors import CalibrationError, Comparable, Limit, cali
 from simoffload.results import Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies import Strategy, in_new_form, strategy_in
-from simoffload.units import plural
 
 UNSEEN_TIERS: Mapping[TierKind, str] = {
     "hbm": "",
@@ -207,7 +206,8 @@ class Confidence:
         transfers and predicted with estimates"."""
         row = self.row
         held = "held-out " if row.held_out else ""
-        where = f"{_PROGRAMS.get(row.program, row.program)} on {plural(row.machines, 'machine')}"
+        machines = f"{row.machines} machine{'s' * (row.machines > 1)}"
+        where = f"{_PROGRAMS.get(row.program, row.program)} on {machines}"
         seen = "" if held else ", some of them in view when it was developed"
         return (
             f"{row.runs} {held}times of {where}, limited by {_LIMITED[row.limit]} and predicted "
@@ -276,7 +276,7 @@ def confidence(result: SimulationResult, *, elsewhere: bool = False) -> Confiden
     of another machine of the kind.
 
     No recorded real run saved a checkpoint or used storage over a network: the errors of all runs that are
-    limited alike then stand for the least that is to be expected.
+    limited in the same way then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
     default: TierKind = "hbm"
@@ -367,8 +367,8 @@ def ratio_sigma(first: SimulationResult, second: SimulationResult, *, by: str = 
         mine, other = (
             (each.decided_by(name), each.result.model) for each, name in zip(pair, names, strict=True)
         )
-        alike = mine == other and pair[0].program == pair[1].program
-        correlation = _CORRELATION if alike else _ON_ONE_MACHINE
+        found = mine == other and pair[0].program == pair[1].program
+        correlation = _CORRELATION if found else _ON_ONE_MACHINE
     return sqrt(one**2 + two**2 - 2 * correlation * one * two)
 
 

@@ -110,7 +110,7 @@ class ErrorTable:
 
     def _found(self, program: str, limit: Limit, evidence: str, without: str) -> CalibrationError | None:
         """Return the errors of a class, of held-out runs if there are enough; None if there are too few."""
-        alike = [
+        mine = [
             row
             for row in self.rows
             if row.machine != without
@@ -118,7 +118,7 @@ class ErrorTable:
             and program in ("", row.program)
             and evidence in ("", row.evidence)
         ]
-        for rows in ([row for row in alike if row.held_out], alike):
+        for rows in ([row for row in mine if row.held_out], mine):
             ratios = [ratio for row in rows for ratio in row.ratios]
             machines = len({row.machine for row in rows})
             if len(ratios) >= _FEWEST:

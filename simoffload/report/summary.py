@@ -11,14 +11,12 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
-from simoffload.report.formatting import counted
+from simoffload.report.formatting import counted, span
 from simoffload.report.presentation import amount, presentation, speed_text
 from simoffload.report.sections.performance import program_rate
 from simoffload.results import ADDED, InferenceResult, Metric, PassResult, SimulationResult
 from simoffload.units import format_number, percent
 
-_FACTOR = 1.3
-"""Ratio of P90 and the value from which an interval is called a factor."""
 _NAMED = 2
 """Number of results that a sentence names; of more it gives the number."""
 _SIMILAR_COST = 0.05
@@ -130,17 +128,14 @@ def _otherwise(group: Group) -> Iterator[VerdictPart]:
 
 
 def _value(result: SimulationResult, measure: Metric) -> str:
-    """Return a value with its interval: "40 tokens/s (25 to 65)", "9.81 s per step (±10 %)", "9.81 s per step
-    (within a factor of 2)"."""
+    """Return a value with its interval: "40 tokens/s (25 to 65)", "9.81 s per step (9.1 s to 10.9 s)"."""
     if isinstance(result, InferenceResult) and measure == result.compared_metric:
         return speed_text(result)
     if measure.name not in result.composed:
         return f"{amount(result, measure)}{measure.each}"
     value = result.metrics()[measure.name] or 0.0
-    factor = confidence(result).interval(measure.name)[1] / value
-    wide = f"within a factor of {format_number(factor, digits=2)}"
-    interval = f"±{percent(factor - 1)}" if factor < _FACTOR else wide
-    return f"{measure.text(value)}{measure.each} ({interval})"
+    ends = span(*map(measure.text, confidence(result).interval(measure.name)))
+    return f"{measure.text(value)}{measure.each} ({ends})"
 
 
 def _of_prompts(result: SimulationResult) -> bool:

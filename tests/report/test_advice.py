@@ -78,8 +78,8 @@ def test_a_terminal_shows_every_number_whole(
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice).in_full == (
-        "26.7 tokens/s of all 32 sequences (19.7 to 36.2; 1.2 s per token of each), TTFT 1.2 s [877 ms to "
-        "1.64 s]; bottleneck: raid read; largest "
+        "26.7 tokens/s of all 32 sequences (21.9 to 38.4; 1.2 s per token of each), TTFT 1.2 s [834 ms to "
+        "1.46 s]; bottleneck: raid read; largest "
         "gain of throughput: weights divided among 8 GPUs (vLLM) (210× [210 to 210]); with other "
         "answers: weights divided among 8 GPUs (vLLM), stored as fp8 (answers change) "
         "(201× [201 to 201]; effectively lossless in published tests (arXiv 2411.02355)); "

@@ -21,7 +21,7 @@ Make = Callable[..., SimulationResult]
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1 runs with its weights on raid: 3.86 tokens/s of all 8 sequences (3.25 to 4.58;
+Verdict: bloom-7b1 runs with its weights on raid: 3.86 tokens/s of all 8 sequences (3.17 to 5.55;
   2.08 s per token of each); raid read takes 81 %.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
@@ -38,23 +38,23 @@ Capacity
 Speed
                                                           80 %
   metric                                   value      interval  formula
-  time to first token                      2.5 s  2.08 to 3.01  ttft_s = time of the prefill pass,
+  time to first token                      2.5 s  1.74 to 3.04  ttft_s = time of the prefill pass,
                                                                 after a warm-up pass
-  time per output token                   2.01 s   1.7 to 2.39  tpot_s = sum of the decode steps /
+  time per output token                   2.01 s   1.4 to 2.45  tpot_s = sum of the decode steps /
                                                                 number of decode steps (time per
                                                                 output token of a sequence)
-  throughput                       3.86 tokens/s  3.25 to 4.58  tokens_per_s = output_length x
+  throughput                       3.86 tokens/s  3.17 to 5.55  tokens_per_s = output_length x
                                                                 batch_size x replicas / e2e_s, of
                                                                 all sequences together
-  decode throughput                3.97 tokens/s  3.35 to 4.71  decode_tokens_per_s = batch_size x
+  decode throughput                3.97 tokens/s  3.27 to 5.71  decode_tokens_per_s = batch_size x
                                                                 replicas / tpot_s
-  end-to-end time                         16.6 s    14 to 19.7  e2e_s = ttft_s + sum of the decode
+  end-to-end time                         16.6 s  11.5 to 20.2  e2e_s = ttft_s + sum of the decode
                                                                 steps
   first pass after loading                   4 s                first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
                                                                 prefetch
-  time per token of all sequences         259 ms    218 to 308  per_token_s = e2e_s / (output_length
+  time per token of all sequences         259 ms    180 to 315  per_token_s = e2e_s / (output_length
                                                                 x batch_size x replicas), time over
                                                                 the tokens of all sequences, as
                                                                 transformers-bloom-inference and
@@ -86,10 +86,10 @@ Links
   time); saturated: share of the time at full capacity
 
 Confidence
-  80 % interval of the throughput: 3.25 to 4.58 tokens/s (model ±13.4 %)
-  error on real runs: ±13.2 %, the mean error of 5 held-out runs of decode steps from drives in the
-    host on 1 to 4 GPUs, predicted with the profiles of their machines (the worst +28 %); expect
-    more with a shipped profile
+  80 % interval of the throughput: 3.17 to 5.55 tokens/s (raid, 81 % of it, estimated)
+  error on real runs: too few real runs were like it; expect more than ±13.8 %, the mean error of 10
+    held-out times of DeepSpeed ZeRO on 2 machines, limited by storage and predicted with any
+    profile (the worst +28 %)
 
 Inputs and their origin
   numbers from profiles: 1 measured, 1 spec, 1 estimate
@@ -97,7 +97,7 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (7.04 to 8.45; 1.04 s per token of each),
+Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (6.34 to 11.1; 1.04 s per token of each),
   raid takes 1.8× as long; hbm does not fit.
 Warning: nfs: slow
 
@@ -111,10 +111,10 @@ Comparison
   raid     2.25 s  1.81 s      4.28          1.8×         2×  raid read 81 %                74 %
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
   80 % interval
-  weights            TTFT              TPOT       tokens/s
-  dram     1.15 to 1.36 s  917 ms to 1.11 s   7.04 to 8.45
-  raid     1.87 to 2.71 s    1.53 to 2.15 s   3.61 to 5.09
-  nfs      21.9 to 25.8 s      17.4 to 21 s  0.37 to 0.445
+  weights              TTFT              TPOT        tokens/s
+  dram     869 ms to 1.52 s  700 ms to 1.22 s    6.34 to 11.1
+  raid       1.56 to 2.74 s     1.26 to 2.2 s    3.52 to 6.16
+  nfs        16.5 to 28.9 s    13.3 to 23.3 s  0.334 to 0.584
   ttft_s = time of the prefill pass, after a warm-up pass
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together

@@ -20,8 +20,8 @@ MakeAny = Callable[..., SimulationResult]
 
 COMPARISON = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-Verdict: dram+dram is fastest: 21 s per step (±13 %), hbm+raid takes 1.9× as long; raid+raid does
-  not fit.
+Verdict: dram+dram is fastest: 21 s per step (17.5 to 23.4 s), hbm+raid takes 1.9× as long;
+  raid+raid does not fit.
 
 Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives
@@ -34,8 +34,8 @@ Comparison
   raid     raid                                                                     does not fit
   80 % interval
   weights  optimizer            step         forward        backward       opt. step        tokens/s
-  hbm      raid       33.4 to 47.9 s  6.44 to 9.93 s  10.5 to 16.1 s  15.3 to 23.6 s  2,736 to 3,925
-  dram     dram       18.6 to 23.7 s  6.93 to 9.23 s    11.3 to 15 s                  5,540 to 7,032
+  hbm      raid       27.8 to 48.6 s  6.65 to 8.92 s  12.2 to 16.1 s  13.2 to 23.1 s  2,695 to 4,713
+  dram     dram       17.5 to 23.4 s  6.65 to 8.92 s  12.2 to 16.1 s                  5,596 to 7,504
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   forward_s = forward passes of all micro-steps of a step
   backward_s = backward passes of all micro-steps, with recomputation and reduction of gradients
