@@ -35,7 +35,7 @@ def hit_rate(requests: Requests, size: int, *, blocks: int | None, cache: Prefix
         if hit:
             cache.pin(row, text, hit)
         cache.insert(row, text, length)
-        cache.release(row, text, length, ended=True)
+        cache.release(row, text, length, passed=0, ended=True)
         if blocks is not None:
             cache.evict(blocks)
         found += hit // size

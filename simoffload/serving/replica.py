@@ -225,6 +225,8 @@ class Replica:
     ) -> None:
         self._scheduler, self.state, self._times = scheduler, state, times
         self._ahead, self._jump = async_scheduling, jump
+        if async_scheduling:
+            state.look_ahead()
         self.first, self.finished, self._last = array("d"), array("d"), array("d")
         self._log = bytearray()
         self.events = self.done = 0

@@ -51,22 +51,34 @@ class PrefixCache(Protocol):
     def unused(self) -> int:
         """Number of known blocks that no request uses."""
 
+    def attend(self, full: int, sliding: int, window: int) -> None:
+        """Have blocks of so many groups with full attention, and of those with a window of tokens."""
+
     def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
         """Return how many of the first ``tokens`` tokens of a request are found, in full blocks and without
-        the last one, and how many of these blocks no request uses at present.
+        the last one, and how many blocks with them, in all groups, no request uses at present.
 
         What is beyond its prompt, it generated before it was preempted.
         """
 
     def pin(self, request: int, runs: Runs, tokens: int) -> None:
-        """Let a request use the blocks of so many tokens that were found."""
+        """Let a request use the blocks of so many tokens, which ``match`` has just found."""
 
     def insert(self, request: int, runs: Runs, tokens: int) -> None:
         """Let others find the full blocks of a request, of which so many tokens are computed."""
 
-    def release(self, request: int, runs: Runs, tokens: int, *, ended: bool) -> int:
-        """Return how many blocks of a request with so many tokens no other uses; it does not use its blocks
-        any more, and unless it ``ended`` it is computed again."""
+    def keep(self, request: int, runs: Runs, tokens: int, passed: int) -> None:
+        """Let a request find its blocks of so many tokens again that shares nothing; in groups with a window,
+        it does not use the first ``passed`` ones."""
+
+    def drop(self, request: int, runs: Runs, begin: int, end: int) -> int:
+        """Return how many blocks no other uses, of those of a request from ``begin`` to ``end`` in groups
+        with a window, which has left them."""
+
+    def release(self, request: int, runs: Runs, tokens: int, *, passed: int, ended: bool) -> int:
+        """Return how many blocks of which ``tokens`` are known no other than a request uses, which does so no
+        more; in groups with a window, it did not use the first ``passed`` ones. Unless it ``ended`` it is
+        computed again."""
 
     def evict(self, free: int) -> None:
         """Forget blocks until no more than ``free`` are known that no request uses."""
@@ -106,9 +118,7 @@ NOTHING = Outputs((), (), ())
 class ReplicaState:
     """A ReplicaState has the requests of a replica, and its KV blocks.
 
-    A request is the number of a row. What is scheduled counts as computed. Of what a prefix cache knows, each
-    block counts as one of every group of layers; that those of sliding groups become free while a request
-    runs, and may be forgotten before the others, is left out.
+    A request is the number of a row. What is scheduled counts as computed.
     """
 
     def __init__(
@@ -121,9 +131,13 @@ class ReplicaState:
     ) -> None:
         self.block_size, self.blocks, self.free = block_size, blocks, blocks
         self.groups, self.cache = groups, cache
-        self._full, self._number = groups.full, groups.number
-        self._reach = groups.reach(block_size) * block_size
-        """Tokens from which a request needs no more blocks for sliding groups."""
+        self._number, self._sliding = groups.number, groups.sliding
+        self._most = groups.most(block_size)
+        """Blocks of a sequence in a group with a window for which there must be room when it is admitted."""
+        self._lag = 0
+        """Number of steps that are not done when one is scheduled after them."""
+        if cache is not None:
+            cache.attend(groups.full, groups.sliding, groups.window)
         self.prompt, self.output = array("q"), array("q")
         self.runs: list[Runs] = []
         self.length = array("q")
@@ -138,6 +152,14 @@ class ReplicaState:
         self.since = array("q")
         """Step after which a request generates one token a step; -1 if it does not."""
         self.cached, self.preemptions = array("q"), array("q")
+        self.order = array("q")
+        """Number of admissions before that of a request."""
+        self._admissions = 0
+        self._passed = array("q")
+        """Blocks of a request that its window has left in sliding groups, and that it holds no more."""
+        self._done = array("q")
+        """Computed tokens of a request before its last chunk, and the step of that one."""
+        self._chunk = array("q")
         self.queued, self.scheduled = array("d"), array("d")
         self.waiting: deque[int] = deque()
         self.running: dict[int, None] = {}
@@ -154,12 +176,24 @@ class ReplicaState:
         """Number of blocks that those sequences need in each step, by the remainder of its number."""
         self._taken = 0
         """Number of blocks that they need in ``block_size`` steps."""
+        self._grown = False
+        """Whether they have those of the next step."""
         self._ends: list[tuple[int, int, int]] = []
         """Step after which a request has its last token, the request, and its ``since``; some are void."""
+        self._late: dict[int, None] = {}
+        """Requests that generate, and hold blocks that their window had left before."""
         self._reaching: list[tuple[int, int, int]] = []
-        """The same of the step after which a request needs no more blocks for sliding groups."""
+        """The step in which the window of a request leaves its next block, the request, and its ``since``."""
+        self._leaving: list[dict[int, None]] = [{} for _ in range(block_size)]
+        """Requests whose window leaves a block in each step, by the remainder of its number."""
+        self._known = 0
+        """Number of requests in them of which a cache knows each block."""
         self.interrupted: list[int] = []
         """Requests that were preempted while they generated, since the list was emptied."""
+
+    def look_ahead(self) -> None:
+        """Let each step be scheduled while the one before it is computed."""
+        self._lag, self._most = 1, self.groups.most(self.block_size, batches=2)
 
     def check(self, prompt: int, output: int) -> None:
         """Raise InputError if a request has no tokens, or more than all blocks hold."""
@@ -167,7 +201,7 @@ class ReplicaState:
             raise InputError.at(
                 "stream", f"a request of {prompt} + {output} tokens: prompt and output need a token each"
             )
-        if (need := self.groups.peak(0, prompt + output - 1, self.block_size)) > self.blocks:
+        if (need := self.admitted(0, prompt + output - 1)) > self.blocks:
             raise InputError.at(
                 "stream",
                 f"a request of {prompt} + {output} tokens needs {need} KV blocks, and there are "
@@ -182,7 +216,9 @@ class ReplicaState:
         self.length.extend(prompt)
         self.target.extend(output)
         self.runs.extend(runs or (None,) * count)
-        for zero in (self.computed, self.generated, self.cached, self.preemptions):
+        for zero in (self.computed, self.generated, self.cached, self.preemptions, self.order):
+            zero.extend([0] * count)
+        for zero in (self._passed, self._done, self._chunk) if self._sliding else ():
             zero.extend([0] * count)
         self.since.extend([-1] * count)
         for unknown in (self.queued, self.scheduled):
@@ -203,8 +239,8 @@ class ReplicaState:
 
     @property
     def growth(self) -> int:
-        """Blocks that the generating sequences need in the next step."""
-        return self._filling[self.step % self.block_size]
+        """Blocks that the generating sequences need in the next step, and do not have yet."""
+        return 0 if self._grown else self._filling[self.step % self.block_size]
 
     def generating(self) -> Iterator[int]:
         """Yield the context of each generating sequence in the next step."""
@@ -220,109 +256,170 @@ class ReplicaState:
             return 0, 0
         return cache.match(request, runs, tokens)
 
-    def held(self, tokens: int) -> int:
-        """Return the blocks of a request with so many computed tokens."""
-        if self.groups.sliding:
-            return self.groups.held(tokens, self.block_size)
-        return self._full * -(-tokens // self.block_size)  # in a third of the time
+    def added(self, past: int, tokens: int) -> int:
+        """Return the blocks that a request needs for the tokens after ``past`` ones."""
+        size = self.block_size
+        return self._number * (-(-tokens // size) - -(-past // size))
 
-    def beside(self, past: int, tokens: int) -> int:
-        """Return the blocks that a request holds beside its window while the tokens after ``past`` ones are
-        computed in one step."""
-        return self.groups.peak(past, tokens, self.block_size) - self.held(tokens)
+    def admitted(self, cached: int, tokens: int) -> int:
+        """Return the blocks for which there must be room beside ``cached`` tokens that are found, to admit a
+        request with so many."""
+        size, hit = self.block_size, cached // self.block_size
+        blocks = -(-tokens // size)
+        return self.groups.full * (blocks - hit) + self._sliding * max(0, min(blocks, self._most) - hit)
 
-    def steps_until_change(self) -> int:
-        """Return the number of steps that the generating sequences can do until one finishes, reaches the
-        length of the window, or blocks lack."""
+    def steps_until_change(self, *, blocked: bool = False) -> int:
+        """Return the number of steps that the generating sequences can do until one finishes or blocks may
+        lack; they have those of the first one.
+
+        If a request is ``blocked`` for whose prompt they lack, also until a window leaves some.
+        """
+        if self._late:
+            return 1
         ends = self._ends
         while self.since[ends[0][1]] != ends[0][2]:
             heappop(ends)
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
-        if self._reaching:
-            steps = min(steps, self._reaching[0][0] - self.step)
+        if blocked and self._sliding:
+            steps = min(steps, self._steps_until_free())
         if self.decoding * self._number * (steps // size + 1) <= free:
             return steps
         full = free // max(1, self._taken)
-        done, free = full * size, free - full * self._taken
+        done, free = 1 + full * size, free - full * self._taken
         while done < steps and (need := self._filling[(self.step + done) % size]) <= free:
             free -= need
             done += 1
-        return max(1, min(steps, done))
+        return min(steps, done)
 
-    def generate(self, steps: int | None = None) -> ScheduledWork | None:
-        """Return a token of each generating sequence, in so many steps, by default until something changes;
-        None if there is no sequence."""
+    def generate(self, steps: int | None = None, *, blocked: bool = False) -> ScheduledWork | None:
+        """Return a token of each generating sequence, in so many steps, by default until something changes,
+        as for a request that is ``blocked``; None if there is no sequence."""
         if not (count := self.decoding):
             return None
         if steps is None:
-            steps = self.steps_until_change()
+            steps = self.steps_until_change(blocked=blocked)
         row = (), 0, 0.0, count, self.base + count * (self.step + 1), steps
         return tuple.__new__(ScheduledWork, row)  # in half the time
 
     # -- changes ------------------------------------------------------------------------------------
 
+    def grow(self) -> bool:
+        """Give the generating sequences the blocks of the next step, in the order of their admission; return
+        whether requests were preempted for them."""
+        if self._grown:
+            return False
+        self._grown = True
+        need = self._filling[self.step % self.block_size]
+        if need > self.free:
+            return self._grow_in_order()
+        if self._sliding:
+            self._slide(self.step)
+        self._take(need)
+        return False
+
+    def _grow_in_order(self) -> bool:
+        size, waiting = self.block_size, len(self.waiting)
+        for request in tuple(self.running):
+            if request not in self.running:
+                break
+            if (since := self.since[request]) >= 0:
+                need = 0 if (self.length[request] - since + self.step) % size else self._number
+                if self.makes_room(request, need):
+                    self._take(need)
+        if self._sliding:
+            self._slide(self.step)
+        return len(self.waiting) > waiting
+
+    def makes_room(self, request: int, need: int) -> bool:
+        """Let so many blocks be free for a running request, which gives back what its window has left, and
+        for which others are preempted; return whether it was not preempted itself."""
+        if self._sliding:
+            done = self._processed(request, self.step)
+            if need > self.free and self.cache is not None and self._is_apart(request):
+                left = self._left_behind(done) - self._passed[request]
+                if need > self.free + left * self._sliding and request == next(reversed(self.running)):
+                    tokens = self._left_behind(done) * self.block_size
+                    self.cache.keep(request, None, tokens, self._passed[request])
+            self._pass(request, done)
+        while need > self.free and request in self.running:
+            self.preempt_last()
+        return request in self.running
+
+    def _take(self, blocks: int) -> None:
+        self.free -= blocks
+        if self.cache is not None and self.cache.unused > self.free:
+            self.cache.evict(self.free)
+
     def preempt_last(self) -> int:
         """Take its blocks from the request that was admitted last, and let it wait as the first one.
 
-        Its prompt and what it generated are computed again (recompute).
+        Its prompt and what it generated are computed again (recompute), unless its last token is only not
+        there yet.
         """
-        victim = next(one for one in reversed(self.running) if one not in self.leaving)
+        victim = next(reversed(self.running))
         if self.since[victim] >= 0:
             self.interrupted.append(victim)
             self._stop(victim)
         self.running.pop(victim)
         self.prefilling.pop(victim, None)
+        self.leaving.discard(victim)
         self._release(victim, ended=False)
         self.computed[victim] = 0
         self.preemptions[victim] += 1
         self.waiting.appendleft(victim)
         return victim
 
-    def admit(self, request: int, new: int, cached: int, blocks: int) -> None:
-        """Move the first of the waiting requests to the running ones: ``cached`` tokens are found, ``new``
-        ones are computed, for both of which ``blocks`` are no longer free."""
+    def admit(self, request: int, new: int, cached: int = 0, unused: int = 0) -> None:
+        """Move the first of the waiting requests to the running ones: ``cached`` tokens are found, in blocks
+        of which ``unused`` are free, and ``new`` ones are computed."""
         first = self.waiting.popleft()
         assert first == request
         self.running[request] = self.prefilling[request] = None
+        self._admissions += 1
+        self.order[request] = self._admissions
         if cached and self.cache is not None:
             self.cache.pin(request, self.runs[request], cached)
+            self.free -= unused
+            self.computed[request] = cached
+            if self._sliding:
+                self._passed[request] = self._left_behind(cached)
             if not self.preemptions[request]:
                 self.cached[request] = cached
-        self.extend(request, cached + new, blocks)
+        self.extend(request, cached + new)
 
-    def extend(self, request: int, computed: int, blocks: int) -> None:
-        """Let a running request have so many computed tokens, for which ``blocks`` are no longer free.
+    def extend(self, request: int, computed: int) -> None:
+        """Let a running request have so many computed tokens, for which there are blocks.
 
         Others find its full blocks at once, as ``allocate_slots`` of vLLM makes them known.
         """
+        past = self.computed[request]
+        if self._sliding:
+            self._done[request], self._chunk[request] = past, self.step
         self.computed[request] = computed
-        self.free -= blocks
-        if (cache := self.cache) is not None:
-            if cache.unused * self._number > self.free:
-                cache.evict(self.free // self._number)
+        self._take(self.added(past, computed))
+        if self.cache is not None:
             runs = self.runs[request]
             if runs is not None or self.preemptions[request]:  # others, nobody finds before they end
-                cache.insert(request, runs, computed)
+                self.cache.insert(request, runs, computed)
 
     def advance(self, work: ScheduledWork, steps: int) -> Outputs:
         """Count ``steps`` steps as scheduled; return what changes with the output of the last one."""
         size, ends, filling = self.block_size, self._ends, self._filling
-        begin = self.step % size
-        if steps == 1:
-            self.free -= filling[begin]
-        else:
-            full, rest = divmod(steps, size)
-            self.free -= full * self._taken + sum(filling[begin : begin + rest])
+        if not self._grown:
+            if self._sliding:
+                self._slide(self.step)
+            self.free -= filling[self.step % size]
+        self._grown = False
+        if steps > 1:
+            if self._sliding:
+                self._slide_on(steps)
+            begin = (self.step + 1) % size
+            full, rest = divmod(steps - 1, size)
+            need = full * self._taken + sum(filling[begin : begin + rest])
             if begin + rest > size:
-                self.free -= sum(filling[: begin + rest - size])
+                need += sum(filling[: begin + rest - size])
+            self._take(need)
         self.step += steps
-        if self.cache is not None and self.cache.unused * self._number > self.free:
-            self.cache.evict(self.free // self._number)
-        while self._reaching and self._reaching[0][0] <= self.step:
-            step, request, since = heappop(self._reaching)
-            if self.since[request] == since:
-                filling[step % size] -= self._number - self._full
-                self._taken -= self._number - self._full
         if not work.chunks and ends[0][0] > self.step:
             return NOTHING
         first: list[int] = []  # twice as fast as list[int](), and so below
@@ -345,6 +442,10 @@ class ReplicaState:
             if self.computed[request] == self.length[request]:
                 self._generate(request, first, finished, left)
         if left:
+            if len(finished) > 1:
+                finished.sort(key=self.order.__getitem__)
+            if len(left) > 1:
+                left.sort(key=self.order.__getitem__)
             self.leaving.update(left)
         return tuple.__new__(Outputs, (first, finished, left))
 
@@ -363,15 +464,15 @@ class ReplicaState:
         base = self.length[request] - self.step
         self.decoding += 1
         self.base += base
-        growth = self._number
-        if self.length[request] >= self._reach:
-            growth = self._full
-        elif growth > self._full:
-            heappush(self._reaching, (self._reach - base, request, self.step))
-        self._filling[-base % self.block_size] += growth
-        self._taken += growth
+        self._filling[-base % self.block_size] += self._number
+        self._taken += self._number
         rest = (self.output[request] if done < self.output[request] else self.target[request]) - done
         heappush(self._ends, (self.step + rest, request, self.step))
+        if self._sliding:
+            if self._left_behind(self.length[request]) > self._passed[request]:
+                self._late[request] = None
+            else:
+                self._reach(request)
 
     def _stop(self, request: int) -> None:
         """Let a request generate no more."""
@@ -379,29 +480,114 @@ class ReplicaState:
         base = self.length[request] - since
         self.decoding -= 1
         self.base -= base
-        growth = self._full if base + self.step >= self._reach else self._number
-        self._filling[-base % self.block_size] -= growth
-        self._taken -= growth
+        self._filling[-base % self.block_size] -= self._number
+        self._taken -= self._number
         self.generated[request] += self.step - since
         self.computed[request] = self.length[request] + self.step - since
         self.since[request] = -1
+        if self._sliding:
+            self._late.pop(request, None)
+            place = (self._lag + self.groups.window - 1 - base) % self.block_size
+            if request in self._leaving[place]:
+                del self._leaving[place][request]
+                self._known -= not self._is_apart(request)
 
     def leave(self, requests: Sequence[int]) -> None:
         """Free the blocks of requests that are computed no more."""
         for request in requests:
+            if request not in self.leaving:  # it was preempted
+                self.waiting.remove(request)
+                continue
             self.leaving.discard(request)
             del self.running[request]
             self._release(request, ended=True)
 
     def _release(self, request: int, *, ended: bool) -> None:
-        """Free the blocks of a request that no other uses."""
-        tokens = self.computed[request]
-        self.free += self.held(tokens)
-        if (cache := self.cache) is not None:
-            alone = cache.release(request, self.runs[request], tokens, ended=ended)
-            self.free -= self._full * (-(-tokens // self.block_size) - alone)
-            if cache.unused * self._number > self.free:
-                cache.evict(self.free // self._number)
+        """Free the blocks of a request that no other uses.
+
+        The token that is computed last is not known before its step is done, nor is the block that it fills.
+        """
+        tokens = known = self.computed[request]
+        if not ended and tokens > self.length[request]:
+            known -= self._lag
+        passed, size, sliding = 0, self.block_size, self._sliding
+        if sliding:
+            passed, self._passed[request] = self._passed[request], 0
+        if self.cache is None:
+            self.free += self._number * -(-tokens // size) - sliding * passed
+            return
+        runs = self.runs[request]
+        self.free += self._number * (-(-tokens // size) - known // size)
+        self.free += self.cache.release(request, runs, known, passed=passed, ended=ended)
+
+    # -- what windows leave -------------------------------------------------------------------------
+
+    def _is_apart(self, request: int) -> bool:
+        """Return whether nobody finds the blocks of a request before it ends."""
+        return self.runs[request] is None and not self.preemptions[request]
+
+    def _left_behind(self, done: int) -> int:
+        """Return how many blocks the window of a request with so many computed tokens has left."""
+        return max(0, done - self.groups.window + 1) // self.block_size
+
+    def _processed(self, request: int, step: int) -> int:
+        """Return the computed tokens of a running request whose steps are done when a step is scheduled."""
+        since = self.since[request]
+        if self._lag and self._chunk[request] == step - 1:
+            return self._done[request]
+        return (
+            self.computed[request]
+            if since < 0
+            else self.length[request] + step - since - self._lag * (step > since)
+        )
+
+    def _pass(self, request: int, done: int) -> None:
+        """Free the blocks that the window of a request with so many computed tokens has left."""
+        past, passed = self._passed[request], self._left_behind(done)
+        if passed > past:
+            self._passed[request] = passed
+            if self.cache is None:
+                self.free += self._sliding * (passed - past)
+            else:
+                self.free += self.cache.drop(request, self.runs[request], past, passed)
+
+    def _reach(self, request: int) -> None:
+        """Note when the window of a request that generates leaves its next block."""
+        since = self.since[request]
+        tokens = (self._passed[request] + 1) * self.block_size + self.groups.window - 1
+        heappush(self._reaching, (tokens + self._lag + since - self.length[request], request, since))
+
+    def _steps_until_free(self) -> int:
+        """Return the number of steps before one in which windows leave blocks, the next one excepted."""
+        size, step = self.block_size, self.step
+        steps = next((one for one in range(1, size) if self._leaving[(step + one) % size]), size)
+        return min(steps, self._reaching[0][0] - step) if self._reaching else steps
+
+    def _slide(self, step: int) -> None:
+        """Free the blocks of generating sequences that their windows leave when a step is scheduled."""
+        size = self.block_size
+        while self._reaching and self._reaching[0][0] <= step:
+            _, request, since = heappop(self._reaching)
+            if self.since[request] == since:
+                self._leaving[step % size][request] = None
+                self._known += not self._is_apart(request)
+        for request in sorted((*self._late, *self._leaving[step % size]), key=self.order.__getitem__):
+            self._pass(request, self._processed(request, step))
+        for request in tuple(self._late):
+            if step - self.since[request] >= self._lag:
+                del self._late[request]
+                self._reach(request)
+
+    def _slide_on(self, steps: int) -> None:
+        """Free what windows leave in so many steps, without the first one."""
+        size, end = self.block_size, self.step + steps
+        if self._known or self.cache is None:
+            for step in range(self.step + 1, end):
+                self._slide(step)
+            return
+        # Nobody finds these blocks, so that their order does not matter.
+        for step in range(self.step + 1, end):
+            self._slide(step)
 
 
 class Scheduler(Protocol):
@@ -420,8 +606,8 @@ class VllmScheduler:
     Running requests come first, in the order of their admission: a generating one computes a token, a prompt
     as much as the budget of tokens leaves. If blocks lack, the request that was admitted last is preempted.
     If none was, waiting requests are admitted in order until the budget or the places are used, or the blocks
-    of a whole prompt are not free; nobody passes the first one. What a chunk holds beside its window in
-    sliding groups is free again when the next step is scheduled.
+    of a whole prompt are not free; nobody passes the first one. A request gives back what its window has left
+    when it is scheduled again, of the steps that are done.
     """
 
     def __init__(
@@ -441,15 +627,11 @@ class VllmScheduler:
 
     def admit(self, state: ReplicaState, now: float) -> ScheduledWork | None:
         """Return the next work; None if there is none."""
-        preempted, growth = False, state.growth
-        while growth > state.free:
-            state.preempt_last()
-            preempted, growth = True, state.growth
+        preempted = state.grow()
         idle = not state.waiting or len(state.running) >= self._seqs
         if idle and not preempted and not state.prefilling:
             return state.generate()  # what follows would change nothing
         room = left = self._budget - state.decoding
-        groups, size, passing = state.groups, state.block_size, 0
         attention = 0.0
         chunks: list[tuple[int, int]] = []
         for request in tuple(state.prefilling):
@@ -459,15 +641,10 @@ class VllmScheduler:
             new = min(state.length[request] - past, left)
             if new <= 0:
                 break
-            held = state.held(past + new)
-            need, more = held - state.held(past), state.beside(past, past + new)
-            while need + more > state.free - growth - passing and request in state.prefilling:
-                state.preempt_last()
-                preempted, growth = True, state.growth
-            if request not in state.prefilling:
+            if not state.makes_room(request, state.added(past, past + new)):
+                preempted = True
                 break
-            state.extend(request, past + new, need)
-            passing += more
+            state.extend(request, past + new)
             chunks.append((request, new))
             attention += new * (past + new / 2)
             left -= new
@@ -476,24 +653,20 @@ class VllmScheduler:
             length = state.prompt[request] + state.generated[request]
             cached, unused = state.match(request, length)
             new = min(length - cached, left)
-            shared = groups.full * (cached // size - unused)  # blocks that others use as well
-            held = state.held(cached + new)
-            more = state.beside(cached, cached + new) if groups.sliding else 0
-            need = held + more
+            need = state.added(cached, cached + new)
             if self._reserve and cached + new < length:
-                need = groups.peak(cached, length, size)
-            if need - shared > state.free - growth - passing:
+                need = max(need, state.admitted(cached, length))
+            if need + unused > state.free:
                 break
             state.length[request] = length
             if state.scheduled[request] != state.scheduled[request]:
                 state.scheduled[request] = now
-            state.admit(request, new, cached, held - shared)
-            passing += more
+            state.admit(request, new, cached, unused)
             chunks.append((request, new))
             attention += new * (cached + new / 2)
             left -= new
         if not chunks:
-            return state.generate(1 if preempted else None)
+            return state.generate(1 if preempted else None, blocked=bool(state.waiting))
         row = tuple(chunks), room - left, attention, state.decoding, state.contexts, 1
         return tuple.__new__(ScheduledWork, row)
 
@@ -515,9 +688,9 @@ class StaticBatches:
             return state.generate()
         batch = [state.waiting[place] for place in range(min(self._size, len(state.waiting)))]
         longest = max(state.prompt[one] for one in batch)
-        last, need = max(state.output[one] for one in batch), state.held(longest)
+        last = max(state.output[one] for one in batch)
         for one in batch:
             state.length[one], state.target[one], state.scheduled[one] = longest, last, now
-            state.admit(one, longest, 0, need)
+            state.admit(one, longest)
         chunks = tuple((one, longest) for one in batch)
         return ScheduledWork(chunks, len(batch) * longest, len(batch) * longest**2 / 2, 0, 0, 1)

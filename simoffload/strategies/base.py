@@ -645,6 +645,11 @@ class CacheGroups(NamedTuple):
         """Return the most blocks of ``size`` tokens that a window touches."""
         return -(-(self.window - 1) // size) + 1
 
+    def most(self, size: int, *, batches: int = 1) -> int:
+        """Return the most blocks of ``size`` tokens in a sliding group that a sequence holds for which so
+        many steps are scheduled at once."""
+        return -(-(self.window - 1 + batches * self.step) // size) + 1
+
     def held(self, tokens: int, size: int) -> int:
         """Return the blocks of ``size`` tokens that a sequence holds whose tokens are computed."""
         blocks = -(-tokens // size)
@@ -655,8 +660,7 @@ class CacheGroups(NamedTuple):
         first ``past`` ones are computed, in as many steps as it takes."""
         blocks = -(-tokens // size)
         left = blocks - max(0, past - self.window + 1) // size
-        chunk = -(-(self.window - 1 + self.step) // size) + 1
-        return self.full * blocks + self.sliding * min(blocks, chunk, max(left, self.reach(size)))
+        return self.full * blocks + self.sliding * min(blocks, self.most(size), max(left, self.reach(size)))
 
 
 ONE_GROUP = CacheGroups()

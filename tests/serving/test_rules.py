@@ -100,13 +100,18 @@ def test_one_place_is_a_queue_of_lindley() -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_littles_law_and_conservation(ahead: bool, options: dict[str, Any]) -> None:
     full, sliding, window, _ = options.get("groups", ONE_GROUP)
+    kept = []
     requests = poisson(150, 3.0)
     seen = []
 
     def watch(state: ReplicaState) -> None:
-        blocks = [-(-_tokens(state, one) // 16) for one in state.running]
-        held = sum(full * one + sliding * min(one, -(-(window - 1) // 16) + 1) for one in blocks)
-        assert held + state.free == state.blocks
+        blocks = {one: -(-_tokens(state, one) // 16) for one in state.running}
+        passed = sum(state._passed[one] for one in state.running) if sliding else 0
+        assert (full + sliding) * sum(blocks.values()) - sliding * passed + state.free == state.blocks
+        for one in state.running if sliding else ():
+            # beside the window: what a chunk passes, and, with a step ahead, the block of that step
+            late = state.since[one] < 0 or state.step - state.since[one] < 2
+            kept.append((late, blocks[one] - state._passed[one] - (-(-(window - 1) // 16) + 1)))
         assert state.free >= 0
         others = set(state.waiting) | set(state.running)
         assert len(others) == len(state.waiting) + len(state.running)
@@ -116,6 +121,9 @@ def test_littles_law_and_conservation(ahead: bool, options: dict[str, Any]) -> N
 
     served = replay(requests, async_scheduling=ahead, watch=watch, **options)
     assert max(seen) > 30 * (full > 0)
+    if sliding:
+        assert max(one for late, one in kept if not late) <= ahead
+        assert max(one for late, one in kept if late) > 0
     assert not np.isnan(served.finished).any()
     times = np.concatenate([served.queued, served.finished])
     change = np.repeat([1, -1], 150)
@@ -127,9 +135,9 @@ def test_littles_law_and_conservation(ahead: bool, options: dict[str, Any]) -> N
 
 
 def _tokens(state: ReplicaState, one: int) -> int:
-    """Return the tokens of a running request that are in its blocks."""
+    """Return the tokens of a running request for which it has blocks."""
     since = state.since[one]
-    return state.computed[one] if since < 0 else state.length[one] + state.step - since
+    return state.computed[one] if since < 0 else state.length[one] + state.step - since + state._grown
 
 
 def test_the_last_one_admitted_is_preempted_and_is_the_first_to_return() -> None:
@@ -140,9 +148,10 @@ def test_the_last_one_admitted_is_preempted_and_is_the_first_to_return() -> None
     assert served.finished[0] < served.finished[1] == served.scheduled[2]
 
 
-def test_a_window_is_all_that_a_request_holds_in_sliding_groups() -> None:
-    """A window of 33 tokens touches 3 blocks, while a prompt of 100 tokens is computed up to 7, and at the
-    end of 130 tokens there are 9 in each of two groups with full attention."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_window_has_left_is_free_when_a_request_is_scheduled_again(ahead: bool) -> None:
+    """A window of 33 tokens needs 2 blocks before its own one. The second chunk of a prompt of 100 tokens has
+    7 blocks in each group, of which the first chunk of 64 has left 2 if it is done, and none else."""
     groups = CacheGroups(full=2, sliding=3, window=33)
     seen: list[int] = []
     rows, small = stream([(0.0, 100, 31)]), {"groups": groups, "budget": 64, "max_seqs": 2}
@@ -150,12 +159,20 @@ def test_a_window_is_all_that_a_request_holds_in_sliding_groups() -> None:
     def watch(state: ReplicaState) -> None:
         seen.append(state.blocks - state.free)
 
-    replay(rows, blocks=40, watch=watch, jump=False, **small)  # type: ignore[arg-type]
-    assert [*dict.fromkeys(seen)] == [0, *(2 * full + 3 * 3 for full in (4, 7, 8, 9))]
-    # A step of 64 tokens and the 32 before it touch 7 blocks.
+    replay(rows, blocks=50, watch=watch, jump=False, async_scheduling=ahead, **small)  # type: ignore[arg-type]
+    behind = [(4, 4), (7, 5), (7, 3), (8, 3), (9, 3)]
+    late = [(4, 4), (7, 7), (7, 5), (7, 3), (8, 4), (8, 3), (9, 4), (9, 3)]
+    assert [*dict.fromkeys(seen)] == [0, *(2 * full + 3 * part for full, part in (late if ahead else behind))]
+
+
+def test_a_prompt_is_admitted_if_its_windows_have_room() -> None:
+    """A step of 64 tokens and the 32 before it touch 7 blocks, and two steps 11 of the 9 of the request."""
+    groups = CacheGroups(full=2, sliding=3, window=33)
+    rows, small = stream([(0.0, 100, 31)]), {"groups": groups, "budget": 64, "max_seqs": 2}
     assert groups._replace(step=64).peak(0, 130, 16) == 2 * 9 + 3 * 7
-    with pytest.raises(InputError, match="needs 39 KV blocks, and there are 38"):
-        replay(rows, blocks=38, **small)  # type: ignore[arg-type]
+    for ahead, need in ((False, 39), (True, 45)):
+        with pytest.raises(InputError, match=f"needs {need} KV blocks, and there are {need - 1}"):
+            replay(rows, blocks=need - 1, async_scheduling=ahead, **small)  # type: ignore[arg-type]
     # The second prompt is admitted when the first step, whose chunk holds 4 blocks a group, is over.
     both = stream([(0.0, 64, 3), (0.0, 64, 3)])
     later = replay(both, blocks=39, **{**small, "budget": 128})  # type: ignore[arg-type]
