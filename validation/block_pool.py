@@ -88,12 +88,15 @@ class BlockPool:
     def insert(self, request: int, runs: Runs, tokens: int) -> None:
         """Know the blocks that are full, also those that others have, too."""
         for number in range(self._done[request], tokens // self._size):
-            key = self._key(request, runs, number)
-            for group in range(self._number):
-                block = _Block(group, key)
-                self._known[group, key].append(block)
-                self._use(request, number, block)
-        self._done[request] = max(self._done[request], tokens // self._size)
+            self._insert(request, runs, number, self._number)
+
+    def _insert(self, request: int, runs: Runs, number: int, groups: int) -> None:
+        key = self._key(request, runs, number)
+        for group in range(groups):
+            block = _Block(group, key)
+            self._known[group, key].append(block)
+            self._use(request, number, block)
+        self._done[request] = number + 1
 
     @property
     def unused(self) -> int:
@@ -101,13 +104,21 @@ class BlockPool:
         return len(self._unused)
 
     def keep(self, request: int, runs: Runs, tokens: int, passed: int) -> None:
-        """It does without."""
+        """Know the blocks that are full, without those that a window has left."""
+        for number in range(self._done[request], min(passed, tokens // self._size)):
+            self._insert(request, runs, number, self._full)
+        self.insert(request, runs, tokens)
 
     def drop(self, request: int, runs: Runs, begin: int, end: int) -> int:
         """Count a use less of each block that a window has left."""
-        self.insert(request, runs, end * self._size)
+        self.keep(request, runs, end * self._size, begin)
         numbers = range(end - 1, begin - 1, -1)
         return sum(self._free(request, g, n) for g in range(self._full, self._number) for n in numbers)
+
+    def lose(self, blocks: int) -> None:
+        """Have blocks that nobody finds."""
+        for _ in range(blocks):
+            self._unused[_Block(0, ())] = None
 
     def _free(self, request: int, group: int, number: int) -> bool:
         """Count a use less of a block, and return whether nobody uses it."""
@@ -119,7 +130,7 @@ class BlockPool:
 
     def release(self, request: int, runs: Runs, tokens: int, *, passed: int, ended: bool) -> int:  # noqa: ARG002
         """Count a use less of each block."""
-        self.insert(request, runs, tokens)
+        self.keep(request, runs, tokens, passed)
         order = sorted(self._own[request], key=lambda one: (one[0], -one[1]))
         freed = sum(self._free(request, *one) for one in order)
         del self._own[request], self._done[request]
@@ -130,4 +141,5 @@ class BlockPool:
         while len(self._unused) > free:
             block = next(iter(self._unused))
             del self._unused[block]
-            self._known[block.group, block.key].remove(block)
+            if block.key:
+                self._known[block.group, block.key].remove(block)

@@ -68,28 +68,21 @@ class _Node:
 
     __slots__ = ("begin", "children", "end", "parent", "runs", "text")
 
-    def __init__(self, text: _Text, begin: int, end: int, parent: _Node | None) -> None:
+    def __init__(self, text: _Text, begin: int, end: int, parent: _Node | None, kinds: int) -> None:
         self.text, self.begin, self.end, self.parent = text, begin, end, parent
         self.children: dict[tuple[int, ...], _Node] = {}
-        self.runs: list[_Run] = []
-        """Blocks that are known, of each group the one first that is found; a node without any is kept while
-        blocks after it are known."""
-
-    def first(self, group: int) -> _Run | None:
-        """Return the blocks that are found in a group of layers."""
-        for run in self.runs:
-            if run.group == group:
-                return run
-        return None
+        self.runs: list[list[_Run]] = [[] for _ in range(kinds)]
+        """Blocks that are known in each kind of group, the ones first that are found; a node without any is
+        kept while blocks after it are known."""
 
 
 class _Run:
-    """A _Run is blocks with the content of a node in one group of layers."""
+    """A _Run is blocks with the content of a node in groups of a kind."""
 
-    __slots__ = ("group", "newer", "node", "older", "users")
+    __slots__ = ("kind", "newer", "node", "older", "users")
 
-    def __init__(self, node: _Node, group: int, users: set[int]) -> None:
-        self.node, self.group, self.users = node, group, users
+    def __init__(self, node: _Node, kind: int, users: set[int]) -> None:
+        self.node, self.kind, self.users = node, kind, users
         self.older: _Run | None = None
         self.newer: _Run | None = None
         """Neighbours in the queue of blocks that nobody uses; None outside the queue."""
@@ -98,20 +91,26 @@ class _Run:
 class _Own:
     """An _Own is the blocks of a request that are known."""
 
-    __slots__ = ("last", "text")
+    __slots__ = ("last", "passed", "text")
 
-    def __init__(self, text: _Text, last: _Node) -> None:
+    def __init__(self, text: _Text, last: _Node, passed: int = 0) -> None:
         self.text, self.last = text, last
         """The node with the last of them."""
+        self.passed = passed
+        """Number of the first ones, which the request does not use in groups with a window."""
 
 
 class RadixCache:
-    """A RadixCache is a ``PrefixCache`` as a tree of runs of blocks."""
+    """A RadixCache is a ``PrefixCache`` as a tree of runs of blocks.
+
+    Groups are of four kinds: the first one with full attention, the others, the first one with a window, and
+    the others. As the blocks of the first one are always forgotten before those of the others, it decides
+    what is found, and the blocks of the others are counted together.
+    """
 
     def __init__(self, block_size: int = 16) -> None:
         self._size = block_size
-        self._full, self._number, self._window = 1, 1, 1
-        self._root = _Node(_NOBODY, 0, 0, None)
+        self._root = _Node(_NOBODY, 0, 0, None, 0)
         self._queue = _Run(self._root, 0, set())
         self._queue.older = self._queue.newer = self._queue
         """The ends of the queue: its ``newer`` is the oldest run, its ``older`` the newest one."""
@@ -122,10 +121,19 @@ class RadixCache:
         """Nodes that were found last."""
         self.unused = 0
         """Known blocks that no request uses."""
+        self.attend(1, 0, 1)
 
     def attend(self, full: int, sliding: int, window: int) -> None:
         """Have blocks of so many groups with full attention, and of those with a window of tokens."""
-        self._full, self._number, self._window = full, full + sliding, window
+        self._groups = full, sliding, window
+        self._uneven = bool(sliding and window % self._size)
+        """Whether a window has a part of a block, so that it may begin with one that it has left."""
+        first = [one for one in (min(full, 1), full - 1) if one > 0]
+        self._full = len(first)
+        """Number of kinds with full attention."""
+        self._weights = [*first, *(one for one in (min(sliding, 1), sliding - 1) if one > 0)]
+        """Number of groups of each kind."""
+        self._kinds = len(self._weights)
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return the tree as rows, as its nodes refer to each other in long chains."""
@@ -141,35 +149,40 @@ class RadixCache:
             assert node.parent is not None
             key = node.text.begins(node.begin * self._size, self._size)
             about = numbers[id(node.text)], node.begin, node.end, place[id(node.parent)], key
-            rows.append((*about, [(run.group, sorted(run.users)) for run in node.runs]))
+            rows.append((*about, [[sorted(run.users) for run in runs] for runs in node.runs]))
         run = self._queue.newer or self._queue
         while run is not self._queue:
-            node = run.node
+            node, kind = run.node, run.kind
             known = id(node) in place
-            queue.append((place[id(node)], node.runs.index(run)) if known else (node.begin - node.end, 0))
+            at = (
+                (place[id(node)], kind, node.runs[kind].index(run))
+                if known
+                else (node.begin - node.end, 0, 0)
+            )
+            queue.append(at)
             assert run.newer is not None
             run = run.newer
-        own = {one: (numbers[id(own.text)], place[id(own.last)]) for one, own in self._own.items()}
-        about = self._size, self._full, self._number - self._full, self._window, sorted(self._again)
+        own = {one: (numbers[id(o.text)], place[id(o.last)], o.passed) for one, o in self._own.items()}
+        about = self._size, self._groups, sorted(self._again)
         return about, [tuple(one) for one in texts.values()], rows, queue, own
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Build the tree that ``__getstate__`` returned."""
-        (size, *groups, again), texts, rows, queue, own = state
+        (size, groups, again), texts, rows, queue, own = state
         self.__init__(size)  # type: ignore[misc]
         self.attend(*groups)
         self._again.update(again)
         texts, nodes = [_Text(*one) for one in texts], [self._root]
-        for text, begin, end, parent, key, runs in rows:
-            node = nodes[parent].children[key] = _Node(texts[text], begin, end, nodes[parent])
-            node.runs = [_Run(node, group, set(users)) for group, users in runs]
+        for text, begin, end, parent, key, kinds in rows:
+            node = nodes[parent].children[key] = _Node(texts[text], begin, end, nodes[parent], 0)
+            node.runs = [[_Run(node, kind, set(one)) for one in runs] for kind, runs in enumerate(kinds)]
             nodes.append(node)
-        for place, run in queue:
+        for place, kind, run in queue:
             if place > 0:
-                self._enqueue(nodes[place].runs[run])
+                self._enqueue(nodes[place].runs[kind][run])
             else:
-                self._end_with(-place)
-        self._own = {request: _Own(texts[text], nodes[last]) for request, (text, last) in own.items()}
+                self.lose(-place)
+        self._own = {one: _Own(texts[text], nodes[last], passed) for one, (text, last, passed) in own.items()}
 
     def match(self, request: int, runs: Runs, tokens: int) -> tuple[int, int]:
         """Return how many of the first ``tokens`` tokens are found, in full blocks and without the last one,
@@ -180,33 +193,34 @@ class RadixCache:
         node, at, most, path = self._root, 0, (tokens - 1) // self._size, list[_Node]()
         while at < most:
             child = node.children.get(text.begins(at * size, size))
-            if child is None or not all(child.first(group) for group in range(full)):
+            if child is None or not all(child.runs[:full]):
                 break
-            end = min(child.end, most)
+            end = min(most, child.end)
             at = text.common(child.text, at * size, end * size) // size
             path.append(child)
             if at < child.end:
                 break
             node = child
-        if full < self._number:
+        if full < self._kinds:
             at = self._within_windows(path, at)
-        self._path, unused = path, 0
-        passed = self._passed(at)
+        self._path, unused, passed = path, 0, self._passed(at)
         for node in path:
-            for group in range(self._number):
-                begin = node.begin if group < full else max(node.begin, passed)
-                run = node.first(group) if begin < at else None
-                if run is not None and not run.users:
-                    unused += max(0, min(node.end, at) - begin)
+            if node.begin >= at:
+                break
+            end = min(at, node.end)
+            for kind in range(full if node.end <= passed else self._kinds):
+                if not node.runs[kind][0].users:
+                    begin = passed if kind >= full and node.begin < passed else node.begin
+                    unused += self._weights[kind] * (end - begin)
         return at * size, unused
 
     def _within_windows(self, path: list[_Node], end: int) -> int:
         """Return after how many of the first ``end`` blocks of a path a request can go on, whose window must
-        be known in the other groups."""
-        need, sliding = -(-(self._window - 1) // self._size), range(self._full, self._number)
+        be known in groups with one."""
+        need, first = -(-(self._groups[2] - 1) // self._size), self._full
         right = 0
         for node in reversed(path):
-            if all(node.first(group) for group in sliding):
+            if all(node.runs[first:]):
                 right = right or min(node.end, end)
                 if right - node.begin >= need:
                     return right
@@ -216,26 +230,27 @@ class RadixCache:
 
     def _passed(self, blocks: int) -> int:
         """Return how many of the first blocks a window has left behind it."""
-        return max(0, blocks * self._size - self._window + 1) // self._size if self._window > 1 else 0
+        if self._full == self._kinds:
+            return 0
+        return max(0, blocks * self._size - self._groups[2] + 1) // self._size
 
     def pin(self, request: int, runs: Runs, tokens: int) -> None:
         """Let a request use the blocks of so many tokens, which ``match`` has just found."""
         own, blocks = self._of(request, runs), tokens // self._size
-        passed = self._passed(blocks)
+        own.passed = passed = self._passed(blocks)
         for node in self._path:
             if node.begin >= blocks:
                 break
             if node.end > blocks:
                 node = self._split(node, blocks)  # noqa: PLW2901
-            if node.begin < passed < node.end and self._full < self._number:
+            if node.begin < passed < node.end:
                 self._use(request, self._split(node, passed), self._full)
-            self._use(request, node, self._full if node.begin < passed else self._number)
+            self._use(request, node, self._full if node.begin < passed else self._kinds)
             own.last = node
 
-    def _use(self, request: int, node: _Node, groups: int) -> None:
-        for group in range(groups):
-            run = node.first(group)
-            assert run is not None
+    def _use(self, request: int, node: _Node, kinds: int) -> None:
+        for kind in range(kinds):
+            run = node.runs[kind][0]
             if not run.users:
                 self._unqueue(run)
             run.users.add(request)
@@ -244,49 +259,59 @@ class RadixCache:
         """Let others find the full blocks of a request."""
         if self._is_apart(request, runs):
             return
-        own, size, blocks = self._of(request, runs), self._size, tokens // self._size
-        text, node = own.text, own.last
+        own, blocks = self._of(request, runs), tokens // self._size
+        if own.last.end < own.passed:
+            self._extend(request, own, min(blocks, own.passed), self._full)
+        self._extend(request, own, blocks, self._kinds)
+
+    def _extend(self, request: int, own: _Own, blocks: int, kinds: int) -> None:
+        """Let others find so many blocks of a request, new ones in some kinds of groups."""
+        text, node, size = own.text, own.last, self._size
         while node.end < blocks:
             at = node.end
             key = text.begins(at * size, size)
             child = node.children.get(key)
             if child is None:
-                if node.text is text and not node.children and self._is_alone(request, node):
+                if node.text is text and not node.children and self._is_alone(request, node, kinds):
                     node.end = blocks
                     break
-                child = node.children[key] = _Node(text, at, blocks, node)
+                child = node.children[key] = _Node(text, at, blocks, node, self._kinds)
             else:
                 most = min(child.end, blocks)
                 equal = text.common(child.text, at * size, most * size) // size
                 if equal < child.end:
                     child = self._split(child, equal)
-            child.runs += [_Run(child, group, {request}) for group in range(self._number)]
+            for kind in range(kinds):
+                child.runs[kind].append(_Run(child, kind, {request}))
             node = child
         own.last = node
 
-    def _is_alone(self, request: int, node: _Node) -> bool:
-        """Return whether all blocks of a node are those of a request."""
-        return len(node.runs) == self._number and all(run.users == {request} for run in node.runs)
+    def _is_alone(self, request: int, node: _Node, kinds: int) -> bool:
+        """Return whether a node has blocks of a request in some kinds of groups, and no others."""
+        for kind, runs in enumerate(node.runs):
+            if len(runs) != (kind < kinds) or (runs and runs[0].users != {request}):
+                return False
+        return True
 
     def keep(self, request: int, runs: Runs, tokens: int, passed: int) -> None:
-        """Let a request find its blocks of so many tokens again that shares nothing; in groups with a window,
+        """Let a request find its blocks of so many tokens again, if it is preempted; in groups with a window,
         it does not use the first ``passed`` ones."""
-        self._again.add(request)
-        if passed:
-            self.insert(request, runs, passed * self._size)
-            node = self._own[request].last
-            node.runs = [run for run in node.runs if run.group < self._full]
+        if runs is None:
+            self._again.add(request)
+        self._of(request, runs).passed = passed
         self.insert(request, runs, tokens)
 
     def drop(self, request: int, runs: Runs, begin: int, end: int) -> int:
         """Return how many blocks no other uses, of those of a request from ``begin`` to ``end`` in groups
         with a window, which has left them."""
-        groups = range(self._full, self._number)
         if self._is_apart(request, runs):
-            self._end_with(len(groups) * (end - begin))
-            return len(groups) * (end - begin)
+            self.lose(self._groups[1] * (end - begin))
+            return self._groups[1] * (end - begin)
+        own = self._of(request, runs)
+        own.passed = begin
         self.insert(request, runs, end * self._size)
-        path, node = list[_Node](), self._own[request].last
+        own.passed = end
+        path, node = list[_Node](), own.last
         while node.end > begin:
             if node.begin < begin:
                 self._split(node, begin)
@@ -296,19 +321,20 @@ class RadixCache:
                 path.append(node)
             assert node.parent is not None
             node = node.parent
-        return self._leave(request, path, groups)
+        return self._leave(request, path, self._full)
 
-    def _leave(self, request: int, path: list[_Node], groups: range) -> int:
-        """Return how many blocks of a path no other than a request uses, which does so no more."""
+    def _leave(self, request: int, path: list[_Node], first: int) -> int:
+        """Return how many blocks of a path no other than a request uses, which does so no more, in all kinds
+        of groups from a first one on."""
         freed = 0
-        for group in groups:
+        for kind in range(first, self._kinds):
             for node in path:
-                for run in node.runs:
-                    if run.group == group and request in run.users:
-                        run.users.discard(request)
+                for run in node.runs[kind]:
+                    if request in run.users:
+                        run.users.remove(request)
                         if not run.users:
                             self._enqueue(run)
-                            freed += node.end - node.begin
+                            freed += self._weights[kind] * (node.end - node.begin)
                         break
         return freed
 
@@ -316,47 +342,64 @@ class RadixCache:
         """Return how many blocks of which ``tokens`` are known no other than a request uses, which does so no
         more; in groups with a window, it did not use the first ``passed`` ones. Unless it ``ended`` it is
         computed again."""
-        blocks, number = tokens // self._size, self._number
-        if self._is_apart(request, runs):
-            freed = number * blocks - (number - self._full) * passed
-            if ended:  # nobody will find them
-                self._end_with(freed)
-                return freed
-            self.keep(request, runs, tokens, passed)
-        self.insert(request, runs, tokens)
-        own = self._own.pop(request)
-        path, node = [], own.last
+        if ended and self._is_apart(request, runs):  # nobody will find them
+            full, sliding, _ = self._groups
+            blocks = tokens // self._size
+            freed = full * blocks + sliding * (blocks - passed)
+            self.lose(freed)
+            return freed
+        self.keep(request, runs, tokens, passed)
+        path, node = list[_Node](), self._own.pop(request).last
         while node.parent is not None:
             path.append(node)
             node = node.parent
         if ended:
             self._again.discard(request)
-        return self._leave(request, path, range(number))
+        return self._leave(request, path, 0)
 
     def evict(self, free: int) -> None:
         """Forget the blocks that were released first until at most ``free`` are known that nobody uses."""
         while self.unused > free:
             run, over = self._queue.newer, self.unused - free
             assert run is not None
-            node = run.node
-            if over < node.end - node.begin:
-                if len(node.runs) == 1 and not node.children:
-                    node.end -= over
-                    self.unused -= over
-                    return
+            node, weight = run.node, self._weights[run.kind]
+            blocks = weight * (node.end - node.begin)
+            if over < blocks and (weight > 1 or not (node.parent or node.children)):
+                if node.parent is not None:
+                    self._forget(run)
+                    run.node, run.kind = _Node(_NOBODY, 0, blocks, None, 0), 0
+                run.node.end -= over
+                self.unused -= over
+                return
+            if over < blocks:
                 self._split(node, node.end - over)
             self._unqueue(run)
-            node.runs.remove(run)
-            while not (node.runs or node.children or node.parent is None):
-                del node.parent.children[node.text.begins(node.begin * self._size, self._size)]
-                node = node.parent
+            self._forget(run)
+
+    def _forget(self, run: _Run) -> None:
+        """Let blocks not be found any more, and remove what leads to no known block."""
+        node = run.node
+        if node.parent is not None:
+            node.runs[run.kind].remove(run)
+        while not (node.parent is None or node.children or any(node.runs)):
+            del node.parent.children[node.text.begins(node.begin * self._size, self._size)]
+            node = node.parent
+
+    def lose(self, blocks: int) -> None:
+        """Let the queue end with blocks that nobody will find."""
+        newest = self._queue.older
+        if newest is None or newest.node.text is not _NOBODY or newest is self._queue:
+            newest = _Run(_Node(_NOBODY, 0, 0, None, 0), 0, set())
+            self._enqueue(newest)
+        newest.node.end += blocks
+        self.unused += blocks
 
     # -- the tree -----------------------------------------------------------------------------------
 
     def _is_apart(self, request: int, runs: Runs) -> bool:
         """Return whether a request shares nothing and was not computed before: its blocks then need no place
         in the tree before it releases them."""
-        return runs is None and request not in self._again
+        return runs is None and not self._uneven and request not in self._again
 
     def _of(self, request: int, runs: Runs) -> _Own:
         own = self._own.get(request)
@@ -373,42 +416,32 @@ class RadixCache:
     def _split(self, node: _Node, at: int) -> _Node:
         """Let a node have its blocks from ``at`` on, and return the new one before it with the others."""
         size = self._size
-        head = _Node(node.text, node.begin, at, node.parent)
+        head = _Node(node.text, node.begin, at, node.parent, self._kinds)
         assert node.parent is not None
         node.parent.children[node.text.begins(node.begin * size, size)] = head
         head.children[node.text.begins(at * size, size)] = node
         node.parent, node.begin = head, at
-        for run in node.runs:
-            before = _Run(head, run.group, set(run.users))
-            head.runs.append(before)
-            if run.newer is not None:  # the tail is released first
-                before.older, before.newer = run, run.newer
-                run.newer.older = before
-                run.newer = before
+        for runs, heads in zip(node.runs, head.runs, strict=True):
+            for run in runs:
+                before = _Run(head, run.kind, set(run.users))
+                heads.append(before)
+                if run.newer is not None:  # the tail is released first
+                    before.older, before.newer = run, run.newer
+                    run.newer.older = before
+                    run.newer = before
         return head
 
     # -- the queue ----------------------------------------------------------------------------------
-
-    def _end_with(self, blocks: int) -> None:
-        """Let the queue end with blocks that nobody will find."""
-        newest = self._queue.older
-        if newest is None or newest.node.text is not _NOBODY or newest is self._queue:
-            node = _Node(_NOBODY, 0, 0, None)
-            newest = _Run(node, 0, set())
-            node.runs.append(newest)
-            self._enqueue(newest)
-        newest.node.end += blocks
-        self.unused += blocks
 
     def _enqueue(self, run: _Run) -> None:
         older = self._queue.older
         assert older is not None
         run.older, run.newer = older, self._queue
         older.newer = self._queue.older = run
-        self.unused += run.node.end - run.node.begin
+        self.unused += self._weights[run.kind] * (run.node.end - run.node.begin)
 
     def _unqueue(self, run: _Run) -> None:
         if run.newer is not None and run.older is not None:
             run.older.newer, run.newer.older = run.newer, run.older
             run.older = run.newer = None
-            self.unused -= run.node.end - run.node.begin
+            self.unused -= self._weights[run.kind] * (run.node.end - run.node.begin)

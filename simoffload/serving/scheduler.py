@@ -11,6 +11,7 @@ its base. Sequences whose bases leave the same remainder fill a block in the sam
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -68,8 +69,11 @@ class PrefixCache(Protocol):
         """Let others find the full blocks of a request, of which so many tokens are computed."""
 
     def keep(self, request: int, runs: Runs, tokens: int, passed: int) -> None:
-        """Let a request find its blocks of so many tokens again that shares nothing; in groups with a window,
+        """Let a request find its blocks of so many tokens again, if it is preempted; in groups with a window,
         it does not use the first ``passed`` ones."""
+
+    def lose(self, blocks: int) -> None:
+        """Have more known blocks that no request uses, and that nobody will find."""
 
     def drop(self, request: int, runs: Runs, begin: int, end: int) -> int:
         """Return how many blocks no other uses, of those of a request from ``begin`` to ``end`` in groups
@@ -134,6 +138,8 @@ class ReplicaState:
         self._number, self._sliding = groups.number, groups.sliding
         self._most = groups.most(block_size)
         """Blocks of a sequence in a group with a window for which there must be room when it is admitted."""
+        self._uneven = bool(groups.sliding and groups.window % block_size)
+        """Whether a window has a part of a block."""
         self._lag = 0
         """Number of steps that are not done when one is scheduled after them."""
         if cache is not None:
@@ -186,8 +192,8 @@ class ReplicaState:
         """The step in which the window of a request leaves its next block, the request, and its ``since``."""
         self._leaving: list[dict[int, None]] = [{} for _ in range(block_size)]
         """Requests whose window leaves a block in each step, by the remainder of its number."""
-        self._known = 0
-        """Number of requests in them of which a cache knows each block."""
+        self._findable: set[int] = set()
+        """Those whose window leaves blocks that others may find."""
         self.interrupted: list[int] = []
         """Requests that were preempted while they generated, since the list was emptied."""
 
@@ -313,21 +319,26 @@ class ReplicaState:
         if need > self.free:
             return self._grow_in_order()
         if self._sliding:
-            self._slide(self.step)
+            self._slide_on(self.step, self.step + 1)
         self._take(need)
         return False
 
     def _grow_in_order(self) -> bool:
-        size, waiting = self.block_size, len(self.waiting)
+        size, number, step, waiting = self.block_size, self._number, self.step, len(self.waiting)
+        length, sliding = self.length, self._sliding
         for request in tuple(self.running):
-            if request not in self.running:
-                break
-            if (since := self.since[request]) >= 0:
-                need = 0 if (self.length[request] - since + self.step) % size else self._number
-                if self.makes_room(request, need):
-                    self._take(need)
-        if self._sliding:
-            self._slide(self.step)
+            since = self.since[request]
+            if since < 0:
+                continue
+            need = 0 if (length[request] - since + step) % size else number
+            if sliding or need > self.free:
+                self._take(0)
+                if not self.makes_room(request, need):
+                    break
+            self.free -= need
+        self._take(0)
+        if sliding:
+            self._slide(step)
         return len(self.waiting) > waiting
 
     def makes_room(self, request: int, need: int) -> bool:
@@ -335,12 +346,13 @@ class ReplicaState:
         for which others are preempted; return whether it was not preempted itself."""
         if self._sliding:
             done = self._processed(request, self.step)
-            if need > self.free and self.cache is not None and self._is_apart(request):
-                left = self._left_behind(done) - self._passed[request]
-                if need > self.free + left * self._sliding and request == next(reversed(self.running)):
-                    tokens = self._left_behind(done) * self.block_size
-                    self.cache.keep(request, None, tokens, self._passed[request])
-            self._pass(request, done)
+            past, passed = self._passed[request], self._left_behind(done)
+            last = need > self.free + (passed - past) * self._sliding and request == next(
+                reversed(self.running)
+            )
+            if last and self.cache is not None:  # it may find again what it gives back now
+                self.cache.keep(request, self.runs[request], passed * self.block_size, past)
+            self._pass(request, done, kept=last)
         while need > self.free and request in self.running:
             self.preempt_last()
         return request in self.running
@@ -399,7 +411,7 @@ class ReplicaState:
         self._take(self.added(past, computed))
         if self.cache is not None:
             runs = self.runs[request]
-            if runs is not None or self.preemptions[request]:  # others, nobody finds before they end
+            if runs is not None or self.preemptions[request] or self._uneven:  # others, nobody finds before
                 self.cache.insert(request, runs, computed)
 
     def advance(self, work: ScheduledWork, steps: int) -> Outputs:
@@ -407,12 +419,12 @@ class ReplicaState:
         size, ends, filling = self.block_size, self._ends, self._filling
         if not self._grown:
             if self._sliding:
-                self._slide(self.step)
+                self._slide_on(self.step, self.step + 1)
             self.free -= filling[self.step % size]
         self._grown = False
         if steps > 1:
             if self._sliding:
-                self._slide_on(steps)
+                self._slide_on(self.step + 1, self.step + steps)
             begin = (self.step + 1) % size
             full, rest = divmod(steps - 1, size)
             need = full * self._taken + sum(filling[begin : begin + rest])
@@ -487,10 +499,8 @@ class ReplicaState:
         self.since[request] = -1
         if self._sliding:
             self._late.pop(request, None)
-            place = (self._lag + self.groups.window - 1 - base) % self.block_size
-            if request in self._leaving[place]:
-                del self._leaving[place][request]
-                self._known -= not self._is_apart(request)
+            self._findable.discard(request)
+            self._leaving[(self._lag + self.groups.window - 1 - base) % self.block_size].pop(request, None)
 
     def leave(self, requests: Sequence[int]) -> None:
         """Free the blocks of requests that are computed no more."""
@@ -522,10 +532,6 @@ class ReplicaState:
 
     # -- what windows leave -------------------------------------------------------------------------
 
-    def _is_apart(self, request: int) -> bool:
-        """Return whether nobody finds the blocks of a request before it ends."""
-        return self.runs[request] is None and not self.preemptions[request]
-
     def _left_behind(self, done: int) -> int:
         """Return how many blocks the window of a request with so many computed tokens has left."""
         return max(0, done - self.groups.window + 1) // self.block_size
@@ -541,15 +547,34 @@ class ReplicaState:
             else self.length[request] + step - since - self._lag * (step > since)
         )
 
-    def _pass(self, request: int, done: int) -> None:
-        """Free the blocks that the window of a request with so many computed tokens has left."""
+    def _pass(self, request: int, done: int, *, kept: bool = False) -> None:
+        """Free the blocks that the window of a request with so many computed tokens has left.
+
+        Those with what it generates nobody finds before it ends, and then blocks after them, too, unless they
+        are ``kept`` for the request itself.
+        """
         past, passed = self._passed[request], self._left_behind(done)
-        if passed > past:
-            self._passed[request] = passed
-            if self.cache is None:
-                self.free += self._sliding * (passed - past)
-            else:
-                self.free += self.cache.drop(request, self.runs[request], past, passed)
+        if passed <= past:
+            return
+        self._passed[request] = passed
+        if self.cache is not None:
+            shared = passed if kept else self._shared(request)
+            if past < shared:
+                end = min(passed, shared)
+                self.free += self.cache.drop(request, self.runs[request], past, end)
+                past = end
+            if passed >= shared:
+                self._findable.discard(request)
+            self.cache.lose(self._sliding * (passed - past))
+        self.free += self._sliding * (passed - past)
+
+    def _shared(self, request: int) -> int:
+        """Return how many blocks of a request others may find before it ends."""
+        if self._uneven:  # a window at its end may begin with a block that it left
+            return sys.maxsize
+        if self.runs[request] is None and not self.preemptions[request]:
+            return 0
+        return -(-self.length[request] // self.block_size)
 
     def _reach(self, request: int) -> None:
         """Note when the window of a request that generates leaves its next block."""
@@ -565,29 +590,58 @@ class ReplicaState:
 
     def _slide(self, step: int) -> None:
         """Free the blocks of generating sequences that their windows leave when a step is scheduled."""
-        size = self.block_size
+        leaving = self._leaving[step % self.block_size]
         while self._reaching and self._reaching[0][0] <= step:
             _, request, since = heappop(self._reaching)
             if self.since[request] == since:
-                self._leaving[step % size][request] = None
-                self._known += not self._is_apart(request)
-        for request in sorted((*self._late, *self._leaving[step % size]), key=self.order.__getitem__):
+                self._leave_each(request, step)
+        for request in sorted((*self._late, *leaving), key=self.order.__getitem__):
             self._pass(request, self._processed(request, step))
         for request in tuple(self._late):
             if step - self.since[request] >= self._lag:
                 del self._late[request]
                 self._reach(request)
 
-    def _slide_on(self, steps: int) -> None:
-        """Free what windows leave in so many steps, without the first one."""
-        size, end = self.block_size, self.step + steps
-        if self._known or self.cache is None:
-            for step in range(self.step + 1, end):
+    def _leave_each(self, request: int, step: int) -> None:
+        """Note that the window of a request leaves a block in a step, and each time after as many steps as a
+        block has tokens."""
+        self._leaving[step % self.block_size][request] = None
+        if self.cache is not None and self._passed[request] < self._shared(request):
+            self._findable.add(request)
+
+    def _slide_on(self, begin: int, end: int) -> None:
+        """Free what windows leave in the steps from ``begin`` to ``end``."""
+        due, size = [], self.block_size
+        while self._reaching and self._reaching[0][0] < end:
+            due.append(heappop(self._reaching))
+            _, request, since = due[-1]
+            if self.since[request] != since:
+                due.pop()
+            elif self._passed[request] < self._shared(request):
+                self._findable.add(request)
+        if self._late or self._findable:
+            for one in due:
+                heappush(self._reaching, one)
+            for step in range(begin, end):
                 self._slide(step)
             return
         # Nobody finds these blocks, so that their order does not matter.
-        for step in range(self.step + 1, end):
-            self._slide(step)
+        blocks = 0
+        for step in range(begin, min(end, begin + size)):
+            if leaving := self._leaving[step % size]:
+                each = (end - 1 - step) // size + 1
+                for request in leaving:
+                    self._passed[request] += each
+                blocks += each * len(leaving)
+        for step, request, _ in due:
+            self._leaving[step % size][request] = None
+            each = (end - 1 - step) // size + 1
+            self._passed[request] += each
+            blocks += each
+        if blocks:
+            self.free += blocks * self._sliding
+            if self.cache is not None:
+                self.cache.lose(blocks * self._sliding)
 
 
 class Scheduler(Protocol):
