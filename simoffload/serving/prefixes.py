@@ -126,8 +126,8 @@ class RadixCache:
     def attend(self, full: int, sliding: int, window: int) -> None:
         """Have blocks of so many groups with full attention, and of those with a window of tokens."""
         self._groups = full, sliding, window
-        self._uneven = bool(sliding and window % self._size)
-        """Whether a window has a part of a block, so that it may begin with one that it has left."""
+        self._uneven = bool(sliding and (window % self._size or not full))
+        """Whether a window may begin with a block that it has left, or nothing else is kept."""
         first = [one for one in (min(full, 1), full - 1) if one > 0]
         self._full = len(first)
         """Number of kinds with full attention."""
@@ -364,8 +364,8 @@ class RadixCache:
             assert run is not None
             node, weight = run.node, self._weights[run.kind]
             blocks = weight * (node.end - node.begin)
-            if over < blocks and (weight > 1 or not (node.parent or node.children)):
-                if node.parent is not None:
+            if over < blocks and (weight > 1 or not (node.children or sum(map(len, node.runs)) > 1)):
+                if weight > 1:
                     self._forget(run)
                     run.node, run.kind = _Node(_NOBODY, 0, blocks, None, 0), 0
                 run.node.end -= over

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import nan
@@ -138,8 +138,8 @@ class ReplicaState:
         self._number, self._sliding = groups.number, groups.sliding
         self._most = groups.most(block_size)
         """Blocks of a sequence in a group with a window for which there must be room when it is admitted."""
-        self._uneven = bool(groups.sliding and groups.window % block_size)
-        """Whether a window has a part of a block."""
+        self._uneven = bool(groups.sliding and (groups.window % block_size or not groups.full))
+        """Whether a window may begin with a block that it has left, or nothing else is kept."""
         self._lag = 0
         """Number of steps that are not done when one is scheduled after them."""
         if cache is not None:
@@ -166,6 +166,11 @@ class ReplicaState:
         self._done = array("q")
         """Computed tokens of a request before its last chunk, and the step of that one."""
         self._chunk = array("q")
+        self._shared = array("q")
+        """Blocks of a request that others may find before it ends, or that it found."""
+        self._uses = Counter[int]()
+        """Number of runs with a key, of the first requests, and how many these are."""
+        self._counted = 0
         self.queued, self.scheduled = array("d"), array("d")
         self.waiting: deque[int] = deque()
         self.running: dict[int, None] = {}
@@ -224,7 +229,7 @@ class ReplicaState:
         self.runs.extend(runs or (None,) * count)
         for zero in (self.computed, self.generated, self.cached, self.preemptions, self.order):
             zero.extend([0] * count)
-        for zero in (self._passed, self._done, self._chunk) if self._sliding else ():
+        for zero in (self._passed, self._done, self._chunk, self._shared) if self._sliding else ():
             zero.extend([0] * count)
         self.since.extend([-1] * count)
         for unknown in (self.queued, self.scheduled):
@@ -389,6 +394,8 @@ class ReplicaState:
         self.running[request] = self.prefilling[request] = None
         self._admissions += 1
         self.order[request] = self._admissions
+        if self._sliding:
+            self._shared[request] = max(self._shares(request), cached // self.block_size)
         if cached and self.cache is not None:
             self.cache.pin(request, self.runs[request], cached)
             self.free -= unused
@@ -411,7 +418,9 @@ class ReplicaState:
         self._take(self.added(past, computed))
         if self.cache is not None:
             runs = self.runs[request]
-            if runs is not None or self.preemptions[request] or self._uneven:  # others, nobody finds before
+            if self._sliding:
+                self.cache.insert(request, runs, min(computed, self._shared[request] * self.block_size))
+            elif runs is not None or self.preemptions[request]:  # others, nobody finds before they end
                 self.cache.insert(request, runs, computed)
 
     def advance(self, work: ScheduledWork, steps: int) -> Outputs:
@@ -550,15 +559,15 @@ class ReplicaState:
     def _pass(self, request: int, done: int, *, kept: bool = False) -> None:
         """Free the blocks that the window of a request with so many computed tokens has left.
 
-        Those with what it generates nobody finds before it ends, and then blocks after them, too, unless they
-        are ``kept`` for the request itself.
+        Those that nobody finds before it ends are of no use then, as blocks after them are found, too, or
+        were forgotten later, unless they are ``kept`` for the request itself.
         """
         past, passed = self._passed[request], self._left_behind(done)
         if passed <= past:
             return
         self._passed[request] = passed
         if self.cache is not None:
-            shared = passed if kept else self._shared(request)
+            shared = passed if kept else self._shared[request]
             if past < shared:
                 end = min(passed, shared)
                 self.free += self.cache.drop(request, self.runs[request], past, end)
@@ -568,13 +577,18 @@ class ReplicaState:
             self.cache.lose(self._sliding * (passed - past))
         self.free += self._sliding * (passed - past)
 
-    def _shared(self, request: int) -> int:
+    def _shares(self, request: int) -> int:
         """Return how many blocks of a request others may find before it ends."""
-        if self._uneven:  # a window at its end may begin with a block that it left
+        if self._uneven:
             return sys.maxsize
-        if self.runs[request] is None and not self.preemptions[request]:
+        if (runs := self.runs[request]) is None:
             return 0
-        return -(-self.length[request] // self.block_size)
+        while self._counted < len(self.runs):
+            self._uses.update(key for key, _ in self.runs[self._counted] or ())
+            self._counted += 1
+        key, tokens = runs[-1]
+        tokens = self.prompt[request] - tokens * (self._uses[key] == 1)
+        return -(-tokens // self.block_size)
 
     def _reach(self, request: int) -> None:
         """Note when the window of a request that generates leaves its next block."""
@@ -606,7 +620,7 @@ class ReplicaState:
         """Note that the window of a request leaves a block in a step, and each time after as many steps as a
         block has tokens."""
         self._leaving[step % self.block_size][request] = None
-        if self.cache is not None and self._passed[request] < self._shared(request):
+        if self.cache is not None and self._passed[request] < self._shared[request]:
             self._findable.add(request)
 
     def _slide_on(self, begin: int, end: int) -> None:
@@ -617,7 +631,7 @@ class ReplicaState:
             _, request, since = due[-1]
             if self.since[request] != since:
                 due.pop()
-            elif self._passed[request] < self._shared(request):
+            elif self._passed[request] < self._shared[request]:
                 self._findable.add(request)
         if self._late or self._findable:
             for one in due:
