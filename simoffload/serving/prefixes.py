@@ -387,6 +387,8 @@ class RadixCache:
 
     def lose(self, blocks: int) -> None:
         """Let the queue end with blocks that nobody will find."""
+        if not blocks:
+            return
         newest = self._queue.older
         if newest is None or newest.node.text is not _NOBODY or newest is self._queue:
             newest = _Run(_Node(_NOBODY, 0, 0, None, 0), 0, set())

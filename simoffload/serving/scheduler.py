@@ -568,13 +568,14 @@ class ReplicaState:
         self._passed[request] = passed
         if self.cache is not None:
             shared = passed if kept else self._shared[request]
+            lost = passed - max(past, min(passed, shared))
+            self.cache.lose(lost)  # of the first group the tail, then the rest; the order of others is the same
             if past < shared:
-                end = min(passed, shared)
-                self.free += self.cache.drop(request, self.runs[request], past, end)
-                past = end
+                self.free += self.cache.drop(request, self.runs[request], past, passed - lost)
+                past = passed - lost
+            self.cache.lose((self._sliding - 1) * lost)
             if passed >= shared:
                 self._findable.discard(request)
-            self.cache.lose(self._sliding * (passed - past))
         self.free += self._sliding * (passed - past)
 
     def _shares(self, request: int) -> int:
