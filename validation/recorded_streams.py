@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from simoffload.bisection import least_factor
 from simoffload.planning.streams import StreamResult, simulated_stream
+from simoffload.serving.prefixes import RadixCache
 from simoffload.serving.replica import Replica, Served, StepTimes, serve
 from simoffload.serving.scheduler import ReplicaState, VllmScheduler
 from simoffload_calibrate.compare import recorded_scenario, setting, stream_simulation
 from simoffload_calibrate.records import EngineFacts, RecordedRun, ServedRequests, read_records
-from validation.block_pool import BlockPool
 
 _ROOT = Path(__file__).parents[1]
 _SHAREGPT = _ROOT / "validation" / "streams" / "vllm-0.19.csv"
@@ -73,12 +73,14 @@ class RecordedStream(NamedTuple):
         longer by a factor."""
         facts, requests = self.run.engine, self.requests.rows
         assert facts is not None
-        cache = BlockPool(facts.block_size) if facts.enable_prefix_caching else None
+        cache = RadixCache(facts.block_size) if facts.enable_prefix_caching else None
         replica = Replica(
             scheduler=VllmScheduler(
                 max_num_batched_tokens=facts.max_num_batched_tokens, max_num_seqs=facts.max_num_seqs
             ),
-            state=ReplicaState(blocks=facts.kv_blocks, block_size=facts.block_size, cache=cache),
+            state=ReplicaState(
+                blocks=facts.kv_blocks, block_size=facts.block_size, cache=cache, null_blocks=1
+            ),
             times=times,
             async_scheduling=facts.async_scheduling,
         )

@@ -177,7 +177,7 @@ def simulated(load: Load, *, jump: bool = False) -> Log:
     served = serve(replica, requests, after=after if (after >= 0).any() else None)
     log = served.log
     begins = log.begin[(log.tokens > 0) | (log.contexts > 0)].tolist()
-    steps = [(*step, begin) for step, begin in zip(times.steps, begins, strict=True)]
+    steps = [(*step, float(begin)) for step, begin in zip(times.steps, begins, strict=True)]
     first, last = served.first.tolist(), served.finished.tolist()
     return Log(steps, first, last, served.cached.tolist(), int(served.preemptions.sum()))
 
@@ -195,8 +195,8 @@ def difference(load: Load, theirs: Log, ours: Log, jumped: Log) -> str | None:
     if theirs.preemptions != ours.preemptions:
         return f"{theirs.preemptions} and {ours.preemptions} preemptions"
     for name, one in (("step by step", ours), ("with jumps", jumped)):
-        for what, a, b in (("first", theirs.first, one.first), ("last", theirs.last, one.last)):
-            if not np.allclose(a, b, rtol=0, atol=1e-6):
+        for what, right, found in (("first", theirs.first, one.first), ("last", theirs.last, one.last)):
+            if not np.allclose(right, found, rtol=0, atol=1e-6):
                 return f"times of the {what} tokens {name}"
     return None
 
@@ -413,7 +413,8 @@ def read_logs() -> list[tuple[Load, Log]]:
     for load, log in json.loads(lzma.decompress(LOGS.read_bytes())):
         one = Load(*load)
         runs = [None if text is None else tuple((key, tokens) for key, tokens in text) for text in one.runs]
-        found.append((one._replace(runs=runs, groups=tuple(one.groups)), Log(*log)))
+        full, sliding, window = one.groups
+        found.append((one._replace(runs=runs, groups=(full, sliding, window)), Log(*log)))
     return found
 
 

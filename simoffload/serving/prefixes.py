@@ -162,9 +162,9 @@ class RadixCache:
             queue.append(at)
             assert run.newer is not None
             run = run.newer
-        own = {one: (numbers[id(o.text)], place[id(o.last)], o.passed) for one, o in self._own.items()}
-        about = self._size, self._groups, sorted(self._again)
-        return about, [tuple(one) for one in texts.values()], rows, queue, own
+        own = {one: (numbers[id(o.text)], place.get(id(o.last), 0), o.passed) for one, o in self._own.items()}
+        settings = self._size, self._groups, sorted(self._again)
+        return settings, [tuple(one) for one in texts.values()], rows, queue, own
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Build the tree that ``__getstate__`` returned."""
@@ -260,6 +260,8 @@ class RadixCache:
         if self._is_apart(request, runs):
             return
         own, blocks = self._of(request, runs), tokens // self._size
+        if own.last.parent is None:  # its window has left all, which is forgotten
+            own.last = self._root
         if own.last.end < own.passed:
             self._extend(request, own, min(blocks, own.passed), self._full)
         self._extend(request, own, blocks, self._kinds)
@@ -364,7 +366,8 @@ class RadixCache:
             assert run is not None
             node, weight = run.node, self._weights[run.kind]
             blocks = weight * (node.end - node.begin)
-            if over < blocks and (weight > 1 or not (node.children or sum(map(len, node.runs)) > 1)):
+            alone = self._full and not node.children and sum(map(len, node.runs)) <= 1
+            if over < blocks and (weight > 1 or alone or node.text is _NOBODY):
                 if weight > 1:
                     self._forget(run)
                     run.node, run.kind = _Node(_NOBODY, 0, blocks, None, 0), 0
@@ -381,9 +384,9 @@ class RadixCache:
         node = run.node
         if node.parent is not None:
             node.runs[run.kind].remove(run)
-        while not (node.parent is None or node.children or any(node.runs)):
-            del node.parent.children[node.text.begins(node.begin * self._size, self._size)]
-            node = node.parent
+        while (parent := node.parent) is not None and not (node.children or any(node.runs)):
+            del parent.children[node.text.begins(node.begin * self._size, self._size)]
+            node.parent, node = None, parent
 
     def lose(self, blocks: int) -> None:
         """Let the queue end with blocks that nobody will find."""

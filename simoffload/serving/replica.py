@@ -12,7 +12,7 @@ had arrived when the step two before it was done, and its output is seen when th
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from math import ceil, inf, nan, sqrt
@@ -248,7 +248,7 @@ class Replica:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what changes as it serves, without texts of prompts, groups, scheduler and step times."""
-        state = self.state.__dict__ | {"runs": None, "groups": None, "_uses": Counter(), "_counted": 0}
+        state = self.state.__dict__ | {"runs": None, "groups": None, "_uses": {}, "_counted": 0}
         return self.__dict__ | {"state": state, "_scheduler": None, "_times": None}
 
     def restore(self, other: Replica, runs: Sequence[Runs]) -> None:

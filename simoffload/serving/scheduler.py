@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import nan
@@ -132,8 +132,11 @@ class ReplicaState:
         block_size: int = 16,
         groups: CacheGroups = ONE_GROUP,
         cache: PrefixCache | None = None,
+        null_blocks: int = 0,
     ) -> None:
-        self.block_size, self.blocks, self.free = block_size, blocks, blocks
+        self.block_size, self.blocks, self.free = block_size, blocks, blocks - null_blocks
+        self._null = null_blocks
+        """Number of blocks that no request gets."""
         self.groups, self.cache = groups, cache
         self._number, self._sliding = groups.number, groups.sliding
         self._most = groups.most(block_size)
@@ -168,7 +171,7 @@ class ReplicaState:
         self._chunk = array("q")
         self._shared = array("q")
         """Blocks of a request that others may find before it ends, or that it found."""
-        self._uses = Counter[int]()
+        self._uses: dict[int, int] = {}
         """Number of runs with a key, of the first requests, and how many these are."""
         self._counted = 0
         self.queued, self.scheduled = array("d"), array("d")
@@ -212,11 +215,12 @@ class ReplicaState:
             raise InputError.at(
                 "stream", f"a request of {prompt} + {output} tokens: prompt and output need a token each"
             )
-        if (need := self.admitted(0, prompt + output - 1)) > self.blocks:
+        if (need := self.admitted(0, prompt + output - 1)) > self.blocks - self._null:
+            empty = ", one of which vLLM leaves empty" if self._null else ""
             raise InputError.at(
                 "stream",
                 f"a request of {prompt} + {output} tokens needs {need} KV blocks, and there are "
-                f"{self.blocks}; raise kv_blocks, or leave the request out",
+                f"{self.blocks}{empty}; raise kv_blocks, or leave the request out",
             )
 
     def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
@@ -569,7 +573,9 @@ class ReplicaState:
         if self.cache is not None:
             shared = passed if kept else self._shared[request]
             lost = passed - max(past, min(passed, shared))
-            self.cache.lose(lost)  # of the first group the tail, then the rest; the order of others is the same
+            self.cache.lose(
+                lost
+            )  # of the first group the tail, then the rest; the order of others is the same
             if past < shared:
                 self.free += self.cache.drop(request, self.runs[request], past, passed - lost)
                 past = passed - lost
@@ -585,7 +591,8 @@ class ReplicaState:
         if (runs := self.runs[request]) is None:
             return 0
         while self._counted < len(self.runs):
-            self._uses.update(key for key, _ in self.runs[self._counted] or ())
+            for key, _ in self.runs[self._counted] or ():
+                self._uses[key] = self._uses.get(key, 0) + 1
             self._counted += 1
         key, tokens = runs[-1]
         tokens = self.prompt[request] - tokens * (self._uses[key] == 1)

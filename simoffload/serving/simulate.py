@@ -184,7 +184,11 @@ class StreamSimulation:
         caching = options.enable_prefix_caching and options.scheduler == "vllm"
         cache = RadixCache(limits.block_size) if caching else None
         state = ReplicaState(
-            blocks=limits.blocks, block_size=limits.block_size, groups=limits.groups, cache=cache
+            blocks=limits.blocks,
+            block_size=limits.block_size,
+            groups=limits.groups,
+            cache=cache,
+            null_blocks=int(options.scheduler == "vllm"),
         )
         replica = Replica(
             scheduler=scheduler,

@@ -41,7 +41,7 @@ def test_jumps_equal_single_steps(ahead: bool) -> None:
                 times=Linear(host=0.5, gpu=0.8),
                 async_scheduling=ahead,
                 jump=jump,
-                **options,  # type: ignore[arg-type]  # numbers
+                **options,
             )
             for jump in (True, False)
         ]

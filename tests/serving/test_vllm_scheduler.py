@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
 from validation import vllm_scheduler
@@ -40,7 +42,7 @@ def test_another_version_is_refused_with_a_message(
 ) -> None:
     def version(_: str) -> str:
         if found is None:
-            raise vllm_scheduler.PackageNotFoundError
+            raise PackageNotFoundError
         return found
 
     monkeypatch.setattr(vllm_scheduler, "version", version)
