@@ -91,13 +91,15 @@ class _Run:
 class _Own:
     """An _Own is the blocks of a request that are known."""
 
-    __slots__ = ("last", "passed", "text")
+    __slots__ = ("front", "last", "passed", "text")
 
     def __init__(self, text: _Text, last: _Node, passed: int = 0) -> None:
         self.text, self.last = text, last
         """The node with the last of them."""
         self.passed = passed
         """Number of the first ones, which the request does not use in groups with a window."""
+        self.front: _Node | None = None
+        """The node with the next one, if it was looked for, or one after it that was split from that."""
 
 
 class RadixCache:
@@ -196,7 +198,7 @@ class RadixCache:
             if child is None or not all(child.runs[:full]):
                 break
             end = min(most, child.end)
-            at = text.common(child.text, at * size, end * size) // size
+            at = end if end == at + 1 else text.common(child.text, at * size, end * size) // size
             path.append(child)
             if at < child.end:
                 break
@@ -314,15 +316,21 @@ class RadixCache:
         self.insert(request, runs, end * self._size)
         own.passed = end
         path, node = list[_Node](), own.last
+        if own.front is not None and own.front.end > begin and end == begin + 1:
+            node = own.front
+        after = None
         while node.end > begin:
             if node.begin < begin:
                 self._split(node, begin)
             if node.begin < end < node.end:
-                node = self._split(node, end)
+                after, node = node, self._split(node, end)
             if node.begin < end:
                 path.append(node)
+            else:
+                after = node
             assert node.parent is not None
             node = node.parent
+        own.front = after or path[0].children.get(own.text.begins(end * self._size, self._size))
         return self._leave(request, path, self._full)
 
     def _leave(self, request: int, path: list[_Node], first: int) -> int:

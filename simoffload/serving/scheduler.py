@@ -283,11 +283,11 @@ class ReplicaState:
         blocks = -(-tokens // size)
         return self.groups.full * (blocks - hit) + self._sliding * max(0, min(blocks, self._most) - hit)
 
-    def steps_until_change(self, *, blocked: bool = False) -> int:
+    def steps_until_change(self, *, wanted: int = 0) -> int:
         """Return the number of steps that the generating sequences can do until one finishes or blocks may
         lack; they have those of the first one.
 
-        If a request is ``blocked`` for whose prompt they lack, also until a window leaves some.
+        If so many blocks are ``wanted`` for the first request that waits, also until windows have left them.
         """
         if self._late:
             return 1
@@ -295,8 +295,8 @@ class ReplicaState:
         while self.since[ends[0][1]] != ends[0][2]:
             heappop(ends)
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
-        if blocked and self._sliding:
-            steps = min(steps, self._steps_until_free())
+        if wanted and self._sliding:
+            steps = min(steps, self._steps_until_free(wanted))
         if self.decoding * self._number * (steps // size + 1) <= free:
             return steps
         full = free // max(1, self._taken)
@@ -306,13 +306,13 @@ class ReplicaState:
             done += 1
         return min(steps, done)
 
-    def generate(self, steps: int | None = None, *, blocked: bool = False) -> ScheduledWork | None:
+    def generate(self, steps: int | None = None, *, wanted: int = 0) -> ScheduledWork | None:
         """Return a token of each generating sequence, in so many steps, by default until something changes,
-        as for a request that is ``blocked``; None if there is no sequence."""
+        for which blocks are ``wanted``; None if there is no sequence."""
         if not (count := self.decoding):
             return None
         if steps is None:
-            steps = self.steps_until_change(blocked=blocked)
+            steps = self.steps_until_change(wanted=wanted)
         row = (), 0, 0.0, count, self.base + count * (self.step + 1), steps
         return tuple.__new__(ScheduledWork, row)  # in half the time
 
@@ -604,11 +604,17 @@ class ReplicaState:
         tokens = (self._passed[request] + 1) * self.block_size + self.groups.window - 1
         heappush(self._reaching, (tokens + self._lag + since - self.length[request], request, since))
 
-    def _steps_until_free(self) -> int:
-        """Return the number of steps before one in which windows leave blocks, the next one excepted."""
-        size, step = self.block_size, self.step
-        steps = next((one for one in range(1, size) if self._leaving[(step + one) % size]), size)
-        return min(steps, self._reaching[0][0] - step) if self._reaching else steps
+    def _steps_until_free(self, blocks: int) -> int:
+        """Return the number of steps before one in which so many blocks may be free, the next one excepted,
+        or some steps that are too few for that."""
+        size, step, free = self.block_size, self.step, self.free
+        most = min(4 * size, self._reaching[0][0] - step if self._reaching else sys.maxsize)
+        for one in range(1, most):
+            place = (step + one) % size
+            free += self._sliding * len(self._leaving[place]) - self._filling[place]
+            if free >= blocks:
+                return one
+        return most
 
     def _slide(self, step: int) -> None:
         """Free the blocks of generating sequences that their windows leave when a step is scheduled."""
@@ -708,7 +714,7 @@ class VllmScheduler:
         if idle and not preempted and not state.prefilling:
             return state.generate()  # what follows would change nothing
         room = left = self._budget - state.decoding
-        attention = 0.0
+        wanted, attention = 0, 0.0
         chunks: list[tuple[int, int]] = []
         for request in tuple(state.prefilling):
             if request not in state.prefilling:
@@ -733,6 +739,7 @@ class VllmScheduler:
             if self._reserve and cached + new < length:
                 need = max(need, state.admitted(cached, length))
             if need + unused > state.free:
+                wanted = need
                 break
             state.length[request] = length
             if state.scheduled[request] != state.scheduled[request]:
@@ -742,7 +749,7 @@ class VllmScheduler:
             attention += new * (cached + new / 2)
             left -= new
         if not chunks:
-            return state.generate(1 if preempted else None, blocked=bool(state.waiting))
+            return state.generate(1 if preempted else None, wanted=wanted)
         row = tuple(chunks), room - left, attention, state.decoding, state.contexts, 1
         return tuple.__new__(ScheduledWork, row)
 
