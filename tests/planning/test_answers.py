@@ -48,7 +48,7 @@ def test_planning_is_imported_when_it_is_asked(function: str) -> None:
     found = {step: set(modules) for step, *modules in map(str.split, printed.splitlines())}
     assert found["answered"] == found["fits"] == {"answers", "question"}
     if function == "simulate":
-        assert found["confidence"] == {"answers", "confidence", "question"}
+        assert found["confidence"] == {"answers", "confidence", "errors", "question"}
         assert "costs" in found["costs"]
     assert "remedies" in found["remedies"]
     assert all("remedies" not in modules for step, modules in found.items() if step != "remedies")

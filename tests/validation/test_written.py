@@ -33,8 +33,6 @@ MISSED = {
     "srv-a100-q57moe-tp2",
     # 4 bits on one GPU, slower than a third of two
     "srv-a100-q72-int4-tp1",
-    # one answer of vLLM 0.10, with what is around its steps
-    "srv-h100-8b-bf16-b1",
     *(f"xin-zen-raid0-ratio-{size}" for size in ("1b", "3b")),
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),
