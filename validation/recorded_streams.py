@@ -78,9 +78,7 @@ class RecordedStream(NamedTuple):
             scheduler=VllmScheduler(
                 max_num_batched_tokens=facts.max_num_batched_tokens, max_num_seqs=facts.max_num_seqs
             ),
-            state=ReplicaState(
-                blocks=facts.kv_blocks, block_size=facts.block_size, cache=cache, null_blocks=1
-            ),
+            state=ReplicaState(blocks=facts.kv_blocks, block_size=facts.block_size, cache=cache),
             times=times,
             async_scheduling=facts.async_scheduling,
         )

@@ -215,32 +215,13 @@ def refusal() -> str | None:
     return None
 
 
-def _scheduler(load: Load) -> Any:
-    """Return vLLM's scheduler, with the settings that it looks at."""
-    import torch
-    from vllm.config.scheduler import SchedulerConfig
-    from vllm.v1 import kv_cache_interface as cache
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    full, sliding, window = load.groups
-    layer = {"block_size": load.size, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float16}
-    specs = [cache.FullAttentionSpec(**layer)] * full
-    specs += [cache.SlidingWindowSpec(**layer, sliding_window=window)] * sliding
-    groups = [cache.KVCacheGroupSpec([f"layer {row}"], spec) for row, spec in enumerate(specs)]
+def _settings(load: Load) -> SimpleNamespace:
+    """Return the settings that vLLM's scheduler looks at, without those of its own class."""
     longest = max(p + o for p, o in zip(load.prompt, load.output, strict=True)) + 1
-    limits = SchedulerConfig(
-        max_model_len=longest,
-        is_encoder_decoder=False,
-        max_num_batched_tokens=load.tokens,
-        max_num_seqs=load.sequences,
-        async_scheduling=load.ahead,
-    )
     batches = 1 + load.ahead
     absent = ("lora", "kv_events", "kv_transfer", "ec_transfer", "speculative")
-    config = SimpleNamespace(
+    return SimpleNamespace(
         **{f"{name}_config": None for name in absent},
-        scheduler_config=limits,
         cache_config=SimpleNamespace(
             num_gpu_blocks=load.blocks + 1,
             enable_prefix_caching=load.kind != "no cache",
@@ -275,6 +256,29 @@ def _scheduler(load: Load) -> Any:
             f"num_{name}_tokens": 0
             for name in ("speculative", "lookahead", "prefill_lookahead", "hash_lookahead")
         },
+    )
+
+
+def _scheduler(load: Load) -> Any:
+    """Return vLLM's scheduler."""
+    import torch
+    from vllm.config.scheduler import SchedulerConfig
+    from vllm.v1 import kv_cache_interface as cache
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    full, sliding, window = load.groups
+    layer = {"block_size": load.size, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float16}
+    specs = [cache.FullAttentionSpec(**layer)] * full
+    specs += [cache.SlidingWindowSpec(**layer, sliding_window=window)] * sliding
+    groups = [cache.KVCacheGroupSpec([f"layer {row}"], spec) for row, spec in enumerate(specs)]
+    config = _settings(load)
+    config.scheduler_config = SchedulerConfig(
+        max_model_len=config.model_config.max_model_len,
+        is_encoder_decoder=False,
+        max_num_batched_tokens=load.tokens,
+        max_num_seqs=load.sequences,
+        async_scheduling=load.ahead,
     )
     return (AsyncScheduler if load.ahead else Scheduler)(
         vllm_config=config,

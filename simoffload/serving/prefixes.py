@@ -336,7 +336,7 @@ class RadixCache:
     def _leave(self, request: int, path: list[_Node], first: int) -> int:
         """Return how many blocks of a path no other than a request uses, which does so no more, in all kinds
         of groups from a first one on."""
-        freed = 0
+        alone = 0
         for kind in range(first, self._kinds):
             for node in path:
                 for run in node.runs[kind]:
@@ -344,9 +344,9 @@ class RadixCache:
                         run.users.remove(request)
                         if not run.users:
                             self._enqueue(run)
-                            freed += self._weights[kind] * (node.end - node.begin)
+                            alone += self._weights[kind] * (node.end - node.begin)
                         break
-        return freed
+        return alone
 
     def release(self, request: int, runs: Runs, tokens: int, *, passed: int, ended: bool) -> int:
         """Return how many blocks of which ``tokens`` are known no other than a request uses, which does so no
@@ -355,9 +355,9 @@ class RadixCache:
         if ended and self._is_apart(request, runs):  # nobody will find them
             full, sliding, _ = self._groups
             blocks = tokens // self._size
-            freed = full * blocks + sliding * (blocks - passed)
-            self.lose(freed)
-            return freed
+            alone = full * blocks + sliding * (blocks - passed)
+            self.lose(alone)
+            return alone
         self.keep(request, runs, tokens, passed)
         path, node = list[_Node](), self._own.pop(request).last
         while node.parent is not None:

@@ -119,34 +119,10 @@ class Outputs(NamedTuple):
 NOTHING = Outputs((), (), ())
 
 
-class ReplicaState:
-    """A ReplicaState has the requests of a replica, and its KV blocks.
+class _Requests:
+    """The _Requests of a replica are rows, in the order in which they were added."""
 
-    A request is the number of a row. What is scheduled counts as computed.
-    """
-
-    def __init__(
-        self,
-        *,
-        blocks: int,
-        block_size: int = 16,
-        groups: CacheGroups = ONE_GROUP,
-        cache: PrefixCache | None = None,
-        null_blocks: int = 0,
-    ) -> None:
-        self.block_size, self.blocks, self.free = block_size, blocks, blocks - null_blocks
-        self._null = null_blocks
-        """Number of blocks that no request gets."""
-        self.groups, self.cache = groups, cache
-        self._number, self._sliding = groups.number, groups.sliding
-        self._most = groups.most(block_size)
-        """Blocks of a sequence in a group with a window for which there must be room when it is admitted."""
-        self._uneven = bool(groups.sliding and (groups.window % block_size or not groups.full))
-        """Whether a window may begin with a block that it has left, or nothing else is kept."""
-        self._lag = 0
-        """Number of steps that are not done when one is scheduled after them."""
-        if cache is not None:
-            cache.attend(groups.full, groups.sliding, groups.window)
+    def __init__(self) -> None:
         self.prompt, self.output = array("q"), array("q")
         self.runs: list[Runs] = []
         self.length = array("q")
@@ -163,7 +139,6 @@ class ReplicaState:
         self.cached, self.preemptions = array("q"), array("q")
         self.order = array("q")
         """Number of admissions before that of a request."""
-        self._admissions = 0
         self._passed = array("q")
         """Blocks of a request that its window has left in sliding groups, and that it holds no more."""
         self._done = array("q")
@@ -171,10 +146,59 @@ class ReplicaState:
         self._chunk = array("q")
         self._shared = array("q")
         """Blocks of a request that others may find before it ends, or that it found."""
+        self.queued, self.scheduled = array("d"), array("d")
+
+    def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
+        """Add requests that have not arrived, and return the number of the first one."""
+        first, count = len(self.prompt), len(prompt)
+        self.prompt.extend(prompt)
+        self.output.extend(output)
+        self.length.extend(prompt)
+        self.target.extend(output)
+        self.runs.extend(runs or (None,) * count)
+        for zero in (self.computed, self.generated, self.cached, self.preemptions, self.order):
+            zero.extend([0] * count)
+        for zero in (self._passed, self._done, self._chunk, self._shared):
+            zero.extend([0] * count)
+        self.since.extend([-1] * count)
+        for unknown in (self.queued, self.scheduled):
+            unknown.extend([nan] * count)
+        return first
+
+
+class ReplicaState(_Requests):
+    """A ReplicaState has the requests of a replica, and its KV blocks.
+
+    A request is the number of a row. What is scheduled counts as computed.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int,
+        block_size: int = 16,
+        groups: CacheGroups = ONE_GROUP,
+        cache: PrefixCache | None = None,
+        null_blocks: int = 0,
+    ) -> None:
+        super().__init__()
+        self.block_size, self.blocks, self.free = block_size, blocks, blocks - null_blocks
+        self._null = null_blocks
+        """Number of blocks that no request gets."""
+        self.groups, self.cache = groups, cache
+        self._number, self._sliding = groups.number, groups.sliding
+        self._most = groups.most(block_size)
+        """Blocks of a sequence in a group with a window for which there must be room when it is admitted."""
+        self._uneven = bool(groups.sliding and (groups.window % block_size or not groups.full))
+        """Whether a window may begin with a block that it has left, or nothing else is kept."""
+        self._lag = 0
+        """Number of steps that are not done when one is scheduled after them."""
+        if cache is not None:
+            cache.attend(groups.full, groups.sliding, groups.window)
+        self._admissions = 0
         self._uses: dict[int, int] = {}
         """Number of runs with a key, of the first requests, and how many these are."""
         self._counted = 0
-        self.queued, self.scheduled = array("d"), array("d")
         self.waiting: deque[int] = deque()
         self.running: dict[int, None] = {}
         """Requests that hold blocks, in the order of their admission."""
@@ -222,23 +246,6 @@ class ReplicaState:
                 f"a request of {prompt} + {output} tokens needs {need} KV blocks, and there are "
                 f"{self.blocks}{empty}; raise kv_blocks, or leave the request out",
             )
-
-    def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
-        """Add requests that have not arrived, and return the number of the first one."""
-        first, count = len(self.prompt), len(prompt)
-        self.prompt.extend(prompt)
-        self.output.extend(output)
-        self.length.extend(prompt)
-        self.target.extend(output)
-        self.runs.extend(runs or (None,) * count)
-        for zero in (self.computed, self.generated, self.cached, self.preemptions, self.order):
-            zero.extend([0] * count)
-        for zero in (self._passed, self._done, self._chunk, self._shared) if self._sliding else ():
-            zero.extend([0] * count)
-        self.since.extend([-1] * count)
-        for unknown in (self.queued, self.scheduled):
-            unknown.extend([nan] * count)
-        return first
 
     def arrive(self, request: int, now: float) -> None:
         """Append a request to those that wait."""
