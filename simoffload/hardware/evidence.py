@@ -26,7 +26,6 @@ class TimeInput(StrEnum):
     PAGEABLE = "copies of pageable memory"
     LINKS = "links between GPUs"
     GPU = "GPU"
-    STORAGE = "storage"
     FAULTS = "page faults"
     EXPERT_FAULTS = "page faults of experts"
 

@@ -144,6 +144,8 @@ class GgmlKernels(Frozen):
     """The same for experts, by the tokens of each; None: by ``experts`` and by how far tiles are full."""
     experts: Sourced[PositiveMultiple] | None = None
     """Rate of experts with full tiles over that of products with many tokens."""
+    four_bits: Sourced[PositiveMultiple] | None = None
+    """Rate of products of MXFP4 over that of other types, where the GPU multiplies 4 bits; None: the same."""
     reads: Sourced[Share] | None = None
     """Share of the peak bandwidth with which a product of one token reads and decodes weights of one matrix;
     None: the rate of 16-bit weights and that of ``decode``."""
@@ -152,8 +154,8 @@ class GgmlKernels(Frozen):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if self.grouped is None and self.experts is None:
-            raise ValueError("give grouped, or experts, for prompts of mixtures")
+        if (self.grouped is None) == (self.experts is None):
+            raise ValueError("give either grouped or experts, for prompts of mixtures")
         return self
 
     def expert_share(self, rows: float, *, tokens: int) -> float:
@@ -211,6 +213,8 @@ class GgmlElsewhere(Frozen):
     """Share of the rate of products with 512 tokens that those of so many reach."""
     experts: Sourced[PositiveMultiple]
     """Rate of experts with full tiles over that of products with 512 tokens."""
+    four_bits: Sourced[PositiveMultiple]
+    """Rate of products of MXFP4 over that of other types, from compute capability 12.0 on."""
     architectures: Mapping[Annotated[str, Field(pattern=r"^\d+\.\d$")], GgmlShares]
     """Shares of the peak by compute capability, such as "8.9"."""
 
@@ -233,9 +237,13 @@ class GgmlElsewhere(Frozen):
         same: dict[str, Any] = {
             key: getattr(self, key) for key in ("kernel_latency", "decode", "decode_experts", "experts")
         }
+        if capability is not None and capability >= _FOUR_BITS:
+            same["four_bits"] = self.four_bits
         return GgmlKernels.model_construct(**same, products=products, **read)
 
 
+_FOUR_BITS = 12.0
+"""Compute capability from which llama.cpp multiplies MXFP4 in 4 bits (pull request 17906, 2025-12)."""
 _OTHER = "9.0"
 """Compute capability whose shares GPUs of other makers have: accelerators of data centres, for which the
 kernels were not written."""

@@ -159,7 +159,7 @@ class Host(Profile):
     """CPUs and their memory, all sockets together."""
 
     elsewhere: ClassVar = {
-        "pageable_rate": "is a curve now; write pageable: {points: [[256 MiB, RATE]], origin: …, …}",
+        "pageable_rate": "copies are a curve now; write pageable: {points: [[256 MiB, RATE]], origin: …, …}",
     }
     kind: Literal["host"]
     cpu: Text

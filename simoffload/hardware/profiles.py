@@ -297,6 +297,9 @@ class Accelerator(Profile):
             "compute": self.compute.model_copy(update=slower),
             "hbm_bandwidth": _slower(self.hbm_bandwidth, memory),
         }
+        if (pointwise := self.compiled.pointwise) is not None:
+            slower_work = {"pointwise": _slower(pointwise, memory)}
+            changes["compiled"] = self.compiled.model_copy(update=slower_work)
         if self.ggml is not None:
             decode = {key: _slower(getattr(self.ggml, key), compute) for key in ("decode", "decode_experts")}
             changes["ggml"] = self.ggml.model_copy(update=decode)

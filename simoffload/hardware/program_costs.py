@@ -473,20 +473,13 @@ class CompiledKernels(Frozen):
     def serving(self, **of_gpu: Provenance) -> ServingKernels:
         """Return all numbers of a GPU whose profile is completed: those that are stated, others ``of_gpu``,
         measured with other kernels."""
-        others = {
-            key: type(one).model_construct(**{**dict(one), "spread": _OTHER_KERNELS})
-            for key, one in of_gpu.items()
-        }
         stated = {key: one for key, one in self if one is not None}
-        return ServingKernels(**{**dict.fromkeys(_OPTIONAL), **others, **stated})
+        return ServingKernels(**{**dict.fromkeys(_OPTIONAL), **of_gpu, **stated})
 
 
 _TABLES = ("product_table", "float8_product_table", "expert_table", "float8_expert_table")
 _OPTIONAL = ("pointwise", *_TABLES, "mxfp4_expert_table", "prefill_table", "decode_table")
 """Keys that need no stand-in of another GPU."""
-_OTHER_KERNELS = 0.2
-"""Spread of numbers of a GPU on which compiled code was not measured: twice that of a GPU's rates from
-another machine of the kind (``spreads``; our choice)."""
 
 
 class UnmeasuredKernels(CompiledKernels):

@@ -247,6 +247,8 @@ class KernelTable(Sourced[Share]):
     def _complete(self) -> KernelTable:
         for widths in (self.outputs, self.inputs, [rows for rows, _ in self.shares]):
             _must_increase([float(one) for one in widths])
+        if not any(rows < _TILE_ROWS or rows % _TILE_ROWS == 0 for rows, _ in self.shares):
+            raise ValueError(f"give shares of fewer than {_TILE_ROWS} rows, or of a multiple of {_TILE_ROWS}")
         wanted = len(self.outputs) * len(self.inputs)
         for rows, text in self.shares:
             if (given := text.count(" ") + 1) != wanted:

@@ -59,7 +59,6 @@ _LIMITS: Mapping[TimeInput, Limit] = {
     TimeInput.PAGEABLE: "link",
     TimeInput.LINKS: "link",
     TimeInput.GPU: "GPU",
-    TimeInput.STORAGE: "storage",
     TimeInput.FAULTS: "storage",
     TimeInput.EXPERT_FAULTS: "storage",
 }

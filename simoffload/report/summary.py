@@ -233,10 +233,10 @@ def _fits_with(result: SimulationResult) -> Iterator[VerdictPart]:
 
 
 def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
-    """Return what stands in small type below the sentence: what "±" means, and the prices with their date."""
+    """Return what stands in small type below the sentence: what brackets mean, and dates of prices."""
     found = []
     if any(result.step is not None for result in results):
-        found.append("± and brackets: 80 % interval")
+        found.append("brackets: 80 % interval")
     prices = [costs for result in results if (costs := result.costs) is not None and costs.prices]
     if prices:
         names = dict.fromkeys(

@@ -924,13 +924,6 @@ Source: three models on a DGX Spark, 32,768 tokens in the cache against none, re
 weights are read at 232 (benches/dgx-spark of llama.cpp, 2026-02; rows in view)."""
 _ONE_BY_ONE = 8
 """Tokens up to which each chosen expert of each is a product of its own (``MMVQ_MAX_BATCH_SIZE``)."""
-_NATIVE, _FOUR_BITS = 12.0, 1.4
-"""Compute capability from which MXFP4 is multiplied in 4 bits, and how much faster products then are.
-
-Source: pull request 17906 of llama.cpp (2025-12): a prompt of gpt-oss-20b at 10,561 and 13,305 tokens/s
-on an RTX 5090 without and with it, of which experts' products are 74 % here. Its instruction is twice as
-fast as that in 8 bits.
-"""
 _EIGHT = 8
 """Bits per weight from which weights need no decoding."""
 
@@ -966,6 +959,9 @@ class GgmlTiming(FusedTiming):
                 found += cost.bytes * _CACHE_FLOPS / gpu.compute.float32.value
         return found
 
+    def _known_product_s(self, _module: Module) -> None:
+        """Return None: tables are of vLLM's kernels."""
+
     def _known_experts_s(self, _module: Module, _cost: ModuleCost) -> None:
         """Return None: tables are of vLLM's kernels."""
 
@@ -992,8 +988,8 @@ class GgmlTiming(FusedTiming):
         else:
             reached = code.products.at(float(tokens))
         forms = {one.storage.format.name for one in module.parameters if one.storage is not None}
-        native = gpu.compute_capability is not None and gpu.compute_capability.value >= _NATIVE
-        reached *= _FOUR_BITS if native and "mxfp4" in forms else 1
+        if code.four_bits is not None and "mxfp4" in forms:
+            reached *= code.four_bits.value
         return max(read_s, cost.flops / (gpu.peak("float16") * reached))
 
 
