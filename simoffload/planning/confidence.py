@@ -139,7 +139,8 @@ class Confidence:
     def factors(self, metric: str) -> tuple[float, float]:
         """Return P10 and P90 of a metric over its predicted value. Raises KeyError for one that is neither
         time nor rate."""
-        assert self.result.composed[metric]
+        if not self.result.composed[metric]:
+            raise KeyError(metric)
         low, high = calibration_errors().factors(self.comparable(metric))
         return (1 / high, 1 / low) if self.result.declared[metric].larger else (low, high)
 

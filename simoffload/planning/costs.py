@@ -172,10 +172,12 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
     sources = ((shipped.use.path, shipped.use.sha256),)
     base = shipped.profile
     assert isinstance(base, Costs)
-    if path is None or Path(path).resolve() == Path(shipped.document.path).resolve():
+    if path is None:
         return CostList(base, sources, now)
     file = Path(path)
     own = Library(file.parent).read(file, ("costs",))
+    if file.samefile(shipped.document.path):
+        return CostList(base, sources, now)
     mine = own.profile
     assert isinstance(mine, Costs)
     _check_dates(own, now)

@@ -794,7 +794,7 @@ class FusedTiming(Timing):
             return None
         heads, shared = model.num_attention_heads, model.num_key_value_heads
         sizes = AttentionSizes(heads, shared, model.head_dim, module.window, size)
-        batch = [Attended(one.number, one.new_tokens, one.context) for one in self._batch]
+        batch = [Attended(one.number, one.new_tokens, one.context) for one in self._batch if one.number]
         steps = [one for one in batch if one.new_tokens == 1 < one.context]
         prompts = [one for one in batch if one not in steps]
         parts = []
