@@ -127,7 +127,7 @@ def test_the_explanation_says_it(offloaded: LoadedScenario) -> None:
     told = explained(Explanation(Sensitivity(simulate(offloaded), 0.1, (), 0, 0), None, None, found))
     assert [one.title for one in told] == ["Tier of the key-value cache", "Sensitivity to inputs"]
     first, second = told[0].sentences
-    assert first.startswith("decode 1 takes 1.41 s, 22.4 times the 63.1 ms")
+    assert first.startswith("decode 1 takes 1.41 s, 22.6 times the 62.5 ms")
     assert "limited by the PCIe link of the GPU" in second
     assert "which is more than the 55.5 GB/s of the links of its GPUs" in second
     data = Explanation(Sensitivity(simulate(offloaded), 0.1, (), 0, 0), None, None, found).to_dict()

@@ -101,7 +101,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     write_comparison([make_training(), fast, make_training_refusal(target="raid")], path)
     page = text_of(path.read_text())
     for description in (
-        "hbm+dram is fastest: 21 s per step (17.5 to 23.4 s), hbm+raid takes 1.9× as long; raid+raid does",
+        "hbm+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long; raid+raid does",
         "weights optimizer step forward backward opt. step tokens/s step vs hbm+raid bottleneck",
         "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
         "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",

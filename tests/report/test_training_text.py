@@ -44,7 +44,7 @@ Speed
   time per step                            40 s    27.8 to 48.6         step_s = forward_s +
                                                                         backward_s + optimizer_s:
                                                                         one optimizer step
-  forward passes                            8 s    6.65 to 8.92   20 %  forward_s = forward passes
+  forward passes                            8 s    7.72 to 9.46   20 %  forward_s = forward passes
                                                                         of all micro-steps of a step
   backward passes                          13 s    12.2 to 16.1   32 %  backward_s = backward passes
                                                                         of all micro-steps, with
