@@ -175,7 +175,7 @@ SWEPT: list[tuple[str, str, str, int, int]] = [
     ("fsdp/llama-3.1-8b", "workload.sequence_length", "step=9s", 10625, 10645),
     ("mooncake/qwen3-8b", "workload.prompt_length", "ttft=50ms", 10832, 10852),
     ("zero-offload-2020/gpt2-10b", "workload.batch_size", "step=18s", 1, 12),
-    ("serving/qwen3-235b-a22b", "strategy.num_gpus", "tpot=22s", 1, 4),
+    ("serving/qwen3-235b-a22b", "strategy.num_gpus", "tpot=24s", 1, 4),
     ("xinnor/llama-2b", "workload.gradient_accumulation_steps", "step=4s", 1, 8),
     ("zero-inference-2022/opt-30b", "workload.batch_size", "tokens_per_s=20", 100, 130),
 ]

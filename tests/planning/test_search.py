@@ -97,7 +97,7 @@ def test_memory_is_advised_with_what_it_makes_possible() -> None:
     assert best.change.key == "memory-x2-split-llama_cpp-1"
     text = "128 GiB of host memory instead of 64 GiB, with llama.cpp with 69 of 80 layers on the CPU, loaded"
     assert best.change.description.startswith(text)
-    assert (best.change.same_work, best.extra) == (True, 768)
+    assert (best.change.same_work, best.extra) == (True, pytest.approx(825.6))
     assert (best.gain or 0) > 6
     pairs = [one for one in advice().tried if one.change.key.startswith("memory-x") and one.change.edits[1:]]
     assert len(pairs) == 1, "the least one that is faster than anything without it"
@@ -107,7 +107,7 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     found = search_catalogue(known(), budget=6000)
     assert found.best is not None
     assert found.other is not None
-    assert found.best.purchase - found.other.purchase == 768
+    assert found.best.purchase - found.other.purchase == pytest.approx(825.6)
     assert found.other.speed > 5 * found.best.speed
     assert found.best.description[0] == "128 GiB of host memory"
     assert [one.rank for one in found.front] == sorted(one.rank for one in found.front)
@@ -115,7 +115,7 @@ def test_a_search_offers_what_is_free_before_what_is_bought() -> None:
     assert found.simulated < 20 < found.outcomes["cannot be among the best"]
 
 
-@pytest.mark.parametrize(("extra", "bought"), [(768, "128 GiB of host memory"), (767, "batch 1 per GPU")])
+@pytest.mark.parametrize(("extra", "bought"), [(826, "128 GiB of host memory"), (825, "batch 1 per GPU")])
 def test_what_is_spent_beyond_the_machine_is_what_is_bought(extra: float, bought: str) -> None:
     """A drive that is there and no longer used is money that has been spent."""
     found = search_catalogue(known(), extra=extra)
