@@ -128,4 +128,6 @@ def test_page_faults_take_as_long_as_recorded() -> None:
     assert all(1 / 1.5 < one.predicted / one.measured < 1.5 for one in experts if one.name != settling)
     others = faulting_rates("two H200, own profile")
     assert len(others) == 7
-    assert all(one.inside and -0.45 < one.error < 0.4 for one in others), "docs/measurements/llama-cpp.md"
+    too_slow = "qwen3-30b-a3b-q4_k_m -ngl 99 -ncmoe 99 12, 8192 KiB"
+    assert [one.name for one in others if not one.inside] == [too_slow], "the rule reads more than was read"
+    assert all(-0.45 < one.error < 0.4 for one in others), "docs/measurements/llama-cpp.md"
