@@ -455,12 +455,13 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
 
 
 def test_advice_names_faster_memory_and_what_helps_prompts() -> None:
-    """Memory that is a fifth faster, which the CPU reads; larger parts and pinned weights for prompts alone,
-    and no larger parts for a prompt that is one part already."""
+    """Memory that is a fifth faster, which the CPU reads, for less than the interval of a host that nobody
+    measured; larger parts and pinned weights for prompts alone, and no larger parts for a prompt that is one
+    part already."""
     sets = ("strategy.cpu_moe=all", "model.quantization=q4_k_m", "workload.prompt_length=4096")
     advice = so.advise(scenario("qwen3-30b-a3b", *sets), objective="tpot_s")
-    keys = [one.change.key for one in advice.helping]
-    assert "faster-memory" in keys
+    (faster,) = (one for one in advice.uncertain if one.change.key == "faster-memory")
+    assert 1.05 < (faster.gain or 0) < 1.2 < 1 + (faster.margin or 0)
     sooner = {one.change.key: one.first_token_gain(advice.result) for one in advice.sooner}
     assert sooner["ubatch-4096"] > sooner["ubatch-2048"] > sooner["ubatch-1024"] > 1.1
     assert sooner["load-mode-none"] > 1.1
