@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -142,7 +141,7 @@ def price_list(variant: Variant) -> str:
     """Return the variant's own prices as the file that ``--costs`` takes; "" if it has none."""
     if not variant.prices:
         return variant.price_list
-    date = datetime.date.today().isoformat()  # noqa: DTZ011 - the user's day is meant
+    date = load_costs().today.isoformat()
     own: Any = {"kind": "costs", "id": "own", "name": "prices of the page", "date": date}
     if variant.price_list:
         own = parse_yaml(variant.price_list, name=PRICES, root=Path()).data
