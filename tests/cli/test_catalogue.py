@@ -79,7 +79,7 @@ def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
     lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
     head = next(line for line in lines if line.startswith("KEY"))
     factor = next(line for line in lines if line.startswith("host_factor "))
-    assert factor[head.index("SPREAD") :].startswith("0.26 ")
+    assert factor[head.index("SPREAD") :].startswith("0.27 ")
 
 
 def test_a_platform_shows_what_it_is_made_of(program) -> None:
