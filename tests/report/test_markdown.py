@@ -30,7 +30,7 @@ def test_the_answer_comes_first(make_result: Make) -> None:
     assert lines[0] == "# small"
     assert lines[1].startswith("**bloom-7b1 runs with its weights on raid: 3.86 tokens/s of all 8 sequences")
     assert lines[2].startswith(
-        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100 · ± and"
+        "bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100 · brackets: 80 % interval"
     )
     assert lines[3] == "> **Warning:** careful"
     assert "Command:\n\n```\nsimoffload run small.yaml\n```" in text
