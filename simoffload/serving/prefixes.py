@@ -71,20 +71,20 @@ class _Node:
     def __init__(self, text: _Text, begin: int, end: int, parent: _Node | None, kinds: int) -> None:
         self.text, self.begin, self.end, self.parent = text, begin, end, parent
         self.children: dict[tuple[int, ...], _Node] = {}
-        self.runs: list[list[_Run]] = [[] for _ in range(kinds)]
+        self.runs: list[list[_BlockRun]] = [[] for _ in range(kinds)]
         """Blocks that are known in each kind of group, the ones first that are found; a node without any is
         kept while blocks after it are known."""
 
 
-class _Run:
-    """A _Run is blocks with the content of a node in groups of a kind."""
+class _BlockRun:
+    """A _BlockRun is blocks with the content of a node in groups of a kind."""
 
     __slots__ = ("kind", "newer", "node", "older", "users")
 
     def __init__(self, node: _Node, kind: int, users: set[int]) -> None:
         self.node, self.kind, self.users = node, kind, users
-        self.older: _Run | None = None
-        self.newer: _Run | None = None
+        self.older: _BlockRun | None = None
+        self.newer: _BlockRun | None = None
         """Neighbours in the queue of blocks that nobody uses; None outside the queue."""
 
 
@@ -113,7 +113,7 @@ class RadixCache:
     def __init__(self, block_size: int = 16) -> None:
         self._size = block_size
         self._root = _Node(_NOBODY, 0, 0, None, 0)
-        self._queue = _Run(self._root, 0, set())
+        self._queue = _BlockRun(self._root, 0, set())
         self._queue.older = self._queue.newer = self._queue
         """The ends of the queue: its ``newer`` is the oldest run, its ``older`` the newest one."""
         self._own: dict[int, _Own] = {}
@@ -177,7 +177,7 @@ class RadixCache:
         texts, nodes = [_Text(*one) for one in texts], [self._root]
         for text, begin, end, parent, key, kinds in rows:
             node = nodes[parent].children[key] = _Node(texts[text], begin, end, nodes[parent], 0)
-            node.runs = [[_Run(node, kind, set(one)) for one in runs] for kind, runs in enumerate(kinds)]
+            node.runs = [[_BlockRun(node, kind, set(one)) for one in runs] for kind, runs in enumerate(kinds)]
             nodes.append(node)
         for place, kind, run in queue:
             if place > 0:
@@ -286,7 +286,7 @@ class RadixCache:
                 if equal < child.end:
                     child = self._split(child, equal)
             for kind in range(kinds):
-                child.runs[kind].append(_Run(child, kind, {request}))
+                child.runs[kind].append(_BlockRun(child, kind, {request}))
             node = child
         own.last = node
 
@@ -387,7 +387,7 @@ class RadixCache:
             self._unqueue(run)
             self._forget(run)
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: _BlockRun) -> None:
         """Let blocks not be found any more, and remove what leads to no known block."""
         node = run.node
         if node.parent is not None:
@@ -402,7 +402,7 @@ class RadixCache:
             return
         newest = self._queue.older
         if newest is None or newest.node.text is not _NOBODY or newest is self._queue:
-            newest = _Run(_Node(_NOBODY, 0, 0, None, 0), 0, set())
+            newest = _BlockRun(_Node(_NOBODY, 0, 0, None, 0), 0, set())
             self._enqueue(newest)
         newest.node.end += blocks
         self.unused += blocks
@@ -436,7 +436,7 @@ class RadixCache:
         node.parent, node.begin = head, at
         for runs, heads in zip(node.runs, head.runs, strict=True):
             for run in runs:
-                before = _Run(head, run.kind, set(run.users))
+                before = _BlockRun(head, run.kind, set(run.users))
                 heads.append(before)
                 if run.newer is not None:  # the tail is released first
                     before.older, before.newer = run, run.newer
@@ -446,14 +446,14 @@ class RadixCache:
 
     # -- the queue ----------------------------------------------------------------------------------
 
-    def _enqueue(self, run: _Run) -> None:
+    def _enqueue(self, run: _BlockRun) -> None:
         older = self._queue.older
         assert older is not None
         run.older, run.newer = older, self._queue
         older.newer = self._queue.older = run
         self.unused += self._weights[run.kind] * (run.node.end - run.node.begin)
 
-    def _unqueue(self, run: _Run) -> None:
+    def _unqueue(self, run: _BlockRun) -> None:
         if run.newer is not None and run.older is not None:
             run.older.newer, run.newer.older = run.newer, run.older
             run.older = run.newer = None
