@@ -311,6 +311,12 @@ class Accelerator(Profile):
         return self.unified_memory is not None and self.unified_memory.value
 
     @property
+    def ggml_name(self) -> str:
+        """Name of the GPU in llama.cpp, before its number: that of its library, HIP for those of AMD
+        (``GGML_CUDA_NAME`` of ggml-cuda.h)."""
+        return "ROCm" if self.name.upper().startswith("AMD ") else "CUDA"
+
+    @property
     def has_display(self) -> bool:
         """Whether a display may take some of its memory."""
         return self.display is not None and self.display.value

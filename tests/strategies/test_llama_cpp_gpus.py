@@ -225,6 +225,16 @@ def test_the_command_names_the_gpus(sets: tuple[str, ...], command: str) -> None
     assert found == f"llama-server -m llama-3.1-8b-Q8_0.gguf {command}"
 
 
+def test_gpus_of_amd_have_the_names_of_rocm() -> None:
+    own = ("strategy.kind=llama_cpp", "strategy.num_gpus=2", "model.dtype=float16")
+    one = default_scenario("qwen3-30b-a3b", "mi300x-8gpu", overrides=own)
+    assert "-c 8192 -dev ROCm0,ROCm1\n" in one.exports()["llama-server.sh"]
+    there, cuda = ("strategy.override_tensor=" + f"blk.2.ffn_.*_exps={name}0" for name in ("ROCm", "CUDA"))
+    assert default_scenario("qwen3-30b-a3b", "mi300x-8gpu", overrides=(*own, there)).plan()
+    with pytest.raises(so.InputError, match=r'cannot be on "CUDA0".*the devices are CPU, ROCm0, ROCm1 '):
+        default_scenario("qwen3-30b-a3b", "mi300x-8gpu", overrides=(*own, cuda)).plan()
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

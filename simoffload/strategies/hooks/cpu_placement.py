@@ -81,10 +81,10 @@ class TensorOverride(NamedTuple):
         return all(automaton.match(name) == wanted for automaton, wanted in self.searches)
 
 
-def read_overrides(texts: Sequence[str], path: str, *, gpus: int) -> tuple[TensorOverride, ...]:
-    """Read PATTERN=DEVICE for so many GPUs. Raises InputError for what is not valid, and for another
+def read_overrides(texts: Sequence[str], path: str, gpus: Sequence[str]) -> tuple[TensorOverride, ...]:
+    """Read PATTERN=DEVICE for GPUs with these names. Raises InputError for what is not valid, and for another
     device."""
-    devices = {_CPU: None} | {f"CUDA{gpu}": gpu for gpu in range(gpus)}
+    devices: dict[str, int | None] = {_CPU: None} | {name: gpu for gpu, name in enumerate(gpus)}
     parts = [(number, one) for number, text in enumerate(texts) for one in text.split(",")]
     found = [_read(one, f"{path}[{number}]", devices) for number, one in parts]
     if len(found) > _MOST:
@@ -276,16 +276,16 @@ class CpuPlacement(NamedTuple):
         gpu_layers: int | str,
         cpu_moe: int | str | None,
         patterns: Sequence[str],
-        weights: Sequence[float],
+        gpus: Mapping[str, float],
     ) -> CpuPlacement:
         """Return the same with what settings of ``LlamaCpp`` name: ``gpu_layers`` as a text is all, and
-        ``weights`` divide the layers among GPUs. Raises InputError for patterns."""
+        the weights of ``gpus``, by their names, divide the layers. Raises InputError for patterns."""
         layers = model.num_hidden_layers
         found = self.behind(layers, layers + 1 if isinstance(gpu_layers, str) else gpu_layers)
-        units = divided_units(layers + (not found.head) - found.before, weights)
+        units = divided_units(layers + (not found.head) - found.before, list(gpus.values()))
         experts = range(min(cpu_moe or 0, layers) if not isinstance(cpu_moe, str) else layers)
         found = found._replace(units=units, experts=experts)
-        read = read_overrides(patterns, "strategy.override_tensor", gpus=len(weights))
+        read = read_overrides(patterns, "strategy.override_tensor", list(gpus))
         return found._replace(overridden=overridden(model, read, found)) if read else found
 
     def homes(self, model: ModelShape) -> Homes:

@@ -208,8 +208,12 @@ class LlamaCpp(HookedStrategy):
         """Return the placement that the settings name, of which ``auto`` is all on the GPUs."""
         free = [one - context_bytes(machine) for one in rooms(machine, self.gpus)]
         begin = CpuPlacement(networks=self.cpu_ffn, attends=not self.kv_offload)
-        moe, split = self.cpu_moe, self.tensor_split or free
-        return begin.named(model, self.gpu_layers, moe, self.override_tensor, split)
+        gpus = dict(zip(self._devices(machine), self.tensor_split or free, strict=True))
+        return begin.named(model, self.gpu_layers, self.cpu_moe, self.override_tensor, gpus)
+
+    def _devices(self, machine: Machine) -> list[str]:
+        """Return the names of its GPUs."""
+        return [f"{machine.accelerator.ggml_name}{gpu}" for gpu in range(self.gpus)]
 
     def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the weights are, and with a plan larger batches, pinned weights and other caches."""
@@ -256,7 +260,7 @@ class LlamaCpp(HookedStrategy):
         kind = f"-{model.quantization.upper()}" if model.quantization else ""
         cache = {"int8": "q8_0", "int4": "q4_0"}.get(plan.cache.plain.format or "")
         sizes, some = (self.batch_size, self.ubatch_size), self.num_gpus > 0
-        devices = ",".join(f"CUDA{gpu}" for gpu in range(self.num_gpus)) or "none"
+        devices = ",".join(self._devices(plan.machine)) if some else "none"
         options = {
             f"-dev {devices}": self.num_gpus < plan.machine.gpus_per_node,
             f"-ts {','.join(f'{one:g}' for one in self.tensor_split)}": bool(self.tensor_split),
