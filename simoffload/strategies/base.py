@@ -124,8 +124,9 @@ def _with_a_tenth(plan: Plan, *, inside: bool) -> tuple[str, ...]:
     sizes = dict.fromkeys(plan.machine.tiers, 0)
     for one in plan.held:
         sizes[one.tier] += one.size if one.kind == "weights" else 0
-    within = sizes.pop("hbm", 0)
-    total = sum(sizes.values()) + (within if inside else 0)
+    within = sizes.pop("hbm", 0)  # of one GPU, which may have only a part of those in HBM
+    total = sum(sizes.values())
+    total = max(total + within, plan.model.weight_bytes) if inside else total
     return tuple(name for name, size in sizes.items() if size and 10 * size >= total)
 
 
