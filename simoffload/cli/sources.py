@@ -124,7 +124,7 @@ class CommandChanges(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """The options that state the changes on a command line."""
         named = {} if self.parts is None else self.parts._asdict()
-        named.pop("networked", None)
+        named = {key: one for key, one in named.items() if key not in ("networked", "alone")}
         given = {"model": self.model, "program": self.program, **named}
         return (
             *(word for key, one in given.items() if one is not None for word in (f"--{key}", str(one))),
@@ -227,24 +227,28 @@ def _of_model(
     model: str, changes: CommandChanges, targets: Sequence[str], console: Console
 ) -> LoadedScenario:
     from simoffload.documents import split_assignment
+    from simoffload.hardware import load_platform
     from simoffload.planning.question import asked
     from simoffload.scenario import MachineParts
 
     overrides, parts, _, program = changes
     platforms = [name for target in targets if (name := target.rpartition(":")[0])]
-    if not (platforms or any(split_assignment(one)[0] == "platform" for one in overrides)) and parts:
-        platforms = parts.platforms()
-    platform, others = (platforms[0] if platforms else None), platforms[1:]
+    named = platforms or any(split_assignment(one)[0] == "platform" for one in overrides)
+    of_card = parts.platforms() if parts and not named else []
     found = asked(
         model,
-        platform,
+        platforms[0] if platforms else None,
         parts=parts or MachineParts(),
         program=program,
         overrides=overrides,
         placed=not targets,
     )
-    if others and not targets:
-        console.note(f"on {platform}; also with this GPU: {', '.join(others)} (--set platform=ID)")
+    if of_card and not targets:
+        shipped, here = len(load_platform(of_card[0]).profile.gpus), found.machine.gpus_per_node
+        few = f" with one of its {shipped} GPUs (--gpus N: more)" if here < shipped else ""
+        also = f"; also with this GPU: {', '.join(of_card[1:])} (--set platform=ID)" if of_card[1:] else ""
+        if few or also:
+            console.note(f"on {of_card[0]}{few}{also}")
     return found
 
 

@@ -39,8 +39,6 @@ def question(
     name, for a machine that is not named, and for what the program that was named refuses.
     """
     parts = MachineParts(gpu, gpus, memory, drive)
-    if platform is None and not any(split_assignment(one)[0] == "platform" for one in overrides):
-        platform = next(iter(parts.platforms()), None)
     scenario = asked(model, platform, parts=parts, program=program, overrides=overrides)
     return chosen(scenario if on is None else scenario.on(on))
 
@@ -56,6 +54,7 @@ def asked(
 ) -> LoadedScenario:
     """Return the scenario of a question before a program is chosen; the states use a drive that is named.
 
+    Without a platform the GPU chooses the machine, which has only one if that is enough (``of_card``).
     A program that is named, also by ``strategy.kind`` among the overrides, is the only one to choose from.
     """
     stated = dict(map(split_assignment, overrides))
@@ -70,9 +69,12 @@ def asked(
         kept = [one for one in overrides if split_assignment(one)[0] != "strategy.kind"]
         among = [] if named == BEST else [f'strategy.among=["{named}"]']
         overrides = [f"strategy.kind={BEST}", *among, *kept]
+    of_card = platform is None and "platform" not in stated and parts.gpu is not None
+    if of_card:
+        platform = parts.platforms()[0]
     gpus = None if parts.is_composed(platform) else parts.gpus
     scenario = of_model(model, platform, overrides=overrides, gpus=gpus, placed=placed)
-    return with_parts(scenario, parts)
+    return with_parts(scenario, parts.of_card(scenario) if of_card else parts)
 
 
 def checked_program(program: str, work: str) -> str:

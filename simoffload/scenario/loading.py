@@ -108,6 +108,8 @@ class MachineParts(NamedTuple):
     """Id of a drive, of an array, or of a server, which becomes a storage tier."""
     networked: bool = False
     """Whether a machine with a network is preferred, as several are asked for, or a drive behind one."""
+    alone: bool = False
+    """Whether the GPU is the only one of its machine, which it chose."""
 
     def platforms(self) -> list[str]:
         """Return the shipped platforms with enough of the GPU, the smallest first, or else those that take so
@@ -133,6 +135,22 @@ class MachineParts(NamedTuple):
         if not (self.networked or (self.drive is not None and behind_network(self.drive))):
             return platforms
         return sorted(platforms, key=lambda name: not load_platform(name).profile.network)
+
+    def of_card(self, scenario: LoadedScenario) -> MachineParts:
+        """Return the parts for the machine that the GPU alone chose, which has one GPU if one is named, or if
+        no number is and one holds the weights; for other work than inference it keeps all."""
+        work = scenario.scenario.workload
+        if scenario.machine.gpus == 1 or self.gpus not in (None, 1):
+            return self
+        if self.gpus is None:
+            programs = (strategy_of(kind, work.kind) for kind in strategy_for(work.kind))
+            counts = {key for one in programs if one for key in ("ranks", *one.traits.gpu_keys)}
+            stated = [("nodes",), ("equipment", "gpus"), *(("strategy", key) for key in counts)]
+            room = scenario.machine.tiers["hbm"].capacity - scenario.machine.accelerator.reserved_bytes
+            fits = isinstance(work, Inference) and scenario.model.weight_bytes <= room
+            if not fits or any(path in scenario.document.marks for path in stated):
+                return self
+        return self._replace(gpus=1, alone=True)
 
     def is_composed(self, platform: str | None) -> bool:
         """Return whether more GPUs are named than a shipped platform has, so that only ``edits`` sets their
@@ -174,7 +192,7 @@ class MachineParts(NamedTuple):
     def assumed(self, scenario: LoadedScenario) -> tuple[str, ...]:
         """Return what is assumed of a machine that is composed, as more GPUs than its platform has are asked
         for; nothing for others."""
-        slots = self._slots(scenario)
+        slots = None if self.alone else self._slots(scenario)
         if slots is None:
             return ()
         here = self._with_gpu(scenario)
@@ -193,6 +211,8 @@ class MachineParts(NamedTuple):
         if self.gpus is None or scenario.scenario.nodes > 1:
             return None
         platform = self._with_gpu(scenario)
+        if self.alone:
+            return GpuSlots(platform.profile.gpus[:1], {}, "")
         if self.gpus <= len(platform.profile.gpus):
             return None
         slots = GpuSlots.of(platform, self.gpus)

@@ -109,6 +109,21 @@ def test_no_more_gpus_than_are_named_are_used() -> None:
     assert scenario.scenario.strategy.gpus == 1
 
 
+def test_one_card_is_one_of_a_server_unless_the_model_needs_more() -> None:
+    """The server has no others then, as its price says; with all weights on several none are elsewhere."""
+    short = ["workload.output_length=4", "workload.prompt_length=32", "strategy.kind=llama_cpp"]
+    asked = ((None, "qwen3-8b", 1), (1, "qwen3-8b", 1), (4, "qwen3-8b", 4), (None, "qwen3-32b", 4))
+    for gpus, model, found in asked:
+        one = so.question(model, gpu="l4", gpus=gpus, overrides=short)
+        assert (one.machine.gpus, one.scenario.strategy.gpus) == (found, found)
+        assert one.choice is not None
+        assert [program.where for program in one.choice.programs] == [""]
+    stated = so.question("qwen3-8b", gpu="l4", overrides=[*short, "strategy.num_gpus=2"])
+    assert (stated.machine.gpus, stated.scenario.strategy.gpus) == (4, 2)
+    named = so.question("qwen3-8b", gpu="l4", overrides=[*short, "platform=l4-server"])
+    assert named.scenario.strategy.gpus == 4
+
+
 def test_settings_limit_the_choice_to_programs_that_have_them() -> None:
     scenario = so.question("qwen3-8b", gpu="rtx-4090", overrides=["strategy.cpu_offload_gb=4"])
     assert titles(scenario) == ["vLLM"]
