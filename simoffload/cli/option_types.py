@@ -220,7 +220,10 @@ def budget(text: str) -> Budget:
 
 def count_or_none(text: str) -> int:
     """Read a whole number, or zero."""
-    return 0 if text == "0" else count(text)
+    try:
+        return 0 if text == "0" else count(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor 0") from None
 
 
 def count(text: str) -> int:

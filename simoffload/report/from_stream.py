@@ -54,7 +54,8 @@ def _headline(found: StreamResult) -> tuple[str, ...]:
     """Model, data type, load and machine, in a few words each; the name of a scenario may be of another
     machine than the one that is simulated."""
     model, machine, load = found.scenario.model, found.scenario.machine, _stated(found)
-    gpus = f"{plural(found.gpus, 'GPU')} {machine.accelerator.id}"
+    on_gpus = found.scenario.scenario.strategy.description.on_gpus
+    gpus = f"{plural(found.gpus, 'GPU')} {machine.accelerator.id}" if on_gpus else machine.host.cpu
     return model.name, model.dtype, *([load] if load else []), gpus, machine.platform
 
 

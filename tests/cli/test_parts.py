@@ -260,6 +260,17 @@ def test_what_is_assumed_of_a_composed_machine_is_said(program: Program) -> None
 ALONE = ("qwen3-8b", "--gpu", "rtx-4090", "--gpus", "0", "--set=workload.prompt_length=64")
 
 
+def test_the_cpu_alone_has_no_cache_in_hbm_and_no_gpu_in_a_stream(program: Program) -> None:
+    found = program("fit", *ALONE)
+    assert "dram, int8" in found.out
+    assert "hbm" not in found.out
+    stream = program("stream", *ALONE, "--set=stream.num_prompts=4", "--set=stream.replications=1")
+    assert stream.status == 0, stream.err
+    assert " GPU" not in stream.out.splitlines()[0]
+    wrong = program("run", "qwen3-8b", "--gpu", "rtx-4090", "--gpus", "-1")
+    assert (wrong.status, "not a whole number above 0, nor 0" in wrong.err) == (2, True)
+
+
 def test_with_no_gpus_the_cpu_computes_everything(program: Program) -> None:
     """The same as num_gpus: 0 under llama.cpp; GPUs are neither paid for nor proposed."""
     alone = json.loads(program("run", *ALONE, "--json").out)

@@ -761,6 +761,11 @@ class KvCache(Frozen):
         return ", ".join((self.tier, *filter(None, others)))
 
     @property
+    def on_cpu(self) -> str:
+        """The description of a cache that is beside no GPU: in host memory where it is in HBM otherwise."""
+        return self.description.replace("hbm", "dram", 1) if self.tier == "hbm" else self.description
+
+    @property
     def key(self) -> str:
         """Short name of the placement, unique among those of a program."""
         blocks = None if self.connector is None else self.connector.tier
@@ -967,7 +972,8 @@ class CachingStrategy(Strategy):
         now = self.kv_cache.plain
         for other in self._others(plan):
             quality = "" if other.format == now.format else quality_of_cache(other.format)
-            yield Change("placement", other.description, now.edits(other), key=other.key, quality=quality)
+            text = other.description if self.description.on_gpus else other.on_cpu
+            yield Change("placement", text, now.edits(other), key=other.key, quality=quality)
 
     def _cache_moves(self, plan: Plan, *, same: bool) -> Iterator[Change]:
         """Yield the cache on other tiers in the ``same`` format, or in other formats."""
