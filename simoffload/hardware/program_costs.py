@@ -529,6 +529,8 @@ class CompiledCosts(Frozen):
     mxfp4: Sourced[Seconds]
     """The same for the Triton kernels of experts in MXFP4, which sort and prepare their arguments in
     Python."""
+    sequence: Sourced[Seconds]
+    """Time of a step for every sequence of it: scheduling, its input, and its output."""
 
 
 class CompiledReference(Multiples):
@@ -546,6 +548,8 @@ class CompiledReference(Multiples):
     """Multiple of calling the experts of a layer."""
     mxfp4: Sourced[PositiveMultiple]
     """Multiple of calling those in MXFP4."""
+    sequence: Sourced[PositiveMultiple]
+    """Multiple of a sequence of a step."""
 
 
 @cache

@@ -150,6 +150,13 @@ def test_a_decode_step_waits_for_the_next_one_to_be_prepared() -> None:
     assert simulated("opt-125m").tpot_s == pytest.approx(host.compiled_costs.step.value, rel=0.2)
 
 
+def test_the_host_works_for_every_sequence_of_a_step() -> None:
+    """Scheduling and output, also where the kernels of a step would end before."""
+    costs = scenario("opt-125m").machine.host.compiled_costs
+    one, many = (simulated("opt-125m", batch=number, prompt=16).tpot_s or 0.0 for number in (1, 129))
+    assert many - one == pytest.approx(128 * costs.sequence.value, rel=0.1)
+
+
 def parts_of(found: FusedTiming, kind: str, name: str = "") -> float:
     """The time of the modules of a layer of a kind [s]."""
     layer = max(found._model.kinds, key=lambda one: one[1])[0]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class CompiledCode(Hook):
-    """The host thread prepares the input of a step of compiled code and launches its kernels: one by one, or
-    as CUDA graphs.
+    """The host thread prepares the input of a step of compiled code, and takes care of each of its sequences,
+    and launches its kernels: one by one, or as CUDA graphs.
 
     The input of a decode step was prepared beside the one before, and its kernels are one graph.
     """
@@ -33,9 +33,18 @@ class CompiledCode(Hook):
         """Prepare a step, or launch its graph."""
         assert isinstance(stage.timing, FusedTiming)
         self.carry = self._graphs[stage.stage] = stage.timing.graphs
-        costs, captured = out.machine.host.compiled_costs, self.carry == "whole"
+        captured = self.carry == "whole"
         out.builder.segment("step")
-        out.launch("graph" if captured else "step", costs.kernel.value if captured else costs.step.value)
+        if captured:
+            out.launch("graph", out.machine.host.compiled_costs.kernel.value)
+        else:
+            out.launch("step", self._step_s(out))
+
+    @staticmethod
+    def _step_s(out: PassWriter) -> float:
+        """Return the time of the host for a step and its sequences [s]."""
+        costs = out.machine.host.compiled_costs
+        return costs.step.value + costs.sequence.value * sum(one.number for one in out.now.batch)
 
     def launch(self, call: Call, out: PassWriter) -> bool:
         """Launch what is in no graph."""
@@ -51,7 +60,7 @@ class CompiledCode(Hook):
         """Prepare the next step, beside the kernels of a graph; nothing else is at the end of a pass."""
         if self._graphs[out.stage_number] == "whole":
             out.label = "next step"
-            out.spend(out.machine.host.compiled_costs.step.value)
+            out.spend(self._step_s(out))
             out.flush()
         return True
 

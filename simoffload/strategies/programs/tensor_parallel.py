@@ -114,7 +114,7 @@ class TensorParallelPlan(InferencePlan):
             costs = self.machine.host.compiled_costs
             called = costs.mxfp4 if experts_kernel(self.model) == "mxfp4" else costs.experts
             calls = [costs.piece, called] if self.model.num_experts else [costs.piece]
-            found = found._replace(host_costs=(costs.kernel, costs.step, *calls))
+            found = found._replace(host_costs=(costs.kernel, costs.step, costs.sequence, *calls))
         if not self.fused:
             return found
         kernels, experts = [one.kernel for one in self.stored_weights], bool(self.model.num_experts)
