@@ -531,6 +531,11 @@ class CompiledCosts(Frozen):
     Python."""
     sequence: Sourced[Seconds]
     """Time of a step for every sequence of it: scheduling, its input, and its output."""
+    block: Sourced[Seconds]
+    """Time of a connector for every block of a prefix: finding it, a place for it, and its end."""
+    block_copy: Sourced[Seconds]
+    """Time of submitting a copy of many that a connector submits in one call, by which their transfer takes
+    longer than that of as many bytes in one piece."""
 
 
 class CompiledReference(Multiples):
@@ -550,6 +555,10 @@ class CompiledReference(Multiples):
     """Multiple of calling those in MXFP4."""
     sequence: Sourced[PositiveMultiple]
     """Multiple of a sequence of a step."""
+    block: Sourced[PositiveMultiple]
+    """Multiple of a block of a prefix that a connector loads."""
+    block_copy: Sourced[PositiveMultiple]
+    """Multiple of a copy that a connector submits with many others."""
 
 
 @cache

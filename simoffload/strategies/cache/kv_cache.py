@@ -55,10 +55,10 @@ from simoffload.workload import Inference
 # they share the link. Layer by layer, the blocks of the prompt are stored during its prefill, which ends
 # with them (``wait_for_save``), and those of generated tokens are not (``save_decode_cache`` of LMCache).
 #
-# Copies over the link are issued block by block, so that their rate is that of copies of the size of one
-# contiguous part of a block (``copy_rate``), alone and in both directions at once (``both_ways_by_size`` of
-# the link's profile). Storage is read and written by 16 threads, a block as one file, through pinned
-# buffers in host memory or directly (GPUDirect Storage).
+# Copies over the link are submitted in one call (``cuMemcpyBatchAsync``), one for each contiguous part of a
+# block: each adds a time of the host thread (``copy_rate``). Both directions at once share what the link's
+# profile states for copies of that size (``both_ways_by_size``). Storage is read and written by 16 threads, a
+# block as one file, through pinned buffers in host memory or directly (GPUDirect Storage).
 
 
 _KEY = "strategy.kv_cache.connector"
@@ -82,10 +82,9 @@ class Connector(Frozen):
     layerwise: Flag = False
     """Whether blocks are moved layer by layer, during the computation of the others; false: the prefill waits
     for the whole prefix."""
-    cross_layer_blocks: Flag | None = None
-    """Whether a block is contiguous over all layers; false: keys and values of each layer are apart. By
-    default true (vLLM from 0.12 on, 0.33 with VLLM_KV_CACHE_LAYOUT=BLHNC), except layer by layer and for
-    models with sliding layers."""
+    cross_layer_blocks: Flag = False
+    """Whether a block is contiguous over all layers (vLLM 0.33 with VLLM_KV_CACHE_LAYOUT=BLHNC); false, as by
+    default: each layer is apart, with keys and values together."""
     direct: Flag = False
     """Whether GPUs read and write storage without host memory (GPUDirect Storage), or the memory of another
     host (GPUDirect RDMA)."""
@@ -102,12 +101,6 @@ class Connector(Frozen):
         after the prefill."""
         tokens = workload.prompt_length if self.layerwise else workload.max_context
         return tokens // self.block_tokens - self.loaded // self.block_tokens if self.store else 0
-
-    def across_layers(self, model: ModelShape) -> bool:
-        """Return whether a block is contiguous over all layers."""
-        if self.cross_layer_blocks is not None:
-            return self.cross_layer_blocks
-        return not (self.layerwise or model.num_sliding_layers)
 
     def staged(self, machine: Machine) -> bool:
         """Return whether blocks go through pinned buffers in host memory."""
@@ -182,26 +175,17 @@ def portion(blocks: Blocks) -> int:
     return min(blocks.number, max(THREADS, -(-blocks.number // _PORTIONS)))
 
 
-def copy_rate(path: Path, blocks: Blocks) -> int:
-    """Return the rate [B/s] of copies of contiguous parts of blocks, one after the other.
+def copy_rate(path: Path, blocks: Blocks, submission_s: float) -> int:
+    """Return the rate [B/s] of copies of contiguous parts of blocks, which are submitted in one call.
 
     Notes
     -----
-    A copy of b bytes takes t0 + b / rate: between two sizes that the profile has, the time is linear in the
-    size; below the smallest one, t0 is the latency of a copy. vLLM's own figures on an H100 (5 GB/s with
-    parts of 32 KB, 50 GB/s with 2 MB: vllm-project/vllm issue 33398 and blog of 2026-01-08) are t0 = 6 us.
+    A copy takes the time [s] of its submission and that of its bytes at the rate of large copies: with
+    12,288 copies of 8 KiB on an H100, submitting them took 6.3 ms, and the copies themselves 1.9, 52 GB/s
+    (vllm-project/vllm pull request 48434). Until March 2026 vLLM submitted each on its own, some 6 us more
+    (pull request 38460).
     """
-    size, points = blocks.part, path.curve.points
-    if size < points[0][0]:
-        seconds = path.latency + size / points[-1][1]
-    elif size >= points[-1][0]:
-        seconds = size / points[-1][1]
-    else:
-        at = next(number for number, (x, _) in enumerate(points) if x > size)
-        (left, low), (right, high) = points[at - 1 : at + 1]
-        before, behind = left / low, right / high
-        seconds = before + (behind - before) * (size - left) / (right - left)
-    return max(1, int(size / seconds))
+    return max(1, int(blocks.part / (submission_s + blocks.part / path.curve.points[-1][1])))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -242,20 +226,18 @@ class BlockMoves:
             return ()
         one, part, sequences = self.connector, self.stages[stage], self.workload.batch_size
         width = one.block_tokens * part.cache_width * self.element
-        tensors = 1 if part.latent_width is not None else 2
 
         def counted(layer: Layer) -> int:
             window = window_of(layer)
             return min(number, -(-window // one.block_tokens)) if windows and window is not None else number
 
         if one.layerwise:
-            return tuple(Blocks(sequences * counted(layer), width, tensors) for layer in part.layers)
-        together = one.across_layers(part)
+            return tuple(Blocks(sequences * counted(layer), width, 1) for layer in part.layers)
         layers: dict[int, int] = {}
         for layer, count in part.kinds:
             layers[counted(layer)] = layers.get(counted(layer), 0) + count
         return tuple(
-            Blocks(sequences * each, count * width, 1 if together else count * tensors)
+            Blocks(sequences * each, count * width, 1 if one.cross_layer_blocks else count)
             for each, count in layers.items()
         )
 
@@ -421,6 +403,9 @@ class PagedBlocks(Hook):
         loaded = None if self._layerwise else self._loaded.pop(stage.stage, None)
         if loaded is not None:
             out.host_waits(self.first + LOAD, loaded)
+            if stage.stage == 0:  # the scheduler is there
+                number = sum(one.number for one in self._moves.loads(0))
+                out.spend(out.machine.host.compiled_costs.block.value * number)
             out.label = "blocks"
             out.flush()
 
@@ -499,7 +484,8 @@ class PagedBlocks(Hook):
             reach = out.machine.host_to_device if inward else out.machine.device_to_host
             cause = copy_cause(to_device=inward, pinned=True).of_cache(one.tier)
             path, hops = out.way((cause, blocks.part), partial(reach, pinned=True, size=blocks.part))
-            route = out.builder.route(cause=cause, hops=hops, cap=copy_rate(path, blocks))
+            submission_s = out.machine.host.compiled_costs.block_copy.value
+            route = out.builder.route(cause=cause, hops=hops, cap=copy_rate(path, blocks, submission_s))
             fixed = picoseconds(path.latency)
         if (out.stage_number, way) in self._begun:
             fixed = 0

@@ -597,7 +597,7 @@ class ConnectorCommand(ABC):
 
     @property
     def _across_layers(self) -> bool:
-        return self.moves.connector.across_layers(self.moves.stages[0])
+        return self.moves.connector.cross_layer_blocks
 
 
 class _Offloading(ConnectorCommand):
@@ -623,8 +623,6 @@ class _Offloading(ConnectorCommand):
             )
         if not self.moves.connector.store:
             yield "vLLM has no option that turns stores off; the simulation stores nothing."
-        if not self._across_layers and self.moves.stages[0].latent_width is None:
-            yield "vLLM copies keys and values of a layer together; the simulation copies each on its own."
 
 
 class _LMCache(ConnectorCommand):
