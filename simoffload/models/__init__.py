@@ -43,6 +43,7 @@ from simoffload.models.modules import (
     Parallel,
     Parameter,
     Repeated,
+    Strided,
     Traits,
 )
 from simoffload.models.quantization import QUANTIZATIONS, deepspeed_quantization, has_gguf, in_gguf, quantized
@@ -102,6 +103,7 @@ __all__ = [
     "Parameter",
     "Repeated",
     "Sequences",
+    "Strided",
     "Targets",
     "Traits",
     "WeightCost",

@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simoffload.models.modules import GROWING, Attention, CacheForm, Module, activation, attended_keys
+from simoffload.models.modules import (
+    GROWING,
+    Attention,
+    CacheForm,
+    Module,
+    Strided,
+    activation,
+    attended_keys,
+)
 from simoffload.models.shape import ModelShape
 
 # Maximum, subtract, exponentiate, sum, divide.
@@ -319,13 +327,16 @@ precision (cleared, read, written: 6), rounds it (3), and writes those of keys a
 
 
 def loss_module(shape: ModelShape) -> Module:
-    """Return the loss as a module without hooks: logits cast to single precision, log-softmax, and the cast
-    back.
+    """Return the loss as a module without hooks: logits cast to single precision (1 read, 2 written; not
+    vectorized), and log-softmax, which reads a row for its maximum, its sum and its result (6, 2); backward,
+    a tensor is cleared (0, 2), log-softmax reads it twice and its result once (6, 2), and casts back (2, 1).
 
-    Counted in transformers' ``ForCausalLMLoss``; an element of the model's data type counts as two bytes.
+    Counted in transformers' ``ForCausalLMLoss`` and PyTorch's ``cunn_SoftMaxForward`` and ``...Backward``
+    (aten/src/ATen/native/cuda/SoftMax.cu); an element of the model's data type counts as two bytes.
     """
-    vocabulary = shape.vocab_size
-    return activation("loss", vocabulary, reads=3, writes=4)._replace(hooked=False)
+    width = shape.vocab_size
+    loss = activation("loss", width, reads=7, writes=4)
+    return loss._replace(hooked=False, strided=Strided(width, 3 * width), more=(13 - 22) * width)
 
 
 def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
@@ -340,23 +351,21 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     forward = training_cost(shape, module, batch=batch, length=length)
     trained = sum(parameter.numel for parameter in module.parameters if parameter.trainable)
     gradients = trained * shape.dtype_bytes
+    more = batch * length * module.share * module.more * shape.dtype_bytes
     if module.kind == "attention":
         sequences = Sequences(batch, length, length)
         kernels = attention_kernels(shape, sequences, window=module.window, backward=True)
         rest = forward.bytes - attention_kernels(shape, sequences, window=module.window).bytes
-        return ModuleCost(kernels.flops, kernels.bytes + 2 * rest)
-    if module.kind == "adapter":
-        # The gradient is scaled for the adapter (1 read, 1 written); the two of the input are added (2, 1).
-        elements = 2 * (module.in_features - module.out_features) + 3 * module.width
-        seen = batch * length * module.share * elements
-        return ModuleCost(seen / 2, seen * shape.dtype_bytes)
+        return ModuleCost(kernels.flops, kernels.bytes + 2 * rest + more)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
         return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
     if module.kind in ("linear", "router"):
         # A frozen weight (LoRA) has no gradient: one product instead of two.
         products = backward_products(module)
         return ModuleCost(products * forward.flops, products * forward.bytes)
-    return ModuleCost(2 * forward.flops, 2 * forward.bytes + gradients)
+    if trained and module.more:  # of a norm in several kernels: input times gradient (2 read, 1 written), sum
+        more += 4 * batch * length * module.width * shape.dtype_bytes
+    return ModuleCost(2 * forward.flops, 2 * forward.bytes + gradients + more)
 
 
 def backward_products(module: Module) -> int:

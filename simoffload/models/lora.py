@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from simoffload.documents import quoted
 from simoffload.errors import InputError
-from simoffload.models.modules import Module, adapter_sum, linear
+from simoffload.models.modules import SINGLE, Module, adapter_sum, linear
 from simoffload.models.shape import LayerGroup, ModelShape
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -20,30 +21,31 @@ ALL_LINEAR: Literal["all-linear"] = "all-linear"
 Targets = Sequence[str] | Literal["all-linear"]
 
 
-def with_lora(shape: ModelShape, *, r: int, target_modules: Targets = ALL_LINEAR) -> ModelShape:
+def with_lora(
+    shape: ModelShape, *, r: int, target_modules: Targets = ALL_LINEAR, single: bool = False
+) -> ModelShape:
     """Freeze a model and add adapters of rank ``r`` to every linear layer that one of the names matches.
 
     A name matches as in PEFT: the module's own or the end of its path after a dot. "all-linear" are all
     linear layers but the output layer; experts in one tensor and routers are not linear layers (transformers
     5: parameters). Each target is followed by ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without
-    bias or dropout, and the sum of both results. Raises InputError for a rank below 1, a name that matches
-    nothing and one that matches a module without a single matrix.
+    bias or dropout, and the sum of both results. ``single``: they compute in single precision. Raises
+    InputError for a rank below 1, a name that matches nothing and one that matches a module without a single
+    matrix.
     """
     if r < 1:
         raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
     _check(shape.distinct_modules, target_modules)
+    adapted = partial(_adapted, r=r, targets=target_modules, single=single and shape.dtype_bytes < SINGLE)
     return replace(
         shape,
-        modules_before=_adapted(shape.modules_before, r, target_modules),
-        groups=tuple(
-            LayerGroup(tuple(_adapted(layer, r, target_modules) for layer in layers), repeat)
-            for layers, repeat in shape.groups
-        ),
-        modules_after=_adapted(shape.modules_after, r, target_modules),
+        modules_before=adapted(shape.modules_before),
+        groups=tuple(LayerGroup(tuple(map(adapted, layers)), repeat) for layers, repeat in shape.groups),
+        modules_after=adapted(shape.modules_after),
     )
 
 
-def _adapted(modules: Sequence[Module], r: int, targets: Targets) -> tuple[Module, ...]:
+def _adapted(modules: Sequence[Module], *, r: int, targets: Targets, single: bool) -> tuple[Module, ...]:
     found: list[Module] = []
     for module in modules:
         frozen = tuple(parameter._replace(trainable=False) for parameter in module.parameters)
@@ -53,7 +55,9 @@ def _adapted(modules: Sequence[Module], r: int, targets: Targets) -> tuple[Modul
             parts = (
                 linear(f"{name}.lora_A", wide, r, share=share),
                 linear(f"{name}.lora_B", r, out, share=share),
-                adapter_sum(f"{name}.lora", wide, out, copied=_is_quantized(module), share=share),
+                adapter_sum(
+                    f"{name}.lora", wide, out, copied=_is_quantized(module), single=single, share=share
+                ),
             )
             found += (one._replace(expert=module.expert) for one in parts)
     return tuple(found)

@@ -175,6 +175,20 @@ Parallel = Literal["whole", "column", "keys", "fused", "row", "experts", "heads"
 """
 
 
+class Strided(NamedTuple):
+    """What kernels that PyTorch does not vectorize do for each token, biases excepted: they broadcast a row
+    or a column, change the type, or have operands of different strides."""
+
+    written: int = 0
+    """Elements that they write."""
+    moved: int = 0
+    """Elements that they read and write; one in single precision counts as two."""
+
+    def part(self, numerator: int, denominator: int) -> Strided:
+        """Return a part of it."""
+        return Strided(self.written * numerator // denominator, self.moved * numerator // denominator)
+
+
 class Module(NamedTuple):
     """One module of a forward pass."""
 
@@ -200,8 +214,13 @@ class Module(NamedTuple):
     width: int = 0
     """Elements of the result for each token, for an embedding, a norm and an activation; of the input for the
     sum of an adapter."""
-    strided: int = 0
-    """Elements written for each token by kernels that PyTorch does not vectorize, biases excepted."""
+    strided: Strided = Strided()
+    """Kernels of the forward pass that are not vectorized."""
+    strided_back: Strided = Strided()
+    """Kernels of the backward pass that are not vectorized."""
+    more: int = 0
+    """Elements that element-wise kernels of the backward pass read and write for each token beyond twice
+    those of the forward pass, without those for gradients of its weights."""
     flat: bool = False
     """Whether a linear layer is called with all tokens of all sequences in one dimension."""
     cached: bool = False
@@ -234,7 +253,9 @@ class Module(NamedTuple):
     @property
     def fused_norm(self) -> Module:
         """The same norm in one kernel."""
-        return self._replace(in_features=self.width, out_features=self.width, strided=0)
+        return self._replace(
+            in_features=self.width, out_features=self.width, strided=Strided(), strided_back=Strided(), more=0
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -328,18 +349,25 @@ def rms_norm(
     """Build an RMSNorm, which eager code spells out in single precision, applied to each of ``heads``
     separately.
 
-    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1; not
-    vectorized); a single-precision element counts as two. ``single``: the weight comes before the cast back
-    (2, 2).
+    Cast (1 read, 2 written), square (2, 2), mean (2, 0), scale (2, 2), cast back (2, 1), weight (1, 1); a
+    single-precision element counts as two. ``single``: the weight comes before the cast back (2, 2). Cast,
+    scale and weight are not vectorized.
+
+    Backward, as in the kernels of docs/measurements/engine-parts.md: weight (1, 1), cast (1, 2), scale (2,
+    2), times the input (4, 2), sum (2, 0), mean (0, 2), square (2, 2 and 4, 2), a copy (2, 2), sum of both
+    (4, 2), cast back (2, 1). Weight, cast, scale and mean are not vectorized.
     """
     wide = heads * width
+    moved = 11 if single else 9
     return Module(
         name,
         "norm",
         (Parameter(f"{name}.weight", width),),
         in_features=(11 if single else 10) * wide,
         out_features=(9 if single else 8) * wide,
-        strided=wide,
+        strided=Strided(3 * wide, moved * wide),
+        strided_back=Strided(4 * wide, (moved + 2) * wide),
+        more=6 * wide,
         width=wide,
         parallel=parallel,
     )
@@ -360,18 +388,43 @@ def activation(name: str, width: int, *, reads: int, writes: int, share: float =
 
 
 def adapter_sum(
-    name: str, in_features: int, out_features: int, *, copied: bool = False, share: float = 1.0
+    name: str,
+    in_features: int,
+    out_features: int,
+    *,
+    copied: bool = False,
+    single: bool = False,
+    share: float = 1.0,
 ) -> Module:
     """Build what PEFT does around the two products of an adapter: the result of the second one is scaled (1
     read, 1 written) and added to that of the frozen layer (2, 1), which is ``copied`` first (1, 1) if its
-    weights have 4 bits (tuners/lora/bnb.py)."""
+    weights have 4 bits (tuners/lora/bnb.py). Backward, the gradient is scaled (1, 1), and the two of the
+    input are added (2, 1).
+
+    ``single``: the adapter is in single precision (PEFT's ``autocast_adapter_dtype``), so that its input is
+    cast (1, 2), its products read and write one element more (in, out; backward 2 each), scaling is (2, 2),
+    and the sum in single precision (3, 2) is cast back (2, 1); a ``copied`` result is added after the cast
+    (2, 1; 2, 1). Backward, the gradient is cast (1, 2), and that of the frozen layer back (2, 1), if it is
+    not copied; that of the input is cast back (2, 1). Casts to single precision and the sum are not
+    vectorized.
+    """
+    wide, out = in_features, out_features
+    reads, writes, back = (4 if copied else 3) * out, (3 if copied else 2) * out, 2 * out + 3 * wide
+    strided = Strided()
+    if single:
+        reads, writes = 2 * wide + 7 * out, 2 * wide + 6 * out
+        back = (9 if copied else 12) * out + 8 * wide
+        strided = Strided(wide + (0 if copied else out), 3 * wide + (0 if copied else 5 * out))
     return Module(
         name,
         "adapter",
-        in_features=(4 if copied else 3) * out_features,
-        out_features=(3 if copied else 2) * out_features,
+        in_features=reads,
+        out_features=writes,
+        strided=strided,
+        strided_back=Strided(out, 3 * out) if single else Strided(),
+        more=back - 2 * (reads + writes),
         share=share,
-        width=in_features,
+        width=wide,
     )
 
 
@@ -398,11 +451,13 @@ def attention(
     """Build scores, softmax and values of one layer.
 
     Reads the queries and writes the result, which eager code copies once to merge the heads. Rotation of
-    ``rotated_width`` elements of queries and keys takes five kernels, of which the products are not
-    vectorized: times cosine (1 read, 1 written),
-    negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). ``joined_width``: what is rotated is
-    joined with what is not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1).
-    ``value_width``: elements of the result, where values are not as wide as keys.
+    ``rotated_width`` elements of queries and keys takes five kernels, none of them vectorized: times cosine
+    (1 read, 1 written), negate a half (½, ½), join (1, 1), times sine (1, 1), add (2, 1). Backward: both
+    products (2, 2), negate a half (½, ½), two halves into cleared tensors (1, 1; 0, 2), their sum (2, 1),
+    that of both parts (2, 1), and a copy that is contiguous (1, 1), of which clearing and the first sum are
+    vectorized (docs/measurements/engine-parts.md). ``joined_width``: what is rotated is joined with what is
+    not (1, 1). ``scaled_width``: what is multiplied by a number before (1, 1). ``value_width``: elements of
+    the result, where values are not as wide as keys.
     """
     result = query_width if value_width is None else value_width
     return Module(
@@ -411,7 +466,9 @@ def attention(
         hooked=False,
         in_features=query_width + result + 11 * rotated_width // 2 + joined_width + scaled_width,
         out_features=2 * result + 9 * rotated_width // 2 + joined_width + scaled_width,
-        strided=2 * rotated_width,
+        strided=Strided(9 * rotated_width // 2, 10 * rotated_width),
+        strided_back=Strided(11 * rotated_width // 2, 12 * rotated_width),
+        more=-3 * rotated_width,
         parallel="heads",
     )
 

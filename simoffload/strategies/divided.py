@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.models import Layer, ModelShape, Module, Operations, Parallel, Parameter, grouped
+from simoffload.models import Layer, ModelShape, Module, Operations, Parallel, Parameter, Strided, grouped
 
 # --------------------------------------------------------------------------------------------------
 # The numbers of parts and replicas among which the GPUs of a strategy are divided.
@@ -259,7 +259,7 @@ def _scaled(module: Module, width: int, degree: int | None = None) -> Module:
     return module._replace(
         in_features=module.in_features * part // all_of_it,
         out_features=module.out_features * part // all_of_it,
-        strided=module.strided * part // all_of_it,
+        strided=module.strided.part(part, all_of_it),
         width=width,
     )
 
@@ -311,12 +311,12 @@ def _fused(module: Module) -> Module:
     into queries and results of new tokens (``FusedTiming``).
     """
     if module.kind == "norm":
-        return module._replace(in_features=2 * module.width, out_features=2 * module.width, strided=0)
+        return module._replace(in_features=2 * module.width, out_features=2 * module.width, strided=Strided())
     if module.kind == "activation":
-        return module._replace(in_features=2 * module.width, out_features=module.width, strided=0)
+        return module._replace(in_features=2 * module.width, out_features=module.width, strided=Strided())
     if module.kind in ("rotary", "embedding"):
-        return module._replace(in_features=module.width, out_features=module.width, strided=0)
-    return module._replace(strided=0, cached=False)
+        return module._replace(in_features=module.width, out_features=module.width, strided=Strided())
+    return module._replace(strided=Strided(), cached=False)
 
 
 def _fused_layer(model: ModelShape, layer: Layer) -> Layer:

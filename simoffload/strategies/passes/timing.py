@@ -28,6 +28,7 @@ from simoffload.models import (
     Module,
     ModuleCost,
     Sequences,
+    Strided,
     WeightCost,
     absorbed_kernels,
     attention_kernels,
@@ -176,21 +177,31 @@ class Timing:
         gpu, numel = self.machine.accelerator, self._tokens(module) * module.share * module.out_features
         return passes * numel * self._model.dtype_bytes / gpu.hbm_rate + gpu.kernel_latency_s
 
-    def _strided_s(self, module: Module, *, bias: bool = False) -> float:
+    def _strided_s(self, module: Module, *, bias: bool = False, backward: bool = False) -> float:
         """Return the time [s] that kernels take longer because they are not vectorized: those of ``module``,
-        or the one that adds its bias."""
-        width = module.strided
+        or the one that adds its bias.
+
+        They compute as many addresses per second as the addition of a bias, whatever they move: casts to
+        single precision, products with a row and copies of other strides write 0.32 to 0.39 elements per
+        nanosecond on an H200 (docs/measurements/engine-parts.md), where its ``strided_rate`` is 0.36.
+        """
+        work = module.strided_back if backward else module.strided
         if bias:
             width = module.out_features if module.bias is not None else 0
+            work = Strided(width, 2 * width)
+        seen = self._tokens(module) * module.share
         return self._longer_s(
-            self._tokens(module) * module.share * width, self.machine.accelerator.strided_rate
+            seen * work.written, self.machine.accelerator.strided_rate, moved=seen * work.moved
         )
 
-    def _longer_s(self, numel: float, rate: Sourced[int] | None) -> float:
-        """Return the time [s] for which elements are read and written at ``rate`` longer than at that of
-        HBM."""
-        size, hbm_rate = 2 * numel * self._model.dtype_bytes, self.machine.accelerator.hbm_rate
-        return 0.0 if rate is None else max(0.0, size / rate.value - size / hbm_rate)
+    def _longer_s(self, numel: float, rate: Sourced[int] | None, *, moved: float | None = None) -> float:
+        """Return the time [s] for which elements are read and written at ``rate`` longer than those
+        ``moved``, by default as many read as written, at the rate of HBM."""
+        if rate is None:
+            return 0.0
+        read = 2 * numel if moved is None else moved
+        longer = 2 * numel / rate.value - read / self.machine.accelerator.hbm_rate
+        return max(0.0, longer * self._model.dtype_bytes)
 
     def _roofline_s(
         self,
@@ -481,7 +492,7 @@ class TrainingTiming(Timing):
             )
             if module.bias is not None and module.bias.trainable:
                 seconds += self._bias_s(module, passes=1)
-            self._back[module] = picoseconds(seconds + self._strided_s(module))
+            self._back[module] = picoseconds(seconds + self._strided_s(module, backward=True))
         return self._back[module]
 
     def dequantizing_s(self, module: Module) -> float:

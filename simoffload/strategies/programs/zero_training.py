@@ -532,10 +532,16 @@ _DIVIDE = "set strategy.kind: deepspeed, which divides and offloads them"
 def plan_whole_copies(
     model: ModelShape, workload: Training, machine: Machine, *, ranks: int, lora: Lora | None = None
 ) -> Plan:
-    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0)."""
+    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0).
+
+    DeepSpeed gives adapters the model's data type; PEFT alone keeps them in single precision.
+    """
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
-    plan = ZeroTraining(ranks=ranks, ds_config=config, lora=lora).plan(model, workload, machine)
-    return _WholeCopiesTrained(**{one.name: getattr(plan, one.name) for one in fields(plan)})
+    model = model if lora is None else lora.adapt(model, machine, single=lora.autocast_adapter_dtype)
+    plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
+    given = {one.name: getattr(plan, one.name) for one in fields(plan)}
+    given["warnings"] = (*plan.warnings, *(lora.warnings if lora is not None else ()))
+    return _WholeCopiesTrained(**given)
 
 
 def stages_of_zero(plan: Plan) -> Iterator[Change]:

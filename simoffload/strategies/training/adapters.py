@@ -46,6 +46,9 @@ class Lora(Frozen):
     ) = ALL_LINEAR
     """Linear layers with adapters, by the end of their names: [q_proj, v_proj], …; by default all but the
     output layer."""
+    autocast_adapter_dtype: bool = True
+    """Whether PEFT keeps adapters of a model in 16 bits in single precision, as it does since 0.12; under
+    DeepSpeed and FSDP they have the model's data type anyway."""
     quantize: Literal["nf4"] | None = None
     """Old name of ``model.quantization: nf4-dq`` (QLoRA)."""
 
@@ -54,9 +57,9 @@ class Lora(Frozen):
         """Warnings about keys that were given in their old form."""
         return () if self.quantize is None else (_QUANTIZE,)
 
-    def adapt(self, model: ModelShape, machine: Machine) -> ModelShape:
-        """Return the model, frozen, with its adapters. Raises InputError for layers that it lacks, and for
-        weights and GPUs that PEFT or bitsandbytes refuse."""
+    def adapt(self, model: ModelShape, machine: Machine, *, single: bool = False) -> ModelShape:
+        """Return the model, frozen, with its adapters, which may compute in ``single`` precision. Raises
+        InputError for layers that it lacks, and for weights and GPUs that PEFT or bitsandbytes refuse."""
         if self.quantize is not None and model.quantization is None:
             model = quantized(model, QUANTIZATIONS[_FOUR_BIT])
         if model.quantization is not None and methods_of(model) != {"bitsandbytes-4bit"}:
@@ -67,7 +70,7 @@ class Lora(Frozen):
             raise InputError.at("model.quantization", text)
         check_capability(TRANSFORMERS, model, machine)
         try:
-            return with_lora(model, r=self.r, target_modules=self.target_modules)
+            return with_lora(model, r=self.r, target_modules=self.target_modules, single=single)
         except InputError as error:
             raise InputError(one._replace(key=f"strategy.{one.key}") for one in error.problems) from None
 

@@ -10,6 +10,7 @@ import simoffload as so
 from simoffload.documents import Document
 from simoffload.errors import InputError
 from simoffload.models import load_model
+from simoffload.models.cost import backward_cost, training_cost
 from simoffload.models.lora import with_lora
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies.passes.timing import TrainingTiming
@@ -120,12 +121,33 @@ def test_the_sum_of_an_adapter_takes_its_traffic() -> None:
         assert found.backward(sum_) == pytest.approx((back + 2 * latency) * 1e12, rel=1e-6)
 
 
+def test_plain_peft_keeps_adapters_in_single_precision() -> None:
+    """Their sums move 4 passes over the input and 13 over the result; backward 8, and 12 or 9 (4 bits)."""
+    wide, out = 4096, 14336
+    for quantization, back in (("none", 12), ("nf4-dq", 9)):
+        shape = scenario("resident", quantization=quantization).plan().model
+        sum_ = next(one for one in shape.layers[0] if one.name == "mlp.up_proj.lora")
+        assert training_cost(shape, sum_, batch=1, length=1).bytes == 2 * (4 * wide + 13 * out)
+        assert backward_cost(shape, sum_, batch=1, length=1).bytes == 2 * (8 * wide + back * out)
+
+
+def test_adapters_of_16_bits_are_faster_and_those_of_deepspeed_and_fsdp_are_such() -> None:
+    steps = {}
+    for program in PROGRAMS:
+        for single in (True, False):
+            lora = {"r": 16, "autocast_adapter_dtype": single}
+            steps[program, single] = so.simulate(scenario(program, lora=lora)).step_s or 0.0
+    assert steps["resident", False] < 0.9 * steps["resident", True]
+    assert steps["fsdp", False] == steps["fsdp", True]
+    assert steps["zero", False] == steps["zero", True]
+
+
 def test_frozen_weights_cost_a_third_less_than_trained_ones() -> None:
     """Two products for each of forward, recomputation and the gradient of the input, in place of eight."""
     lora = so.simulate(scenario("resident", quantization="none"))
     flops = 2 * (MATRICES + 128256 * 4096) * 2048
     rate = flops * 3 / (lora.step_s or 0.0)
-    assert 0.5 * 165e12 < rate < 165e12, "tensor cores of an RTX 4090: 165 TFLOP/s"
+    assert 0.4 * 165e12 < rate < 165e12, "tensor cores of an RTX 4090: 165 TFLOP/s"
     packed = so.simulate(scenario("resident"))
     assert 1.03 < (packed.step_s or 0.0) / (lora.step_s or 1.0) < 1.3
 
