@@ -180,13 +180,13 @@ class Strided(NamedTuple):
     or a column, change the type, or have operands of different strides."""
 
     written: int = 0
-    """Elements that they write."""
-    moved: int = 0
+    """Elements written, by all of these kernels together."""
+    traffic: int = 0
     """Elements that they read and write; one in single precision counts as two."""
 
     def part(self, numerator: int, denominator: int) -> Strided:
         """Return a part of it."""
-        return Strided(self.written * numerator // denominator, self.moved * numerator // denominator)
+        return Strided(self.written * numerator // denominator, self.traffic * numerator // denominator)
 
 
 class Module(NamedTuple):
@@ -358,15 +358,15 @@ def rms_norm(
     (4, 2), cast back (2, 1). Weight, cast, scale and mean are not vectorized.
     """
     wide = heads * width
-    moved = 11 if single else 9
+    traffic = 11 if single else 9
     return Module(
         name,
         "norm",
         (Parameter(f"{name}.weight", width),),
         in_features=(11 if single else 10) * wide,
         out_features=(9 if single else 8) * wide,
-        strided=Strided(3 * wide, moved * wide),
-        strided_back=Strided(4 * wide, (moved + 2) * wide),
+        strided=Strided(3 * wide, traffic * wide),
+        strided_back=Strided(4 * wide, (traffic + 2) * wide),
         more=6 * wide,
         width=wide,
         parallel=parallel,

@@ -191,15 +191,15 @@ class Timing:
             work = Strided(width, 2 * width)
         seen = self._tokens(module) * module.share
         return self._longer_s(
-            seen * work.written, self.machine.accelerator.strided_rate, moved=seen * work.moved
+            seen * work.written, self.machine.accelerator.strided_rate, traffic=seen * work.traffic
         )
 
-    def _longer_s(self, numel: float, rate: Sourced[int] | None, *, moved: float | None = None) -> float:
-        """Return the time [s] for which elements are read and written at ``rate`` longer than those
-        ``moved``, by default as many read as written, at the rate of HBM."""
+    def _longer_s(self, numel: float, rate: Sourced[int] | None, *, traffic: float | None = None) -> float:
+        """Return the time [s] for which elements are read and written at ``rate`` longer than
+        ``traffic``, by default as many read as written, at that of HBM."""
         if rate is None:
             return 0.0
-        read = 2 * numel if moved is None else moved
+        read = 2 * numel if traffic is None else traffic
         longer = 2 * numel / rate.value - read / self.machine.accelerator.hbm_rate
         return max(0.0, longer * self._model.dtype_bytes)
 
