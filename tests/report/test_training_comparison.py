@@ -34,8 +34,8 @@ Comparison
   raid     raid                                                                     does not fit
   80 % interval
   weights  optimizer            step         forward        backward       opt. step        tokens/s
-  hbm      raid       27.8 to 48.6 s  7.72 to 9.46 s  12.2 to 16.1 s  13.2 to 23.1 s  2,695 to 4,713
-  dram     dram       20.3 to 24.8 s  7.72 to 9.46 s  12.2 to 16.1 s                  5,276 to 6,468
+  hbm      raid       27.8 to 48.6 s  7.72 to 9.46 s  11.6 to 15.7 s  13.2 to 23.1 s  2,695 to 4,713
+  dram     dram       20.3 to 24.8 s  7.72 to 9.46 s  11.6 to 15.7 s                  5,276 to 6,468
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   forward_s = forward passes of all micro-steps of a step
   backward_s = backward passes of all micro-steps, with recomputation and reduction of gradients

@@ -41,7 +41,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "hbm total 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
         "stage hbm per GPU dram per host raid in all",
         "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
-        "backward passes 13 s 12.2 to 16.1 32 % backward_s = backward passes of all micro-steps",
+        "backward passes 13 s 11.6 to 15.7 32 % backward_s = backward passes of all micro-steps",
         "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
         "Bottleneck: raid write, 24 % of the step, limited by raid.",
         "cause exposed share in forward in backward in optimizer busy limited by",

@@ -46,7 +46,7 @@ Speed
                                                                         one optimizer step
   forward passes                            8 s    7.72 to 9.46   20 %  forward_s = forward passes
                                                                         of all micro-steps of a step
-  backward passes                          13 s    12.2 to 16.1   32 %  backward_s = backward passes
+  backward passes                          13 s    11.6 to 15.7   32 %  backward_s = backward passes
                                                                         of all micro-steps, with
                                                                         recomputation and reduction
                                                                         of gradients
