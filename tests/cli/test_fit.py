@@ -131,7 +131,7 @@ def test_machines_of_several_scenarios_are_one_table(program) -> None:
     words = " ".join(answer.out.split())
     assert "bloom-176b, hbm: fewer machines hold the weights with other answers: 1 machine in fp8" in words
     assert "bloom-mod-2: not simulated, as it has more than 1,000 layers" in words
-    assert "bloom-176b training hbm 33 16.1 s [" in words
+    assert "bloom-176b training hbm 33 16.2 s [" in words
     assert "rule = machines whose HBM holds the weights" in answer.out
 
 

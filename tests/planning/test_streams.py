@@ -413,7 +413,8 @@ def test_costs_are_those_of_the_largest_load_within_limits() -> None:
 
 
 def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are a fifth longer serve a fifth less where there is no chance."""
+    """Steps that are a fifth longer serve a fifth less or somewhat more than that where there is no chance: with
+    more sequences at once, each of their steps takes the host longer."""
     even = ("stream.arrivals={kind: constant, request_rate: 8}", "stream.replications=1")
     for factor in (1.0, 1.2):
         monkeypatch.setattr(
@@ -422,7 +423,7 @@ def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -
         found = stream(*even, "stream.num_prompts=300", slo=["ttft=2s"])
         assert found.best is not None
         assert found.capacity == pytest.approx(
-            (found.best.load / factor, found.best.load * factor), rel=0.1 if factor > 1 else 0.02
+            (found.best.load / factor, found.best.load * factor), rel=0.15 if factor > 1 else 0.02
         )
 
 
