@@ -413,8 +413,8 @@ def test_costs_are_those_of_the_largest_load_within_limits() -> None:
 
 
 def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are a fifth longer serve a fifth less or somewhat more than that where there is no chance: with
-    more sequences at once, each of their steps takes the host longer."""
+    """Steps that are a fifth longer serve a fifth less, or somewhat more than that: with more sequences at
+    once, each step takes the host longer."""
     even = ("stream.arrivals={kind: constant, request_rate: 8}", "stream.replications=1")
     for factor in (1.0, 1.2):
         monkeypatch.setattr(
