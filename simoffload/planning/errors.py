@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from math import exp, hypot, log, sqrt
+from statistics import NormalDist, mean, median, stdev
 from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter
@@ -21,11 +23,13 @@ Limit = Literal["GPU", "host", "link", "CPU", "storage"]
 """What takes most of a time: kernels, the host thread, copies and collectives, work of the CPU, or drives."""
 _FEWEST = 5
 """Fewest times of a class that count."""
+_SEVERAL = 4
+"""Fewest machines of a class that say how much machines differ."""
 _FEW, _UNLIKE = 1.2, 1.4
-"""Factors either way within which 80 % of times are expected for one reason alone: that other runs stand for
-too few of a class, or one machine for all, and each thing that no comparable run did. Our choice; with two
-such things, half of all times are within a factor of 1.28 and nine of ten within 1.84, where half of 100
-published figures of other machines were within 1.25 of predictions and nine of ten within 2."""
+"""Factors either way within which 80 % of times are expected for one reason alone: another machine, where no
+class has several, and each thing that no comparable run did. Our choice; with two such things, half of all times are within a factor of 1.28 and nine of ten
+within 1.84, where half of 100 published figures of other machines were within 1.25 of predictions and nine of
+ten within 2."""
 
 
 class RealTimes(NamedTuple):
@@ -99,8 +103,25 @@ class ErrorTable:
         row = self.of(time, without=without)
         wider = sqrt(time.unlike) * log(_UNLIKE)
         if not time.unlike and (row[:3] != time[:3] or row.machines == 1):
-            wider = log(_FEW)
+            wider = self.between(time.evidence)
         return exp(-hypot(log(row.low), wider)), exp(hypot(log(row.high), wider))
+
+    @cached_property
+    def _machines(self) -> dict[Evidence, float]:
+        """Logarithms of factors, by evidence."""
+        classes: dict[tuple[str, Limit, Evidence], dict[str, list[float]]] = defaultdict(dict)
+        for row in self.rows:
+            classes[row[:3]].setdefault(row.machine, []).extend(map(log, row.ratios))
+        spreads: dict[Evidence, list[float]] = defaultdict(list)
+        for (_, _, evidence), machines in classes.items():
+            if len(machines) >= _SEVERAL:
+                spreads[evidence].append(stdev(map(median, machines.values())))
+        return {evidence: NormalDist().inv_cdf(0.9) * mean(found) for evidence, found in spreads.items()}
+
+    def between(self, evidence: Evidence) -> float:
+        """Return the logarithm of the factor either way within which the middle runs of 80 % of machines are,
+        in classes with as good numbers and several machines: what one machine, or other runs, do not say."""
+        return self._machines.get(evidence, log(_FEW))
 
     def _class(self, program: str, limit: Limit, evidence: str, without: str) -> CalibrationError | None:
         key = program, limit, evidence, without
@@ -136,7 +157,8 @@ def _ends(ratios: Sequence[float], machines: int) -> tuple[float, float]:
     Quantiles are those that are about median-unbiased for any distribution (Hyndman and Fan, 1996, type 8).
     Runs of one machine resemble one another, so that their logarithms count 1 + 1 / (machines + 1) times,
     which is about Student's t of so many machines over the normal quantile (1.20 instead of 1.28 for four,
-    1.09 instead of 1.08 for ten; less for two, our choice). One machine says nothing of others (``_FEW``).
+    1.09 instead of 1.08 for ten; less for two, our choice). One machine says nothing of others
+    (``ErrorTable.between``).
     """
     ordered, wider = sorted(ratios), 1 + (machines > 1) / (machines + 1)
 

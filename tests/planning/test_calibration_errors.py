@@ -79,6 +79,20 @@ def test_too_few_times_are_those_of_other_runs_and_a_stated_factor_wider() -> No
     assert (low, high) == pytest.approx((1 / 1.2, exp(hypot(log(1.1), log(1.2)))))
 
 
+def test_another_machine_differs_as_machines_of_other_classes_do() -> None:
+    """Medians of 1, 1.1, 1.2 and 1.3 have a standard deviation of 0.113 in logarithms."""
+    four = [row(f"m{at}", 1 + at / 10, 0.1, 9.0) for at in range(4)]
+    table = ErrorTable((*four, row("a", *[1.0] * 9, program="fsdp")))
+    low, high = table.factors(Comparable("fsdp", "link", "own"))
+    assert (low, high) == pytest.approx((exp(-1.2816 * 0.1127), exp(1.2816 * 0.1127)), rel=1e-3)
+    assert table.factors(Comparable("fsdp", "link", "shipped"))[1] > 1.2, (
+        "no class says it: the stated factor"
+    )
+    assert (
+        1.05 < exp(calibration_errors().between("own")) < exp(calibration_errors().between("shipped")) < 1.3
+    )
+
+
 @pytest.mark.parametrize("unlike", [1, 2, 5])
 def test_each_thing_that_no_run_did_adds_an_error(unlike: int) -> None:
     table = ErrorTable((row("a", *[1.1] * 9),))
