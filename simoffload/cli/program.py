@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime  # noqa: F401  # pydantic's core panics if an interrupt comes while it imports this
 import os
 import signal
 import sys
@@ -110,7 +111,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
         raise
     except OSError as error:
         return _unwritable(error, console)
-    except Exception as error:
+    except BaseException as error:  # libraries in Rust raise what is no Exception
         if received:
             return _stopped(console, received)
         if os.environ.get("SIMOFFLOAD_DEBUG") == "1":
@@ -121,7 +122,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
         return ExitCode.FAILED
 
 
-def _unexpected(error: Exception) -> Problem:
+def _unexpected(error: BaseException) -> Problem:
     """Return what to say about an error in code: its place, if it is in a program of the user's own."""
     import traceback
     from sysconfig import get_paths
