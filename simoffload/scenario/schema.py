@@ -24,7 +24,7 @@ from simoffload.documents import split_assignment as split
 from simoffload.errors import InputError, Problem
 from simoffload.hardware import Parts, Platform
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
-from simoffload.models import ModelSpec
+from simoffload.models import ModelSpec, is_model_file
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.streams import StreamOptions
 from simoffload.strategies import AnyStrategy, in_new_form, strategy_in, usual_kind
@@ -161,8 +161,9 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
     Raises InputError.
     """
     if location[:1] == ("model",) and isinstance(document.data.get("model"), str):
-        named = Edit(("model",), {"name": document.data["model"]})
-        return edited(document, [named], in_place=True)
+        model = document.data["model"]
+        named = {"config" if is_model_file(model) else "name": model}
+        return edited(document, [Edit(("model",), named)], in_place=True)
     strategy = document.data.get("strategy")
     if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):
         return document

@@ -107,6 +107,8 @@ def test_a_config_json_stands_wherever_a_name_does(program) -> None:
     for argv in ((file,), ("Tiny-1B/",), ("--model", file), ("qwen3-0.6b", "--model", file)):
         found = json.loads(program("fit", *argv, *machine).out)
         assert (found["model"]["name"], found["name"]) == ("Tiny-1B", "Tiny-1B"), argv
+    found = json.loads(program("fit", file, *machine, "--set", "model.quantization=q4_k_m").out)
+    assert found["model"]["name"] == "Tiny-1B, q4_k_m"
     compared = json.loads(program("compare", "--models", f"{file},{other},qwen3:0.6b", *machine).out)
     names = [row["result"]["model"]["name"] for row in compared["compared"]]
     assert names == ["Tiny-1B", "Small-2B", "qwen3-0.6b, q4_k_m"]
