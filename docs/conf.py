@@ -32,6 +32,7 @@ suppress_warnings = ["myst.header"]  # a level that is left out is right on a pa
 html_theme = "furo"
 html_title = f"simoffload {release}"
 html_show_sourcelink = False
+html_static_path, html_css_files = ["static"], ["wide.css"]
 autodoc_default_options = {"members": True, "no-value": True, "show-inheritance": True}
 autodoc_class_signature = "separated"  # results are not made by hand
 CONTENTS = {
@@ -41,7 +42,7 @@ CONTENTS = {
     "What is simulated": "docs/llama-cpp docs/kv-cache docs/checkpoints-and-data docs/limits",
     "Machines": "docs/profiles docs/CALIBRATION docs/measurements/*",
     "Reference": "docs/python docs/scenarios docs/reference/* docs/nomenclature",
-    "Method": "docs/how-it-works docs/VALIDATION docs/performance docs/decisions",
+    "Method": "docs/how-it-works docs/VALIDATION docs/validation/* docs/performance docs/decisions",
     "Project": "docs/index CHANGELOG CONTRIBUTING",
 }
 """Pages of the table of contents, by its headings."""
