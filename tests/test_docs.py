@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import simoffload
 from simoffload.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -41,7 +42,27 @@ def test_every_scenario_of_the_reference_is_right(
         assert main(["check", f"{number}.yaml"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=lambda path: path.name)
+def test_the_reference_of_python_begins_with_what_is_used_first_and_has_every_name() -> None:
+    names = re.findall(r"^\.\. auto\w+:: (\w+)$", (DOCS / "python.rst").read_text(), re.MULTILINE)
+    assert names[:3] == ["simulate", "question", "load_scenario"]
+    assert sorted(names) == sorted(simoffload.__all__)
+
+
+TOP = DOCS.parent
+PAGES = [*TOP.glob("*.md"), *DOCS.rglob("*.md")]
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def _anchors(page: Path) -> set[str]:
+    """What a link may have behind #: a heading in lower case, without punctuation, with - for each space."""
+    titles = HEADING.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(TOP)))
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+    for target, _, anchor in re.findall(r"\]\(([^)#\s]*)(#([^)\s]+))?\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert target.startswith("https://") or page.exists(), target
+        if anchor and page.suffix == ".md":
+            assert anchor in _anchors(page), f"{target}#{anchor}"
