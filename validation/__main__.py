@@ -1,8 +1,8 @@
 """``python -m validation`` predicts all measured and published figures and writes the files that report them.
 
-These are docs/VALIDATION.md, README.md and docs/CALIBRATION.md between their marks, drawings in docs/images,
-and the two tables of the package. ``python -m validation ID…`` prints only the published figures whose id
-begins with ID, such as ddn-fit.
+These are README.md, docs/VALIDATION.md, docs/CALIBRATION.md and the pages of docs/validation between their
+marks, drawings in docs/images, and the two tables of the package. ``python -m validation ID…`` prints only
+the published figures whose id begins with ID, such as ddn-fit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import get_args
 
 from simoffload.planning.compare import PublishedRatio
 from simoffload.planning.errors import calibration_errors, written
-from validation.accuracy import class_table, coverage, held_out, short_table
+from simoffload_calibrate.compare import Errors
+from validation.accuracy import (
+    SUMMED,
+    ByProfile,
+    class_table,
+    coverage,
+    held_out,
+    short_table,
+    summary_table,
+    summed,
+)
 from validation.figures import drawings
 from validation.llama_cpp import llama_cpp_tables, observed_rates
 from validation.llama_cpp_shares import observed_logs
@@ -32,12 +42,12 @@ from validation.measured import (
     observed_runs,
 )
 from validation.measured_tables import measured_tables
-from validation.published import compare_published, published_tables, ratio_rows
+from validation.published import compare_published, limits_met, published_tables, ratio_rows
 from validation.recorded_streams import predicted_streams, streams_table
 from validation.serving import observed_steps, serving_steps, serving_table
 
 _ROOT = Path(__file__).parents[1]
-_PAGE, _FRONT, _GUIDE = "docs/VALIDATION.md", "README.md", "docs/CALIBRATION.md"
+_BEHIND = "docs/validation"
 _ERRORS = "simoffload/planning/calibration_errors.csv"
 
 
@@ -61,21 +71,61 @@ def files() -> dict[str, str]:
     by_profile = {profile: left_out(measured(profile)) for profile in get_args(Profile)}
     runs = by_profile["own"]
     drawn = drawings(runs)
-    images = [(f"images/{one.name}", one.about) for one in drawn]
-    page, front, guide = ((_ROOT / path).read_text("utf-8") for path in (_PAGE, _FRONT, _GUIDE))
-    page = inserted(page, "intervals", class_table(calibration_errors(), observed()))
-    page = inserted(page, "measured", measured_tables(by_profile, measured_machines(), images))
-    page = inserted(page, "serving", serving_table(serving_steps()))
-    page = inserted(page, "llama.cpp", llama_cpp_tables())
-    page = inserted(page, "streams", streams_table(predicted_streams()))
-    page = inserted(page, "tables", published_tables(compare_published()))
+    images = [(f"../images/{one.name}", one.about) for one in drawn]
+    published = compare_published()
+    parts = {
+        ("docs/VALIDATION.md", "summary"): f"{summary(by_profile)}\n\n{limits_met(published)}\n",
+        (f"{_BEHIND}/intervals.md", "intervals"): class_table(calibration_errors(), observed()),
+        (f"{_BEHIND}/real-runs.md", "measured"): measured_tables(by_profile, measured_machines(), images),
+        (f"{_BEHIND}/vllm.md", "serving"): serving_table(serving_steps()),
+        (f"{_BEHIND}/vllm.md", "streams"): streams_table(predicted_streams()),
+        (f"{_BEHIND}/llama-cpp.md", "llama.cpp"): llama_cpp_tables(),
+        (f"{_BEHIND}/published.md", "tables"): published_tables(published),
+        ("README.md", "accuracy"): f"{held_out(runs)}:\n\n{short_table(by_profile)}\n",
+        ("docs/CALIBRATION.md", "coverage"): f"{coverage(by_profile)}\n",
+    }
+    pages: dict[str, str] = {}
+    for (path, name), text in parts.items():
+        pages[path] = inserted(pages.get(path) or (_ROOT / path).read_text("utf-8"), name, text)
     return {
-        _PAGE: page,
-        _FRONT: inserted(front, "accuracy", f"{held_out(runs)}:\n\n{short_table(by_profile)}\n"),
-        _GUIDE: inserted(guide, "coverage", f"{coverage(by_profile)}\n"),
+        **pages,
         "simoffload/planning/published_ratios.csv": _csv(PublishedRatio._fields, ratio_rows()),
         **{f"docs/images/{one.name}": one.svg() for one in drawn},
     }
+
+
+def summary(by_profile: ByProfile) -> str:
+    """Return how far off the predictions of held-out times are, by program."""
+    rows = [
+        (title, work.errors(by_profile["shipped"]), work.errors(by_profile["own"]), "real-runs")
+        for title, work in SUMMED.items()
+    ]
+    known = calibration_errors()
+
+    def judged(times: Iterable[Observed], *, own: bool = False) -> Errors | None:
+        held = [one for one in times if one.held_out and (one.compared.evidence == "own") == own]
+        ends = (known.factors(one.compared, without=one.machine) for one in held)
+        return summed(
+            (one.ratio, low <= one.ratio <= high) for one, (low, high) in zip(held, ends, strict=True)
+        )
+
+    figures = [
+        (measured / simulated, inside)
+        for one in predicted_streams()
+        if one.recorded.part == "holdout"
+        for measured, simulated, inside in one.figures.values()
+    ]
+    rows += [
+        ("vLLM: a step", judged(observed_steps(serving_steps())), None, "vllm"),
+        ("vLLM: requests that arrive, TTFT and TPOT", summed(figures), None, "vllm"),
+        (
+            "llama.cpp: a token or a prompt",
+            judged(observed_rates()),
+            judged(observed_rates(), own=True),
+            "llama-cpp",
+        ),
+    ]
+    return summary_table(rows)
 
 
 def inserted(page: str, name: str, text: str) -> str:

@@ -134,6 +134,44 @@ def short_table(by_profile: ByProfile) -> str:
     return table(f"profile of the machine | {titles} | inside the 80 % interval", rows, right=5)
 
 
+def summed(times: Iterable[tuple[float, bool]]) -> Errors | None:
+    """Return the errors of times: of each its ratio to the predicted one, and whether it is inside."""
+    pairs = [(1 / ratio - 1, inside) for ratio, inside in times]
+    if not pairs:
+        return None
+    errors = [error for error, _ in pairs]
+    mean = sum(map(abs, errors)) / len(errors)
+    return Errors(len(errors), mean, max(errors, key=abs), sum(inside for _, inside in pairs))
+
+
+SUMMED = {
+    "DeepSpeed, weights in host memory or on drives: a token": DECODE,
+    "the same: the prompt": PREFILL,
+    "DeepSpeed: a training step": STEP,
+    "PyTorch FSDP: a training step": FSDP,
+    "Accelerate: a token": ACCELERATE,
+    "transformers on two GPUs: a token": DIVIDED,
+}
+"""Rows of the summary that the runs of ``by_profile`` have."""
+
+
+def summary_table(rows: Iterable[tuple[str, Errors | None, Errors | None, str]]) -> str:
+    """Write what most readers ask, a row for each program: its errors with a shipped profile and with one
+    measured on the machine, and the page of its runs."""
+    cells = (
+        (title, _summary_cell(shipped), _summary_cell(own), f"[runs](validation/{page}.md)")
+        for title, shipped, own, page in rows
+    )
+    head = "program and time | with a shipped profile | with one measured on the machine | details"
+    return table(head, cells, right=4)
+
+
+def _summary_cell(found: Errors | None) -> str:
+    if found is None:
+        return ""
+    return f"{_short_cell(found)}; {found.inside} of {found.runs} inside"
+
+
 def coverage(by_profile: ByProfile) -> str:
     """Return in words how many measured times were inside their interval, by kind of profile."""
     shares, alone, misses = [], [], {}

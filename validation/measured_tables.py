@@ -37,7 +37,7 @@ _ABOUT_FSDP = (
 )
 _ABOUT_OTHERS = (
     "Runs of transformers without DeepSpeed, predicted with the machine's own microbenchmarks "
-    "([measurements/hugging-face.md](measurements/hugging-face.md)); the tables above exclude them."
+    "([measurements/hugging-face.md](../measurements/hugging-face.md)); the tables above exclude them."
 )
 _ABOUT_ACCURACY = (
     "Each cell: number of runs · mean absolute error · worst error · share of measured times inside the 80 % "
@@ -53,7 +53,7 @@ _ABOUT_MACHINES = (
 )
 _ABOUT_LIMITS = (
     "Limits. Intervals are as wide as the errors of these held-out runs, of other machines than that of the "
-    "run ([explanations.md](explanations.md))."
+    "run ([explanations.md](../explanations.md))."
 )
 _ABOUT_PROFILES = (
     "Errors of each run by the profile that predicts it; measured times outside the 80 % interval have their "

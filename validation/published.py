@@ -238,6 +238,12 @@ def published_tables(rows: Iterable[PublishedRow]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def limits_met(rows: Iterable[PublishedRow]) -> str:
+    """Return a sentence: how many limits of published figures are met."""
+    judged = [row.holds for row in rows if row.holds is not None]
+    return f"{sum(judged)} of {len(judged)} limits of published figures are met."
+
+
 def _line(row: PublishedRow) -> str:
     reference = row.reference
     cells = (

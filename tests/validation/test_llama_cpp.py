@@ -23,7 +23,7 @@ from validation.llama_cpp import (
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "VALIDATION.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "validation" / "llama-cpp.md").read_text("utf-8")
 
 
 def test_held_out_rates() -> None:

@@ -28,6 +28,8 @@ from validation.accuracy import (
     held_out,
     limit_table,
     short_table,
+    summary_table,
+    summed,
 )
 from validation.measured import (
     MeasuredRun,
@@ -203,6 +205,16 @@ def test_a_cell_has_errors_and_intervals_of_held_out_runs() -> None:
     assert rows[2:] == [
         "| measured on the same machine | 10.0 %, worst +20 % | no such runs | no such runs | 50 % |",
         "| measured on another machine of the kind | no such runs | no such runs | no such runs |  |",
+    ]
+
+
+def test_the_summary_has_a_row_for_each_program() -> None:
+    """Times of which one took a quarter less, and one twice what was predicted."""
+    own = summed([(0.75, True), (2.0, False)])
+    rows = summary_table([("A: a token", None, own, "page"), ("B", summed([]), own, "page")]).splitlines()
+    cell = "41.7 %, worst −50 %; 1 of 2 inside"
+    assert rows[2:] == [
+        f"| {name} |  | {cell} | [runs](validation/page.md) |" for name in ("A: a token", "B")
     ]
 
 

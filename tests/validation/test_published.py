@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from validation.published import published_tables
+from validation.published import limits_met, published_tables
 from validation.references import PublishedRow, Reference
 
 
@@ -65,4 +65,5 @@ def test_a_figure_that_set_a_number_is_shown_and_not_counted(role: str) -> None:
     assert (
         f"0 of 1 limits are met; 0 figures have no limit. Not judged: {inputs} inputs and {in_view} " in text
     )
+    assert limits_met([*rows, PublishedRow(reference(**about), 51.0)]).startswith("1 of 2 limits")
     assert f"| x-1 | s | 51 | 50 ms | +2.0% |  | {role} | a rate (a.py); n |" in text

@@ -48,7 +48,7 @@ def test_streams_below_the_knee_are_predicted() -> None:
         for name, bar in (("ttft mean", 0.15), ("tpot mean", 0.1)):
             measured, simulated, _ = one.figures[name]
             assert simulated == pytest.approx(measured, rel=bar)
-    page = (Path(__file__).parents[2] / "docs" / "VALIDATION.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "validation" / "vllm.md").read_text("utf-8")
     rows = streams_table(found).splitlines()
     assert len(rows) == 4
     assert set(rows) <= set(page.splitlines()), "run python -m validation"

@@ -37,7 +37,7 @@ MISSED = {
     *(f"zinf-1776-before-{what}" for what in ("forward", "backward")),
     *(f"zo20-10b-{what}" for what in ("step_time", "forward", "backward")),
 }
-"""The limits that predictions miss, each explained under "Known errors" in docs/VALIDATION.md."""
+"""The limits that predictions miss, each explained under "Known errors" in docs/validation/published.md."""
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,20 @@ def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repo
         patch.setattr(program, "compare_published", lambda: figures)
         for name in ("observed_rates", "observed_logs", "predicted_streams"):
             patch.setattr(program, name, lambda: ())
+        patch.setattr(program, "summary", lambda _: "")
         patch.setattr(program, "llama_cpp_tables", lambda: "")  # in tests/validation/test_llama_cpp.py
         written = program.files()
         table = ratios(error_rows(program.observed()))
     assert table - ratios(calibration_errors().rows) == Counter(), "run python -m validation"
-    page = (repository / "docs/VALIDATION.md").read_text("utf-8")
-    shipped = lines(page)
+    pages = [path for path in written if path.startswith("docs/validation/")]
+    shipped = lines("\n\n".join((repository / path).read_text("utf-8") for path in pages))
     for heads in (
         r"\| set \| machine \| run \| decode",
         r".*simulated \| error",
         r"\| id ",
         r"\| set \| run \| model",
     ):
-        rows = lines(written["docs/VALIDATION.md"], heads)
+        rows = lines("\n\n".join(written[path] for path in pages), heads)
         assert len(rows) > 4, heads
         assert rows - shipped == set(), "run python -m validation"
     for path in written:
@@ -107,7 +108,7 @@ def test_the_page_has_what_is_predicted(program: ModuleType, sampled: Path, repo
 
 
 def test_which_bars_are_missed(repository: Path) -> None:
-    page = (repository / "docs/VALIDATION.md").read_text("utf-8")
+    page = (repository / "docs/validation/published.md").read_text("utf-8")
     assert {
         row.split(" | ")[0].removeprefix("| ") for row in lines(page, r"\| id ") if "| **no** |" in row
     } == MISSED
