@@ -6,7 +6,8 @@
 # check  lint, formatting, types, layers
 # bench  time the engine, whole scenarios, sweeps, planning and start-up
 # reference  write docs/schema and docs/reference, after a change of keys or options
-# docs   build the documentation as a site in build/site; internal links are checked, notebooks are run
+# docs   build the documentation as a site in build/site; internal links are checked
+# notebooks  run the notebooks and store their outputs
 # docs-links  try the links of the documentation to other sites (needs the network)
 # validation  predict all measured and published figures; write docs/VALIDATION.md and the shipped tables
 # lock   write requirements/*.txt from pyproject.toml (needs uv; LOCK_FLAGS=--upgrade for newer versions)
@@ -27,7 +28,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Twice quiet: errors only. Empty it to watch pip: make test PIP_FLAGS=
 PIP_FLAGS ?= --quiet --quiet
 
-.PHONY: help demo test say-deepspeed test-fast test-deepspeed test-pythons check bench reference docs docs-links validation lock clean
+.PHONY: help demo test say-deepspeed test-fast test-deepspeed test-pythons check bench reference docs notebooks docs-links validation lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -94,8 +95,11 @@ docs: $(VENV)/.docs
 	$(SPHINX) build/site
 	@echo "The site is build/site/index.html"
 
+notebooks: $(VENV)/.dev
+	$(BIN)/python docs/notebooks.py
+
 docs-links: $(VENV)/.docs
-	$(SPHINX) build/links -b linkcheck -D run_notebooks=0
+	$(SPHINX) build/links -b linkcheck
 
 validation: $(VENV)/.dev
 	$(BIN)/python -m validation

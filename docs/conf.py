@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,22 +67,13 @@ def _with_contents(_app: Sphinx, page: str, source: list[str]) -> None:
 
 
 class NotebookParser(MystParser):
-    """A notebook as a page: it is run, and shows its tables, and its charts as pictures."""
+    """A notebook as a page, with the outputs that are stored in it."""
 
     supported = ("notebook",)
 
     def parse(self, inputstring: str, document: Any) -> None:
-        """Parse the cells, with their outputs if the notebooks are to be run."""
-        env = document.settings.env
-        notebook = json.loads(inputstring)
-        if env.config.run_notebooks:
-            import nbclient
-            import nbformat
-
-            notebook = nbformat.reads(inputstring, as_version=4)
-            resources = {"metadata": {"path": str(TOP / "notebooks")}}
-            nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
-        super().parse("\n\n".join(map(_cell, notebook["cells"])), document)
+        """Parse the cells with their outputs."""
+        super().parse("\n\n".join(map(_cell, json.loads(inputstring)["cells"])), document)
 
 
 def _cell(cell: Any) -> str:
@@ -94,17 +84,12 @@ def _cell(cell: Any) -> str:
 
 
 def _output(output: Any) -> str:
-    """Return an output as Markdown: text, a table, or a chart as SVG."""
+    """Return an output as Markdown: text, a table, or a chart."""
     found = output.get("data", {"text/plain": output.get("text", "")})
-    if "application/vnd.plotly.v1+json" in found:
-        html = runpy.run_path(str(TOP / "docs" / "pictures.py"))["svg"](
-            found["application/vnd.plotly.v1+json"]
-        )
-    elif "text/html" in found:
-        html = f'<div class="table-wrapper">{found["text/html"]}</div>'
-    else:
-        return f"```text\n{found['text/plain']}\n```"
-    return f"```{{raw}} html\n{html}\n```"
+    for kind, around in (("image/svg+xml", "{}"), ("text/html", '<div class="table-wrapper">{}</div>')):
+        if kind in found:
+            return f"```{{raw}} html\n{around.format(''.join(found[kind]))}\n```"
+    return f"```text\n{''.join(found['text/plain'])}\n```"
 
 
 def _with_index(app: Sphinx, failure: Exception | None) -> None:
@@ -115,7 +100,6 @@ def _with_index(app: Sphinx, failure: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the notebooks, and the table of contents."""
-    app.add_config_value("run_notebooks", default=True, rebuild="env", types=[bool])
     app.add_source_parser(NotebookParser)
     app.connect("source-read", _with_contents)
     app.connect("build-finished", _with_index)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 mpl.rcParams |= {
     "svg.hashsalt": "simoffload",
+    "svg.fonttype": "none",  # text stays text
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
