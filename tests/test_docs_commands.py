@@ -1,7 +1,8 @@
 """The pages to be read with a terminal open: their files are right, their commands print what is shown.
 
-A block of YAML whose first line names a file is that file; a line of output that is only "…" stands for any
-number of lines; a block of text is what the program before it prints.
+A block of YAML whose first line names a file is that file, and so is a block of JSON behind a line that ends
+in its name; a line of output that is only "…" stands for any number of lines; a block of text is what the
+program before it prints.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import datetime
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +25,7 @@ from tests.examples import EXPLORES
 
 TOP = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(yaml|console|python|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+JSON = re.compile(r"`([\w./-]+\.json)`:\n\n```json\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*)\n", re.MULTILINE)
 FIO = TOP / "tests" / "exchange" / "data" / "fio_seqread.json"
 
@@ -42,6 +46,7 @@ def _stories() -> Iterator[tuple[str, str]]:
         "docs/costs.md",
         "docs/advise.md",
         "docs/kv-cache.md",
+        "docs/llama-cpp.md",
         "docs/reach.md",
     ):
         yield page, (TOP / page).read_text()
@@ -77,6 +82,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_story_runs_as_it_is_told(story: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, object] = {}
     done = False
+    for name, text in JSON.findall(story):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     for kind, text in BLOCK.findall(story):
         if kind == "yaml":
             name = re.match(r"# (\S+\.yaml)\n", text)
@@ -110,10 +118,21 @@ def _run(session: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert shown
             continue
         capsys.readouterr()
-        status = main(arguments)
+        status = _serve(arguments) if arguments[0] == "serve" else main(arguments)
         printed = capsys.readouterr()
         _assert_shown(shown, printed.out + printed.err)
     assert status == 0, f"status {status} of: {command}"
+
+
+def _serve(arguments: list[str]) -> int:
+    """Serve the page at any port, print the first line as if the port were the usual one, and end it."""
+    pytest.importorskip("waitress", reason="waitress is not installed")
+    command = [sys.executable, "-m", "simoffload", *arguments, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
+        assert page.stdout is not None
+        print(re.sub(r"(?<=127.0.0.1:)\d+", "8050", page.stdout.readline()), end="")
+        page.terminate()
+    return 0 if page.returncode in (130, 143) else page.returncode
 
 
 def _assert_shown(shown: str, printed: str) -> None:
@@ -122,6 +141,15 @@ def _assert_shown(shown: str, printed: str) -> None:
         found = printed.find(part, start)
         assert found >= 0, f"not printed:\n{part}\nbut:\n{printed}"
         start = found + len(part)
+
+
+def test_sixty_commands_print_what_is_shown() -> None:
+    """Those of the stories that are run here, and of the page on fit, which has tests of its own."""
+    pages = [*STORIES.values(), (TOP / "docs/fit.md").read_text()]
+    sessions = [text for page in pages for kind, text in BLOCK.findall(page) if kind == "console"]
+    commands = [one for session in sessions for one in COMMAND.findall(session)]
+    run = [one for one in commands if one.removeprefix("simoffload ") not in READ_ALONE]
+    assert len([one for one in run if one.startswith("simoffload ")]) >= 60
 
 
 def test_every_page_has_a_way_to_it() -> None:
