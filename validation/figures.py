@@ -42,7 +42,7 @@ _SIMULATED = "#1f5fa8"
 
 
 class Drawing(NamedTuple):
-    """A figure of the page docs/VALIDATION.md."""
+    """A figure of the page docs/validation/real-runs.md."""
 
     name: str
     """The file name in docs/images."""
