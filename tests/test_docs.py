@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_the_reference_of_python_begins_with_what_is_used_first_and_has_every_na
     names = re.findall(r"^\.\. auto\w+:: (\w+)$", (DOCS / "python.rst").read_text(), re.MULTILINE)
     assert names[:3] == ["simulate", "question", "load_scenario"]
     assert sorted(names) == sorted(simoffload.__all__)
+
+
+def test_the_example_of_the_reference_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "python.rst").read_text()
+    (example,) = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", page, re.MULTILINE)
+    exec(compile(textwrap.dedent(example), "python.rst", "exec"), {})
+    assert re.fullmatch(r"[\d.]+ GPU compute\n", capsys.readouterr().out)
 
 
 TOP = DOCS.parent
