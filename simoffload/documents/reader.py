@@ -365,6 +365,17 @@ SUFFIXES = (".yaml", ".yml", ".json")
 """The endings that names of documents may have."""
 _LARGEST = 1_000_000
 """[B] The largest document; a scenario or a profile has about a hundredth of this."""
+_HELD: dict[str, str] = {}
+"""Texts that take the place of files, by name, those held last at the end."""
+
+
+def hold_text(name: str, text: str, *, most: int) -> None:
+    """Let a text be the file of a name, which no disk has; beyond ``most`` [characters] the texts that were
+    held first are dropped."""
+    _HELD.pop(name, None)
+    _HELD[name] = text
+    while len(_HELD) > 1 and sum(map(len, _HELD.values())) > most:
+        del _HELD[next(iter(_HELD))]
 
 
 @contextmanager
@@ -394,6 +405,8 @@ def _reason(error: Exception) -> str:
 
 def exists(name: str | Path) -> bool:
     """Return whether a file or folder exists. Raises InputError if the system denies access."""
+    if str(name) in _HELD:
+        return True
     with file_errors(name, what="cannot be used"):
         try:
             Path(name).stat()
@@ -444,16 +457,25 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
     Raises InputError.
     """
     after = remedy and f"; {remedy}"
-    size = file_size(name, remedy=remedy)
-    if size > most:
-        raise _refusal(name, f"larger than {most // 10**6} MB ({size} bytes){after}")
-    with file_errors(name), Path(name).open("rb") as file:
-        content = file.read(most + 1)
+    content = read_bytes(name, most=most, remedy=remedy)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         message = f"not text in UTF-8 (byte 0x{content[error.start]:02x}){after}"
         raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
+
+
+def read_bytes(name: str | Path, *, most: int = _LARGEST, remedy: str = "") -> bytes:
+    """Return the content of a file of at most ``most`` [B]. Raises InputError."""
+    held = _HELD.get(str(name))
+    size = file_size(name, remedy=remedy) if held is None else len(held)
+    if size > most:
+        after = remedy and f"; {remedy}"
+        raise _refusal(name, f"larger than {most // 10**6} MB ({size} bytes){after}")
+    if held is not None:
+        return held.encode()
+    with file_errors(name), Path(name).open("rb") as file:
+        return file.read(most + 1)
 
 
 def _refusal(name: str | Path, message: str, *, line: int | None = None) -> InputError:

@@ -17,10 +17,10 @@ from simoffload.documents import (
     DocumentLocation,
     candidates,
     either,
-    file_errors,
     listing,
     named,
     quoted,
+    read_bytes,
     read_document,
     resolved,
     same_name,
@@ -405,8 +405,7 @@ class Library:
         if not isinstance(kind, str) or kind not in KINDS:
             raise DocumentLocation(document, ("kind",)).error(_unknown_kind(kind))
         profile = validate(document, KINDS[kind])
-        with file_errors(path):
-            content = path.read_bytes()
+        content = read_bytes(path)
         digest = hashlib.sha256(content + (base.use.sha256.encode() if base else b"")).hexdigest()
         return Entry(profile, document, ProfileUse(profile.id, kind, self._name(path), digest))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload.documents import DocumentLocation, suggest, without
+from simoffload.documents import DocumentLocation, resolved, suggest, without
 from simoffload.hardware import (
     LOCAL_KINDS,
     MEMORY,
@@ -176,7 +176,7 @@ def load_costs(path: str | Path | None = None, *, today: datetime.date | None = 
         return CostList(base, sources, now)
     file = Path(path)
     own = Library(file.parent).read(file, ("costs",))
-    if file.samefile(shipped.document.path):
+    if resolved(file) == resolved(shipped.document.path):
         return CostList(base, sources, now)
     mine = own.profile
     assert isinstance(mine, Costs)

@@ -60,8 +60,14 @@ def write_comparison(
 
 def write_html(document: ReportDocument, path: str | Path) -> None:
     """Write a document as a page. Raises InputError if the file cannot be written."""
+    with replacing(path) as file:
+        file.write(html_text(document))
+
+
+def html_text(document: ReportDocument) -> str:
+    """Return a document as the text of a page."""
     sorter, look = _source("tables.js"), style()
-    text = (
+    return str(
         _environment()
         .get_template("page.html")
         .render(
@@ -72,8 +78,6 @@ def write_html(document: ReportDocument, path: str | Path) -> None:
             style=look,
         )
     )
-    with replacing(path) as file:
-        file.write(text)
 
 
 def style() -> Markup:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import queue
 import signal
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from math import inf
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from simoffload.errors import InputError, Problem, SimulationError
@@ -29,12 +31,18 @@ from simoffload.limits import Limits, restrict, sharing
 from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
-from simoffload.web.questions import QUESTIONS, START
+from simoffload.web.leftovers import FOLDER
+from simoffload.web.questions import QUESTIONS, START, forget
+from simoffload.web.scenarios import said
 
 _BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
 """Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
 that of a question: the limits hold for what answers, not for what the worker holds and does besides."""
-_KEPT, _MOST_WAITING, _MOST_PAGES = 256, 64, 512
+_KEPT, _ASKED = 64 << 20, 32 << 20
+"""[B] of the answers that are kept, and [characters] of the questions that wait: our choice."""
+_LARGE = 100_000
+"""[characters] of a question after which a worker forgets what it worked out for it."""
+_MOST_WAITING, _MOST_PAGES = 64, 512
 _SHORT = 0.5
 """Time [s] for which a job that nobody wants any more may go on, as its answer will be there soon."""
 _ABANDONED = 15.0
@@ -62,8 +70,8 @@ class JobOutcome(NamedTuple):
 
 
 class _PageJob:
-    def __init__(self, question: str, arguments: tuple[Any, ...]) -> None:
-        self.question, self.arguments = question, arguments
+    def __init__(self, key: str, size: int, kind: str, asked: tuple[Any, ...]) -> None:
+        self.key, self.size, self.kind, self.asked = key, size, kind, asked
         self.done = threading.Event()
         self.outcome = JobOutcome(progress="waiting")
         self.began: float | None = None
@@ -81,24 +89,52 @@ class _PageJob:
         return "not needed any more" if unwanted or now - self.awaited > _ABANDONED else ""
 
     def end(self, outcome: JobOutcome) -> None:
-        self.outcome = outcome
+        self.outcome, self.asked = outcome, ()
         self.done.set()
 
 
+class _Answers:
+    """Answers as they came from workers, those asked for last, up to a number of bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._packed: OrderedDict[str, bytes] = OrderedDict()
+
+    def get(self, key: str) -> bytes | None:
+        if key in self._packed:
+            self._packed.move_to_end(key)
+        return self._packed.get(key)
+
+    def keep(self, key: str, packed: bytes) -> None:
+        self._size += len(packed) - len(self._packed.pop(key, b""))
+        self._packed[key] = packed
+        while self._size > self._most and len(self._packed) > 1:
+            self._size -= len(self._packed.popitem(last=False)[1])
+
+
 class Jobs:
-    """Jobs are asked by pages and answered by worker processes, which are killed when they are closed."""
+    """Jobs are asked by pages and answered by worker processes, which are killed when they are closed.
+
+    Answers and questions are in memory alone. The one folder, in which workers start, is empty and cannot be
+    written; the process that makes workers removes it where the server was killed (``leftovers``).
+    """
 
     def __init__(self, kinds: Mapping[str, Kind], prepare: Callable[[], object] | None = None) -> None:
         """``prepare`` is called in each worker before its first question."""
         self._kinds, self._prepare = kinds, prepare
         self._lock = threading.Lock()
-        self._answers: OrderedDict[Hashable, JobOutcome] = OrderedDict()
-        self._running: dict[Hashable, _PageJob] = {}
+        self._answers = _Answers(_KEPT)
+        self._running: dict[str, _PageJob] = {}
         self._of_pages: OrderedDict[tuple[str, str], _PageJob] = OrderedDict()
         self._queues = {name: queue.SimpleQueue[_PageJob | None]() for name in kinds}
-        self._folder = TemporaryDirectory(prefix="simoffload-")
+        shared = Path(get_temp_dir())  # of multiprocessing, with the socket through which workers are made
+        self._folder = shared / "empty"
+        self._folder.mkdir(mode=0o500, exist_ok=True)
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["simoffload.web.warm"])
+        self._context.set_forkserver_preload(["simoffload.web.leftovers", "simoffload.web.warm"])
+        os.environ[FOLDER] = str(shared)
+        forkserver.ensure_running()
+        os.environ.pop(FOLDER)
         self._threads = [
             threading.Thread(target=self._serve, args=(name,), daemon=True)
             for name, kind in kinds.items()
@@ -109,17 +145,21 @@ class Jobs:
 
     def ask(self, page: str, kind: str, question: str, *arguments: Any, wait: float) -> JobOutcome:
         """Return the answer to a question if it is there within ``wait`` [s], else how far it is."""
-        key = (question, arguments)
+        text = repr((question, arguments)).encode(errors="surrogatepass")
+        key = sha256(text).hexdigest()
         with self._lock:
-            if key in self._answers:
-                self._answers.move_to_end(key)
+            packed = self._answers.get(key)
+            if packed is not None:
                 self._leave(page, kind)
-                return self._answers[key]
+        if packed is not None:
+            return _unpacked(packed)
+        with self._lock:
             job = self._running.get(key)
             if job is None:
-                if self._queues[kind].qsize() >= _MOST_WAITING:
+                waiting = sum(one.size for one in self._running.values()) + len(text)
+                if self._queues[kind].qsize() >= _MOST_WAITING or waiting > _ASKED:
                     return JobOutcome(problems=("too many people ask at once; try again in a moment",))
-                job = self._running[key] = _PageJob(question, arguments)
+                job = self._running[key] = _PageJob(key, len(text), kind, (question, arguments))
                 job.pages.add(page)
                 self._queues[kind].put(job)
             self._leave(page, kind, keep=job)
@@ -147,9 +187,8 @@ class Jobs:
         if before is None or before is keep:
             return
         before.pages.discard(page)
-        key = (before.question, before.arguments)
-        if not before.pages and self._running.get(key) is before:
-            del self._running[key]  # who asks from now on gets a job of its own
+        if not before.pages and self._running.get(before.key) is before:
+            del self._running[before.key]  # who asks from now on gets a job of its own
 
     def close(self) -> None:
         """End all workers with what they do."""
@@ -158,7 +197,6 @@ class Jobs:
                 self._queues[name].put(None)
         for thread in self._threads:
             thread.join(timeout=2)
-        self._folder.cleanup()
 
     # ---- one thread for each worker ----
 
@@ -166,25 +204,25 @@ class Jobs:
         kind, worker = self._kinds[name], None
         while (job := self._queues[name].get()) is not None:
             worker = worker if worker is not None and worker.is_alive() else self._started(kind)
-            outcome = JobOutcome(problems=("not needed any more",))
+            outcome, packed = JobOutcome(problems=("not needed any more",)), b""
             if job.pages:
                 job.began = time.monotonic()
-                outcome = worker.answer(job, (kind.limits.timeout or inf) + _BEYOND_TIME)
+                outcome, packed = worker.answer(job, (kind.limits.timeout or inf) + _BEYOND_TIME)
             with self._lock:
-                key = (job.question, job.arguments)
-                if self._running.get(key) is job:
-                    del self._running[key]
+                if self._running.get(job.key) is job:
+                    del self._running[job.key]
                 if outcome.value is not None:
-                    self._answers[key] = outcome
-                    while len(self._answers) > _KEPT:
-                        self._answers.popitem(last=False)
+                    self._answers.keep(job.key, packed)
+                for page in job.pages:
+                    if self._of_pages.get((page, job.kind)) is job:
+                        del self._of_pages[page, job.kind]
             job.end(outcome)
         if worker is not None:
             worker.kill()
 
     def _started(self, kind: Kind) -> _PageWorker:
         ours, theirs = self._context.Pipe()
-        arguments = (theirs, self._folder.name, kind, self._prepare, registered_outside(), registered)
+        arguments = (theirs, str(self._folder), kind, self._prepare, registered_outside(), registered)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -203,24 +241,29 @@ class _PageWorker:
         self._process.join()
         self._connection.close()
 
-    def answer(self, job: _PageJob, seconds: float) -> JobOutcome:
-        """Let the process answer; it is killed where the job shall end."""
+    def answer(self, job: _PageJob, seconds: float) -> tuple[JobOutcome, bytes]:
+        """Let the process answer, also packed; it is killed where the job shall end."""
         try:
-            self._connection.send((job.question, job.arguments))
+            self._connection.send((*job.asked, job.size))
             while True:
                 if self._connection.poll(0.02):
-                    outcome: JobOutcome = self._connection.recv()
+                    packed = self._connection.recv_bytes()
+                    outcome = _unpacked(packed)
                     if not outcome.progress:
-                        return outcome
+                        return outcome, packed
                     job.outcome = outcome
                 elif why := job.ended(seconds):
                     self.kill()
-                    return JobOutcome(problems=(why,))
+                    return JobOutcome(problems=(why,)), b""
         except (OSError, EOFError):
             self.kill()
-            return JobOutcome(
-                problems=("stopped: the process that worked on it ended, perhaps for lack of memory",)
-            )
+            text = "stopped: the process that worked on it ended, perhaps for lack of memory"
+            return JobOutcome(problems=(text,)), b""
+
+
+def _unpacked(packed: bytes) -> JobOutcome:
+    found: JobOutcome = pickle.loads(packed)  # of a worker of this process
+    return found
 
 
 # ---- in the worker -----------------------------------------------------------------------------
@@ -236,9 +279,7 @@ def work(
 ) -> None:
     """Answer questions until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
-    own = Path(folder) / str(os.getpid())
-    own.mkdir(exist_ok=True)
-    os.chdir(own)  # the folder of all scenarios, which holds no file of the server
+    os.chdir(folder)  # of all scenarios: it holds no file of the server, and none can be written into it
     os.nice(kind.nice)
     _limit_memory(kind.limits.memory + _BEYOND_MEMORY)
     restrict(kind.limits)
@@ -250,14 +291,14 @@ def work(
     for (result, _), metric in metrics.items():
         result.register(metric)
     _answered(connection, "answer", (START,))  # what it needs is then in memory of its own
-    while True:
-        try:
-            question, arguments = connection.recv()
-        except (EOFError, OSError):
-            return
-        with sharing(kind.limits.timeout):
-            outcome = _answered(connection, question, arguments)
-        connection.send(outcome)
+    with suppress(EOFError, OSError):  # the server has ended
+        while True:
+            question, arguments, size = connection.recv()
+            with sharing(kind.limits.timeout):
+                outcome = _answered(connection, question, arguments)
+            connection.send(outcome)
+            if size > _LARGE:
+                forget()
 
 
 def _limit_memory(most: int) -> None:
@@ -291,7 +332,7 @@ def _answered(connection: Connection, question: str, arguments: tuple[Any, ...])
         with watched_by(progress):
             return JobOutcome(QUESTIONS[question](*arguments))
     except InputError as error:
-        return JobOutcome(problems=tuple(map(str, error.problems)))
+        return JobOutcome(problems=said(error.problems))
     except SimulationError as error:
         return JobOutcome(problems=(str(error),))
     except MemoryError:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import isfinite
-from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
 from simoffload.report.from_stream import stream_document
-from simoffload.report.html import with_numbers, write_html
+from simoffload.report.html import html_text, with_numbers
 from simoffload.report.presentation import headline, ranged
 from simoffload.report.sections.advice import described, gain_text
 from simoffload.report.sections.capacity import capacity
@@ -41,8 +40,20 @@ from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
+from simoffload.web import scenarios
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
-from simoffload.web.scenarios import DESKTOP, FILE, PRICES, TRACES, changed, costs, load, nearest, price_list
+from simoffload.web.scenarios import (
+    DESKTOP,
+    FILE,
+    PRICES,
+    TRACES,
+    changed,
+    costs,
+    load,
+    nearest,
+    price_list,
+    said,
+)
 from simoffload.web.state import State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS = 5, 5
@@ -115,10 +126,10 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         problems = (Problem("", None, None, "", str(error)),)
     scenario = nearest(variant)
     if scenario is None:
-        return PageAnswer(state, tuple(map(str, problems)), (), labels)
+        return PageAnswer(state, said(problems), (), labels)
     found = PageAnswer(
         state,
-        tuple(map(str, problems)),
+        said(problems),
         panels(scenario, variant, result, problems),
         labels,
         scenario=yaml_text(scenario.document.data),
@@ -151,6 +162,13 @@ def _result(variant: Variant) -> SimulationResult:
 def _named(variant: Variant, name: str) -> SimulationResult:
     """Return a result under the name of its variant; what it works out on demand is kept, too."""
     return replace(_result(variant), name=name, label=name)
+
+
+def forget() -> None:
+    """Forget the results that were asked for, which take much memory after a large scenario."""
+    for one in (_result, _named):
+        one.cache_clear()
+    scenarios.forget()
 
 
 def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
@@ -475,7 +493,7 @@ def check(variant: Variant) -> tuple[str, ...]:
     try:
         load(variant)
     except InputError as error:
-        return tuple(map(str, error.problems))
+        return said(error.problems)
     return ()
 
 
@@ -494,7 +512,7 @@ def file(state: State, kind: str) -> tuple[str, str]:
         return "settings.txt", "\n".join(texts) or "# this program needs no file of settings\n"
     if kind != "report":
         raise InputError.at("", "there is no such file")
-    return "report.html", _page(_report(state))
+    return "report.html", html_text(_report(state))
 
 
 def _report(state: State) -> ReportDocument:
@@ -509,12 +527,6 @@ def _with_search(result: SimulationResult) -> SimulationResult:
     if not isinstance(planner, _PagePlanner):
         return result
     return replace(result, planner=ScenarioPlanner(planner.scenario, planner.prices))
-
-
-def _page(document: ReportDocument) -> str:
-    path = Path("report.html")
-    write_html(document, path)
-    return path.read_text(encoding="utf-8")
 
 
 QUESTIONS: Mapping[str, Callable[..., Any]] = {

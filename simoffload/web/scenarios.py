@@ -14,8 +14,17 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from simoffload.documents import Edit, edited, parse_json, parse_path, parse_yaml, read_document, yaml_text
-from simoffload.errors import InputError, shortened
+from simoffload.documents import (
+    Edit,
+    edited,
+    hold_text,
+    parse_json,
+    parse_path,
+    parse_yaml,
+    read_document,
+    yaml_text,
+)
+from simoffload.errors import InputError, Problem, shortened
 from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
@@ -30,6 +39,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.serving.traces import shipped_traces
+from simoffload.shipped import shipped_folder
 from simoffload.strategies import BEST, Strategy, strategy_for, strategy_of
 from simoffload.strategies.base import tier_paths
 from simoffload.web.state import State, Variant
@@ -65,6 +75,8 @@ _TURNS = 4
 _BLOCK = 16  # [tokens]
 _FIRST_LIMITS = {"ttft": "2 s", "tpot": "200 ms"}
 """Limits with which a stream begins: of Llama 2 70B in MLPerf Inference (``inference_rules.adoc``)."""
+_HELD = 8_000_000
+"""[characters] of files that a page was given and its process keeps: our choice."""
 _OPENED: set[str] = set()
 """Files of models that scenarios of this process may have, wherever they are."""
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-6, 7))
@@ -76,10 +88,20 @@ def open_models(files: Sequence[str]) -> None:
     _OPENED.update(files)
 
 
-@lru_cache(maxsize=64)
 def load(variant: Variant) -> LoadedScenario:
     """Return the scenario of a variant, under the program that is chosen where it states none. Raises
     InputError with the same problems as ``check``."""
+    _hold_config(variant)
+    return _load(variant)
+
+
+def _hold_config(variant: Variant) -> None:
+    if variant.config:
+        hold_text(config_name(variant.config), variant.config, most=_HELD)
+
+
+@lru_cache(maxsize=64)
+def _load(variant: Variant) -> LoadedScenario:
     return chosen(_unchosen(variant))
 
 
@@ -88,8 +110,6 @@ def _unchosen(variant: Variant) -> LoadedScenario:
     base, edits, cache = variant.base, variant.edits, ScenarioCache()
     for file in _OPENED:
         cache.allow_model(file)
-    if variant.config:
-        Path(config_name(variant.config)).write_text(variant.config, encoding="utf-8")
     if "\n" in base:
         return resolve(parse_yaml(base, name=FILE, root=Path()), overrides=edits, cache=cache)
     shipped = find_scenario(base)
@@ -102,6 +122,21 @@ def _unchosen(variant: Variant) -> LoadedScenario:
         raise InputError.at("", text, path=shortened(base))
     named = base if base in _OPENED else base.rstrip("/").rpartition("/")[2]  # no folder
     return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
+
+
+def said(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """Return problems as texts, without the folders of the server's installation."""
+    folders = [str(shipped_folder(name).parent) for name in ("scenarios", "hardware_profiles")]
+    texts = list(map(str, problems))
+    for folder in dict.fromkeys(folders):
+        texts = [text.replace(f"{folder}/", "") for text in texts]
+    return tuple(texts)
+
+
+def forget() -> None:
+    """Forget the scenarios and prices that were asked for, of which large ones take much memory."""
+    for one in (_load, _unchosen, costs):
+        one.cache_clear()
 
 
 def model_files(scenario: LoadedScenario) -> tuple[str, ...]:
@@ -156,7 +191,7 @@ def costs(variant: Variant) -> CostList:
     """Return the shipped prices with those of the variant. Raises InputError."""
     text = price_list(variant)
     if text:
-        Path(PRICES).write_text(text, encoding="utf-8")
+        hold_text(PRICES, text, most=_HELD)
     return load_costs(PRICES if text else None)
 
 
@@ -257,6 +292,7 @@ def _part(variant: Variant, rest: str, value: Any) -> Variant:
 
 def _open(variant: Variant) -> LoadedScenario:
     """Return the scenario of a variant before its program is chosen, or the nearest one that can be used."""
+    _hold_config(variant)
     with suppress(InputError):
         return _unchosen(variant)
     return _now(variant)

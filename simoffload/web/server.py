@@ -7,8 +7,12 @@ import ipaddress
 import logging
 import os
 import secrets
+import signal
 import socket
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 from simoffload.errors import InputError
@@ -20,6 +24,7 @@ try:
     import waitress
     from dash import Dash
     from flask import Flask, Request, Response, abort, redirect, request
+    from waitress.channel import HTTPChannel
     from werkzeug.exceptions import HTTPException
 
     from simoffload.web.page import add_callbacks, index, kinds, layout
@@ -118,6 +123,45 @@ def _check_origin(one: Request, token: str) -> None:
 
 _THREADS = 24
 """Requests that are answered at once; most of them wait for a worker."""
+_MOST_OPEN, _OF_ADDRESS = 160, 48
+"""Connections in all, and of one address, of which a browser has six: our choice. Those beyond take the
+places of the ones that have not asked for longest."""
+_ASKING, _IDLE = 10.0, 60.0
+"""Time [s] that a connection has for a whole header, and for all else: our choice."""
+
+
+class _Connection(HTTPChannel):
+    """A _Connection ends where it takes too long to ask, and takes the place of others that do."""
+
+    def __init__(self, server: Any, *given: Any, **more: Any) -> None:
+        super().__init__(server, *given, **more)
+        self.since, self.limit = self.creation_time, _ASKING
+        others = [one for one in server.active_channels.values() if one is not self]
+        near = [one for one in others if one.addr[0] == self.addr[0]]
+        for found, most in ((near, _OF_ADDRESS), (others, _MOST_OPEN)):
+            waiting = sorted((one for one in found if not one.requests), key=lambda one: one.since)
+            for one in waiting[: max(0, len(found) + 1 - most)]:
+                one.will_close = True
+
+    def received(self, data: bytes) -> bool:
+        """Take what was sent, and count the time from the first byte of each request."""
+        is_new = self.request is None
+        found = bool(super().received(data))
+        if is_new:
+            self.since = time.time()
+        asks = self.request is not None and not self.request.headers_finished
+        self.limit = _ASKING if asks else _IDLE
+        return found
+
+    def service(self) -> None:
+        """Answer a request, and count the time from the answer."""
+        super().service()
+        self.since = time.time()
+
+    def end_if_late(self, now: float) -> None:
+        """Close it if a request, the next one, or the reading of an answer takes too long."""
+        if not self.requests and now - self.since > self.limit:
+            self.will_close = True
 
 
 def application(jobs: Jobs, *, token: str = "") -> Dash:
@@ -153,20 +197,14 @@ def serve(
     used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # a terminal that is closed ends it
     with _listening(host, port) as listening:
         jobs = Jobs(kinds(os.cpu_count() or 2, limits), prepare)
         try:
             app = application(jobs, token=token)
-            logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-            server = waitress.create_server(
-                app.server,
-                sockets=[listening],
-                threads=_THREADS,
-                ident=None,
-                max_request_body_size=LARGEST_REQUEST,
-                connection_limit=200,
-                channel_timeout=60,
-            )
+            logging.getLogger("waitress").setLevel(logging.ERROR)
+            server = listener(app.server, listening)
             name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
             query, fragment = f"?token={token}" if token else "", f"#{start.text}" if start else ""
             number = listening.getsockname()[1]
@@ -174,6 +212,26 @@ def serve(
             server.run()
         finally:
             jobs.close()
+
+
+def listener(application: Flask, listening: socket.socket) -> Any:
+    """Return a server that answers who connects to a socket, once it runs."""
+    server = waitress.create_server(
+        application,
+        sockets=[listening],
+        threads=_THREADS,
+        ident=None,
+        max_request_body_size=LARGEST_REQUEST,
+        connection_limit=2 * _MOST_OPEN,
+        cleanup_interval=1,
+    )
+
+    def close_late(now: float) -> None:
+        for one in list(server.active_channels.values()):
+            one.end_if_late(now)
+
+    server.channel_class, server.maintenance = _Connection, close_late
+    return server
 
 
 def _listening(host: str, port: int) -> socket.socket:

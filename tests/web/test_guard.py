@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from dash import Dash
 
-from simoffload.web.jobs import Jobs
-from simoffload.web.server import LARGEST_REQUEST, application, is_loopback
+from simoffload.errors import Problem
+from simoffload.shipped import shipped_folder
+from simoffload.web import server as page_server
+from simoffload.web.jobs import Jobs, _Answers
+from simoffload.web.scenarios import said
+from simoffload.web.server import LARGEST_REQUEST, application, is_loopback, listener
 from tests.web.conftest import LOCAL, Post
 
 UPDATE = "/_dash-update-component"
@@ -85,3 +99,87 @@ def test_a_thousand_random_callbacks_leave_it_standing(app: Dash, update: Post) 
         assert "Traceback" not in answer.text
         assert "root:" not in answer.text
     assert update("url.hash", "")["sentence"]["children"].startswith("gpt-oss-120b")
+
+
+# ---- many connections, and what is left --------------------------------------------------------
+
+
+@pytest.fixture
+def port(app: Dash) -> Iterator[int]:
+    """The port of a server as the command starts it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = listener(app.server, listening)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        yield int(listening.getsockname()[1])
+        server.task_dispatcher.shutdown()
+        server.asyncore.close_all(server._map)
+        thread.join(timeout=5)
+
+
+def asked(port: int) -> int:
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    client.request("GET", "/")
+    status = client.getresponse().status
+    client.close()
+    return status
+
+
+def test_connections_that_never_ask_keep_nobody_out(port: int) -> None:
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(205)]
+    for one in slow:
+        one.send(b"G")
+    began = time.monotonic()
+    assert asked(port) == 200
+    assert time.monotonic() - began < 2
+    for one in slow:
+        one.close()
+
+
+def test_a_header_has_a_deadline(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then does not move it."""
+    monkeypatch.setattr(page_server, "_ASKING", 1.0)
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.settimeout(0.2)
+        for _ in range(50):
+            try:
+                slow.send(b"G")
+                if slow.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+    pytest.fail("the connection is still open")
+
+
+def test_answers_are_kept_up_to_a_number_of_bytes() -> None:
+    answers = _Answers(100)
+    for name in "abcd":
+        answers.keep(name, b"x" * 40)
+    assert [name for name in "abcd" if answers.get(name)] == ["c", "d"]
+    answers.keep("large", b"x" * 1000)
+    assert [name for name in ("c", "d", "large") if answers.get(name)] == ["large"], "who waits gets it"
+
+
+def test_no_message_has_a_path_of_the_installation() -> None:
+    folder = shipped_folder("scenarios")
+    (text,) = said([Problem(str(folder / "x.yaml"), 1, 1, "model", "no such file")])
+    assert text == "scenarios/x.yaml:1:1: model: no such file"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_nothing_is_left_of_a_server_that_is_killed(number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "simoffload", "serve", "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as serving:
+        assert serving.stdout is not None
+        assert serving.stdout.readline().startswith(b"open http://127.0.0.1:")
+        assert list(tmp_path.iterdir())
+        serving.send_signal(number)
+    end = time.monotonic() + 60  # what makes workers may be on its way
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.1)

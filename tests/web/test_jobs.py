@@ -27,7 +27,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def test_an_answer_is_made_once(jobs: Jobs) -> None:
     first = jobs.ask("a", "quick", "answer", START, wait=60)
     assert first.value.sentence.startswith("gpt-oss-120b")
-    assert jobs.ask("b", "quick", "answer", START, wait=0) is first
+    assert jobs.ask("b", "quick", "answer", START, wait=0) == first
 
 
 def test_a_mistake_is_an_answer(jobs: Jobs) -> None:
