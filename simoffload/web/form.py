@@ -19,7 +19,7 @@ from simoffload.models import QUANTIZATIONS, ModelSpec
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
-from simoffload.strategies import BEST, strategy_for
+from simoffload.strategies import strategy_for
 from simoffload.strategies.base import tier_paths
 from simoffload.units import format_bytes
 from simoffload.web.scenarios import (
@@ -30,13 +30,20 @@ from simoffload.web.scenarios import (
     RECORDED,
     TRACES,
     costs,
+    drive_text,
     load,
     parameter,
+    slots,
+    stated_program,
     times,
 )
-from simoffload.web.state import Variant
+from simoffload.web.state import USERS, State, Variant
 
 _SHORT = ("quantization", "dtype", "attention")
+_LENGTHS = ("context", "sequence_length", "seq_length")
+"""Keys of the length of a sequence, by kind of work."""
+_LIMITS = ("edit stream.slo.ttft", "edit stream.slo.tpot")
+_GENERATIONS = ("gen3", "gen4", "gen5", "gen6")
 _MOST = 18
 """Number of powers of two among which a slider chooses a whole number: our choice."""
 
@@ -59,6 +66,8 @@ class Input(NamedTuple):
     """Last position of a slider; None for other inputs."""
     about: str = ""
     """Explanation of the input, from the docstring of its field."""
+    remark: str = ""
+    """What stands below it: what the value does not do."""
     problem: str = ""
     """What is wrong with the value."""
 
@@ -72,35 +81,39 @@ class Panel(NamedTuple):
     """A Panel is a group of inputs, some of which are shown at once and the others when it is opened."""
 
     title: str
+    """Empty of the inputs that are asked first."""
     inputs: tuple[Input, ...]
     more: tuple[Input, ...] = ()
 
 
 def panels(
-    scenario: LoadedScenario, variant: Variant, result: SimulationResult | None, problems: Sequence[Problem]
+    scenario: LoadedScenario, state: State, result: SimulationResult | None, problems: Sequence[Problem]
 ) -> tuple[Panel, ...]:
-    """Return the inputs for a scenario, with problems at the values that caused them."""
+    """Return the inputs for a scenario, those that what is asked needs first, with problems at the values
+    that caused them."""
     work, strategy = scenario.scenario.workload, scenario.scenario.strategy
-    data = scenario.document.data
+    data, variant = scenario.document.data, state.current
     model = data["model"] if isinstance(data["model"], dict) else {"name": data["model"]}
     own = _named(ModelSpec, "model", model, {"quantization": ("none", *dict.fromkeys(_formats(scenario)))})
     tiers = {key: tuple(_tiers(scenario, choice)) for key, choice in tier_paths(type(strategy)).items()}
     fields = _named(type(strategy), "strategy", data["strategy"], tiers)
     places = [one for one in fields if one.name.removeprefix("edit strategy.") in tiers]
     tasks = _named(type(work), "workload", data["workload"], {})
-    choice = scenario.choice
-    stated = BEST if choice is not None and not choice.among else strategy.kind
-    programs = Input("program", "program", stated, choices=strategy_for(work.kind))
+    programs = Input("program", "program", stated_program(scenario), choices=strategy_for(work.kind))
     kinds = Input("work", "kind of work", work.kind, choices=("inference", "training", "checkpoint"))
     shown = Input("edit model", "model", str(model.get("name", scenario.model.name)), proposals="models")
+    lengths = [one for one in tasks if one.label in _LENGTHS]
+    stream = tuple(_stream(scenario))
+    limits = [one for panel in stream for one in panel.inputs if one.name in _LIMITS]
+    asked = limits if state.asks == USERS else []
+    first = (shown, *_machine(scenario, result), *lengths[:1], programs, *asked)
     found = (
-        Panel(
-            "Model", (shown, *(one for one in own if one.label == "quantization")), _others(own, _SHORT[1:])
-        ),
-        Panel("Machine", tuple(_machine(scenario))),
-        Panel("Program", (programs, *places), tuple(one for one in fields if one not in places)),
-        Panel("Work", (kinds,), tuple(tasks)),
-        *_stream(scenario),
+        Panel("", first),
+        Panel("Model", tuple(one for one in own if one.label == "quantization"), _others(own, _SHORT[1:])),
+        Panel("Program", tuple(places), tuple(one for one in fields if one not in places)),
+        Panel("Work", (kinds,), tuple(one for one in tasks if one not in first)),
+        *(one._replace(inputs=tuple(each for each in one.inputs if each not in first)) for one in stream),
+        Panel("Machine", tuple(_machine_as_whole(scenario))),
         Panel("Try", tuple(_sliders(scenario, variant, result))),
     )
     return tuple(_with_problems(panel, variant, problems) for panel in found)
@@ -228,15 +241,31 @@ def _length(label: str, at: str, length: BaseModel | None, data: Any) -> Iterato
 # ---- of the machine ----------------------------------------------------------------------------
 
 
-def _machine(scenario: LoadedScenario) -> Iterator[Input]:
-    platform = scenario.platform()
-    tier = next((one for one in scenario.machine.targets.values() if one.kind != "dram"), None)
+def _machine(scenario: LoadedScenario, result: SimulationResult | None) -> Iterator[Input]:
+    """Yield the parts of the machine that are asked first."""
+    platform, tiers = scenario.platform(), scenario.machine.tiers
     memory = format_bytes(platform.host.memory_capacity.value, binary=True)
-    yield Input("edit platform", "machine", platform.profile.id, proposals="platforms")
     yield Input("part gpu", "GPU", platform.profile.accelerator or "", choices=_ids("accelerator"))
     yield Input("part gpus", "GPUs in use", str(scenario.scenario.strategy.gpus))
     yield Input("part memory", "host memory", memory)
-    yield Input("part drive", "drives or server", tier.id if tier else "", proposals="drives")
+    holding = [] if result is None else [use.tier for use in result.capacity if use.needed]
+    storage = [name for name, tier in tiers.items() if tier.is_storage]
+    used = next((name for name in storage if name in holding), next(iter(storage), ""))
+    drive = platform.profile.tiers[used].profile if used in platform.profile.tiers else ""
+    place = next((name for name in (*holding[1:], *holding) if name not in storage), "")
+    is_unused = bool(drive and holding) and used not in holding
+    remark = f"holds nothing: the weights are in {place.upper()}" if is_unused else ""
+    yield Input("part drive", "drive or server", drive_text(drive), proposals="drives", remark=remark)
+    if found := slots(scenario):
+        own = platform.gpu_pcie_link.pcie.id
+        slower = f"the GPU has {own}" if own not in found else ""
+        choices = tuple(dict.fromkeys((*_GENERATIONS, *found)))
+        yield Input("pcie", "PCIe", ", ".join(found), choices=choices, remark=slower)
+
+
+def _machine_as_whole(scenario: LoadedScenario) -> Iterator[Input]:
+    platform = scenario.platform().profile.id
+    yield Input("edit platform", "machine", platform, proposals="platforms")
     yield Input("edit nodes", "hosts", str(scenario.scenario.nodes))
 
 

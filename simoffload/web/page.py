@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -22,7 +23,8 @@ from simoffload.report.html import style
 from simoffload.report.svg import hatches
 from simoffload.web import form
 from simoffload.web.jobs import JobOutcome, Jobs, Kind
-from simoffload.web.questions import FOLLOWING, START, Next, PageAnswer, numbers
+from simoffload.web.questions import ASKS, FOLLOWING, START, Next, NextChange, PageAnswer, numbers
+from simoffload.web.scenarios import ASKED, begun
 from simoffload.web.state import MOST_VARIANTS, Variant
 from simoffload.web.state import State as PageState
 
@@ -33,6 +35,8 @@ _PATIENCE = 0.4
 _TICK, _NEXT_TICK = 300, 600
 """Time [ms] between two questions whether an answer is there, and from a change to the search."""
 _SHORT_NAME = 12  # [characters] that half the width of the inputs has room for
+_HEADLINE = re.compile('data-headline="([^"]+)"')
+"""The headline that a part has for the whole page."""
 _FILE_TIME = 25.0  # [s]
 _CHECK = Limits(timeout=10.0)
 _FILES = {"scenario": "Scenario", "settings": "Settings", "prices": "Prices", "report": "Report"}
@@ -59,7 +63,9 @@ def index(head: str) -> str:
     for name, values in form.proposals().items():
         options = "".join(f'<option value="{escape(value)}"></option>' for value in values)
         lists.append(f'<datalist id="{name}">{options}</datalist>')
-    styled = head.replace("{%css%}", f"<style>{style()}</style>{{%css%}}")
+    styled = head.replace("<html>", '<html lang="en">').replace(
+        "{%css%}", f"<style>{style()}</style>{{%css%}}"
+    )
     return styled.replace("{%app_entry%}", "{%app_entry%}" + "".join(lists))
 
 
@@ -74,16 +80,7 @@ def layout() -> Any:
             *(dcc.Interval(id=f"{one}-tick", interval=_NEXT_TICK, disabled=True) for one in FOLLOWING),
             dcc.Download(id="download"),
             html.Header([html.H1("simoffload"), _start()]),
-            html.Main(
-                [
-                    html.Section([html.P(id="sentence"), html.P(id="facts")], **{"aria-live": "polite"}),
-                    html.P(id="progress", role="status"),
-                    html.P(id="too-large", role="alert", **{"data-most": str(LARGEST_FILE)}),
-                    html.Ul(id="problems", role="alert"),
-                ],
-                id="top",
-            ),
-            html.Div([_choices(), _answer()], className="columns"),
+            html.Main([_asks(), _top(), html.Div([_choices(), _answer()], className="columns")]),
         ],
         id="page",
     )
@@ -108,9 +105,40 @@ def _start() -> Any:
                 id="upload",
                 max_size=LARGEST_FILE,
             ),
-            html.Div([html.Button(text, id={"get": kind}) for kind, text in _FILES.items()], role="group"),
+            html.Button("Start again", id="again"),
         ],
         className="start",
+    )
+
+
+def _asks() -> Any:
+    buttons = [html.Button(one.label, id={"ask": name}) for name, one in ASKED.items()]
+    group = html.Div(buttons, role="group", **{"aria-label": "What do you want to know?"})
+    return html.Section([group, html.Div(id="first", className="first")], id="asks")
+
+
+def _top() -> Any:
+    """Return the places of the answer that is read first."""
+    files = [html.Button(text, id={"get": kind}) for kind, text in _FILES.items()]
+    copies = [html.Button("Copy command", id="copy-command"), html.Button("Copy link", id="copy-link")]
+    return html.Section(
+        [
+            html.Div([html.P(id="sentence"), html.P(id="facts")], id="said", **{"aria-live": "polite"}),
+            html.P(id="progress", role="status"),
+            html.P(id="stream-progress", role="status", className="following"),
+            html.P(id="too-large", role="alert", **{"data-most": str(LARGEST_FILE)}),
+            html.Div([html.Ul(id="problems"), html.Div(id="ways", role="group")], id="wrong", role="alert"),
+            html.Div([*copies, *files], role="group", className="files", **{"aria-label": "Take along"}),
+            html.Section(
+                [
+                    html.H2("What would be better"),
+                    html.P(id="next-progress", role="status"),
+                    html.Div(id="next"),
+                ],
+                id="better",
+            ),
+        ],
+        id="top",
     )
 
 
@@ -127,23 +155,17 @@ def _choices() -> Any:
 def _answer() -> Any:
     basket = [
         dcc.RadioItems(id="basket", className="basket"),
-        html.Button("Keep and change a copy", id="keep"),
+        html.Button("Compare another", id="keep"),
         html.Button("Remove", id="remove"),
     ]
     text = dcc.Textarea(id="yaml", spellCheck=False, rows=20, className="yaml")
     return html.Article(
         [
             html.Fieldset([html.Legend(f"Variants (up to {MOST_VARIANTS})"), *basket]),
-            html.Div(id="metrics"),
             html.Div(id="charts"),
-            *(one for name in FOLLOWING for one in _following(name)),
-            html.Section(
-                [
-                    html.H2("What to change next"),
-                    html.P(id="next-progress", role="status"),
-                    html.Div(id="next"),
-                ]
-            ),
+            html.Div(id="metrics"),
+            *(html.Div(id=name) for name in FOLLOWING),
+            html.P(id="curve-progress", role="status", className="following"),
             html.Div(id="details"),
             html.Details(
                 [
@@ -156,10 +178,6 @@ def _answer() -> Any:
         ],
         id="answer",
     )
-
-
-def _following(name: str) -> tuple[Any, Any]:
-    return html.Div(id=name), html.P(id=f"{name}-progress", role="status", className="following")
 
 
 # ---- inputs ------------------------------------------------------------------------------------
@@ -197,7 +215,7 @@ def _input(one: form.Input) -> Any:
 def _note(one: form.Input) -> Any:
     if one.problem:
         return html.Span(one.problem, className="problem", role="alert")
-    return f" {one.note}" if one.most is not None else ""
+    return f" {one.note}" if one.most is not None else one.remark
 
 
 def _panel(panel: form.Panel) -> Any:
@@ -227,19 +245,20 @@ def _metrics(found: PageAnswer) -> Any:
 
 
 def _next(found: Next) -> Any:
-    rows = [
-        html.Li(
-            [
-                html.Strong(one.gain),
-                html.Span(f" {one.description}{f', {one.cost}' if one.cost else ''} "),
-                html.Button(
-                    "Try", id={"try": json.dumps(one.assignments)}, **{"aria-label": f"Try {one.description}"}
-                ),
-            ]
-        )
-        for one in found.changes
-    ]
+    rows = [html.Li(_change(one)) for one in found.changes]
     return [html.Ol(rows) if rows else None, html.P(found.note) if found.note else None]
+
+
+def _change(one: NextChange) -> list[Any]:
+    """Return a change with the rate that it leads to, what it gains and costs, and a button that makes it."""
+    more = ", ".join(filter(None, (one.gain, one.cost)))
+    say = {"aria-label": f"Try {one.description}"}
+    return [
+        html.Button("Try", id={"try": json.dumps(one.assignments)}, **say),
+        html.Span(
+            [f"{one.description}: ", html.Strong(one.rate or one.gain), f", {more}" if one.rate else ""]
+        ),
+    ]
 
 
 # ---- callbacks ---------------------------------------------------------------------------------
@@ -248,6 +267,9 @@ def _next(found: Next) -> Any:
 _CHANGED = {
     "hash": Output("url", "hash"),
     "form": Output("form", "children"),
+    "first": Output("first", "children"),
+    "asks": Output({"ask": ALL}, "className"),
+    "ways": Output("ways", "children"),
     "shape": Output("shape", "data"),
     "values": Output({"set": ALL}, "value"),
     "notes": Output({"note": ALL}, "children"),
@@ -272,8 +294,10 @@ _GIVEN = {
     "address": Input("url", "hash"),
     "values": Input({"set": ALL}, "value"),
     "_tries": Input({"try": ALL}, "n_clicks"),
+    "_ways": Input({"way": ALL}, "n_clicks"),
+    "_asks": Input({"ask": ALL}, "n_clicks"),
     "at": Input("basket", "value"),
-    "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use")],
+    "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use", "again")],
     "content": Input("upload", "contents"),
     "_ticks": Input("tick", "n_intervals"),
     "me": State("me", "data"),
@@ -307,9 +331,11 @@ def add_callbacks(app: Dash, jobs: Jobs) -> None:
                 Output(f"{name}-progress", "children"),
                 Output(name, "className"),
                 Output(f"{name}-tick", "disabled"),
+                Output("sentence", "children", allow_duplicate=True),
             ],
             [Input("url", "hash"), Input(f"{name}-of", "data"), Input(f"{name}-tick", "n_intervals")],
             State("me", "data"),
+            prevent_initial_call="initial_duplicate",
         )(partial(_part, jobs, name))
     app.callback(
         [Output("download", "data"), Output("next-progress", "children", allow_duplicate=True)],
@@ -356,7 +382,14 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
     if asked and asked[1].startswith(("slide ", "scale ")):
         shown["curve"] = asked[1]
     if outcome.value is None:
-        return shown | {"problems": _lines(outcome.problems), "notes": _refused(outcome.problems)}
+        notes = _refused(outcome.problems)
+        ways = [html.Button("Back to the last answer", id={"way": ""})]
+        return shown | {
+            "problems": _lines(outcome.problems),
+            "notes": notes,
+            "ways": ways,
+            "dimmed": "dimmed",
+        }
     return shown | _elements(outcome.value, given, names)
 
 
@@ -388,6 +421,12 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
             return state.text, name, "" if changed is None else changed
         case "basket" if given["at"] in range(len(state.variants)) and given["at"] != state.at:
             return state._replace(at=given["at"]).text, "", None
+        case {"ask": str(asks)} if changed:
+            return state.text, ASKS, asks
+        case {"way": str(way)} if changed:
+            return PageState.of(way).text if way else state.text, "", None
+        case "again" if changed:
+            return begun(state.asks).text, "", None
         case "keep" if changed:
             return state.kept().text, "", None
         case "remove" if changed:
@@ -424,6 +463,10 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
     elements: dict[str, Any] = {
         "hash": f"#{found.state.text}",
         "problems": _lines(found.problems),
+        "ways": [html.Button(f"Undo: {label}", id={"way": text}) for label, text in found.ways],
+        "asks": [
+            "chosen" if one["id"]["ask"] == found.state.asks else "" for one in ctx.outputs_grouping["asks"]
+        ],
         "basket": [{"label": label, "value": at} for at, label in enumerate(found.labels)],
         "at": found.state.at,
         "dimmed": "dimmed" if found.problems else "",
@@ -432,7 +475,9 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
         **dict(found.following),
     }
     if found.panels and new_shape != given["shape"]:
-        elements |= {"form": [_panel(panel) for panel in found.panels], "shape": new_shape}
+        first, *others = found.panels
+        elements |= {"first": list(map(_input, first.inputs)), "shape": new_shape}
+        elements |= {"form": list(map(_panel, others))}
     values = {name: one.value for name, one in known.items()}
     elements["values"] = _lacking(names, given["values"], values)
     notes = {name: _note(one) for name, one in known.items()}
@@ -441,7 +486,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
     )
     if found.sentence:
         elements |= {
-            "sentence": found.sentence.replace(" %", "\u00a0%"),
+            "sentence": _bound(found.sentence),
             "facts": found.facts,
             "metrics": _metrics(found),
             "charts": list(map(_drawn, found.sections)),
@@ -479,6 +524,8 @@ def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *argumen
 
 def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: Any) -> list[Any]:
     """Return what to change next once it is known; sliders that are there stay, as one may be in use."""
+    if jobs.answers(str(me), "stream"):  # the answer to what is asked comes first
+        return [no_update, no_update, "waiting for the stream of requests", "dimmed", False]
     found, *how = _later(jobs, "slow", me, "next", address)
     if found is None:
         return [no_update, no_update, *how]
@@ -492,9 +539,16 @@ def _part(jobs: Jobs, name: str, address: Any, of: Any, _ticks: Any, me: Any) ->
     """Return a part that follows the answer once it is known; nothing of a part that is about nothing."""
     if not of:
         jobs.cancel(str(me), name)
-        return [None, "", "", True]
+        return [None, "", "", True, no_update]
     found, *how = _later(jobs, name, me, name, address, str(of))
-    return [no_update if found is None else list(map(_drawn, found)), *how]
+    headline = next(iter(_HEADLINE.findall("".join(found or ()))), "")
+    drawn = no_update if found is None else list(map(_drawn, found))
+    return [drawn, *how, _bound(unescape(headline)) if headline else no_update]
+
+
+def _bound(text: str) -> str:
+    """Return a sentence in which numbers stay with their percent signs."""
+    return text.replace(" %", "\u00a0%")
 
 
 def _taken(jobs: Jobs, clicks: Any, address: Any, me: Any) -> list[Any]:

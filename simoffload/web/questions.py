@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import isfinite
+from math import inf, isfinite
 from shlex import join
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from markupsafe import Markup
 from simoffload.documents import ds_config_text, either, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.models import is_model
-from simoffload.planning.advise import advise
+from simoffload.planning.advise import Tried, advise
 from simoffload.planning.answers import ScenarioPlanner, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
@@ -24,13 +23,20 @@ from simoffload.planning.explanation import Sensitivity, sensitivity
 from simoffload.planning.streams import StreamResult, stream
 from simoffload.progress import stage
 from simoffload.report.comparison import CurvePoint, Group, causes_compared, curve_of, groups
-from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable
+from simoffload.report.document import (
+    Chart,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+    Verdict,
+    VerdictPart,
+)
 from simoffload.report.formatting import sentence, span, uncapitalized
 from simoffload.report.from_comparison import comparison_document, side_by_side
 from simoffload.report.from_result import result_document
 from simoffload.report.from_stream import stream_document
 from simoffload.report.html import html_text, with_numbers
-from simoffload.report.presentation import headline, ranged
+from simoffload.report.presentation import headline, ranged, speed_text
 from simoffload.report.sections.advice import described, gain_text
 from simoffload.report.sections.capacity import capacity
 from simoffload.report.sections.costs import costs as cost_sections
@@ -40,25 +46,30 @@ from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
+from simoffload.units import format_seconds, percent
 from simoffload.web import scenarios
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
 from simoffload.web.scenarios import (
+    ASKED,
     DESKTOP,
     FILE,
     PRICES,
     TRACES,
+    ask,
     changed,
     costs,
     load,
     nearest,
     price_list,
     said,
+    variant_names,
 )
-from simoffload.web.state import State, Variant
+from simoffload.web.state import TUNE, USERS, State, Variant
 
-_MOST_CHANGES, _MOST_SLIDERS = 5, 5
-_LONGEST_NAME = 60  # [characters] of a variant
-QUOTE = '"'
+_MOST_CHANGES, _MOST_SLIDERS, _MOST_WAYS = 5, 5, 3
+_MILLION = 1e6
+ASKS = "ask"
+"""Input by which a person says what is asked."""
 _MOST_POINTS = 9
 """Number of points of a curve, besides the first and the present one."""
 
@@ -69,6 +80,8 @@ class PageAnswer(NamedTuple):
     state: State
     problems: tuple[str, ...]
     """What is wrong with the scenario, which then has no results."""
+    ways: tuple[tuple[str, str], ...]
+    """What can be taken back so that it is right: its name, and the state without it as text."""
     panels: tuple[Panel, ...]
     labels: tuple[str, ...]
     """Names of the variants, in their order."""
@@ -94,6 +107,8 @@ class NextChange(NamedTuple):
     """A NextChange is something to change, with what it gains."""
 
     description: str
+    rate: str
+    """How fast it then is, with the interval."""
     gain: str
     cost: str
     assignments: tuple[str, ...]
@@ -115,8 +130,8 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
 
     ``further`` are the names of sliders that the page has beside those of the panels.
     """
-    state = changed(state, name, value) if name else state
-    variant, problems, labels = state.current, tuple[Problem, ...](), _labels(state)
+    state = _changed(state, name, value) if name else state
+    variant, problems, labels = state.current, tuple[Problem, ...](), variant_names(state.variants)
     result: SimulationResult | None = None
     try:
         result = _named(variant, labels[state.at])
@@ -126,11 +141,15 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         problems = (Problem("", None, None, "", str(error)),)
     scenario = nearest(variant)
     if scenario is None:
-        return PageAnswer(state, said(problems), (), labels)
+        return PageAnswer(state, said(problems), (), (), labels)
+    shown = panels(scenario, state, result, problems)
+    inputs = [one for panel in shown for one in (*panel.inputs, *panel.more)]
+    named = {one.name.removeprefix("edit "): one.label for one in inputs}
     found = PageAnswer(
         state,
-        said(problems),
-        panels(scenario, variant, result, problems),
+        said(problems, named),
+        tuple(_ways(state, named)) if problems else (),
+        shown,
         labels,
         scenario=yaml_text(scenario.document.data),
         command=command(variant),
@@ -143,6 +162,25 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     if not problems:
         found = found._replace(further=tuple(_again(variant, further)))
     return found if result is None else _shown(found, scenario, result)
+
+
+def _changed(state: State, name: str, value: Any) -> State:
+    """Return the state after an input got a value, or after something else was asked."""
+    return ask(state, str(value)) if name == ASKS and value in ASKED else changed(state, name, value)
+
+
+def _ways(state: State, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the edits without which the scenario is right, the last one first."""
+    edits, number = state.current.edits, 0
+    for at in reversed(range(len(edits))):
+        without = state.current._replace(edits=(*edits[:at], *edits[at + 1 :]))
+        with suppress(InputError):
+            load(without)
+            key = split_assignment(edits[at])[0]
+            yield labels.get(key) or key.rpartition(".")[2], state.changed(without).text
+            number += 1
+        if number == _MOST_WAYS:
+            return
 
 
 class _PagePlanner(ScenarioPlanner):
@@ -179,44 +217,13 @@ def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
             yield found
 
 
-def _labels(state: State) -> tuple[str, ...]:
-    """Return the names of the variants: their numbers, and what distinguishes them."""
-    common = set.intersection(*(set(one.edits) for one in state.variants))
-    bases = {one.base for one in state.variants}
-    return tuple(
-        f"{number}: {_called(variant, common, named=len(bases) > 1)}"
-        for number, variant in enumerate(state.variants, 1)
-    )
-
-
-def _title(variant: Variant) -> str:
-    with suppress(InputError):
-        return load(variant).scenario.name
-    return "own scenario"
-
-
-def _kind(text: str) -> str:
-    """Return the text of a value; of a section its kind alone."""
-    found = re.search(r"""\bkind["']?: *["']?(\w+)""", text)
-    return found[1] if found else text.strip(QUOTE)
-
-
-def _called(variant: Variant, common: Container[str], *, named: bool) -> str:
-    base = _title(variant) if "\n" in variant.base else variant.base
-    edits = [split_assignment(one) for one in variant.edits if one not in common]
-    texts = [f"{key.rpartition('.')[2]} {_kind(str(value))}" for key, value in edits]
-    texts += [f"{key.rpartition('/')[2]} {amount:,.6g}" for key, amount in variant.prices]
-    text = ", ".join([base, *texts] if named or not texts else texts)
-    return printable(text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…")
-
-
 def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult) -> PageAnswer:
     results = tuple(_each(found.state))
     compared = groups(results)
     priced = result.costs
     warnings = (*result.all_warnings, *(priced.warnings if priced else ()))
     return found._replace(
-        sentence=_sentence(compared, results[found.state.at]),
+        sentence=_sentence(found.state.asks, compared, results[found.state.at]),
         facts=_facts(results, result),
         metrics=tuple(_metrics(result)),
         sections=tuple(_sections(compared, results[found.state.at])),
@@ -227,19 +234,47 @@ def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult
 def _each(state: State) -> Iterator[SimulationResult]:
     """Yield the results of all variants that are scenarios, named by their numbers; why one has none is a
     result, too."""
-    for name, variant in zip(_labels(state), state.variants, strict=True):
+    for name, variant in zip(variant_names(state.variants), state.variants, strict=True):
         try:
             yield _named(variant, name)
         except (InputError, WorkLimitError) as error:
             yield replace(refused(load(state.current), error), name=name, label=name)
 
 
-def _sentence(compared: Sequence[Group], current: SimulationResult) -> str:
-    """Return the answer in one sentence, as reports begin with it: of the variants that can be compared with
-    the current one, or of that one alone."""
+def _sentence(asks: str, compared: Sequence[Group], current: SimulationResult) -> str:
+    """Return the answer to what is asked in one sentence, as reports begin with it: of the variants that can
+    be compared with the current one, or of that one alone."""
+    if asks == USERS and current.fits and not current.refused:
+        return f"{_model_on(current.model, current.platform)}: how many users … is being found out"
     group = next(one for one in compared if any(row.result is current for row in one.rows))
     alone = len(group.rows) == 1 or not current.fits
+    if alone and asks == TUNE and (tuning := _of_tuning(current)) is not None:
+        return tuning
     return result_summary(current) if alone else group_summary(group, titled=len(compared) > 1)
+
+
+def _of_tuning(result: SimulationResult) -> Verdict | None:
+    """Return the time and the cost of training with a million tokens; None of what trains nothing."""
+    rate = result.metrics().get("tokens_per_s")
+    if not rate or result.step is None:
+        return None
+    low, high = result.intervals().get("tokens_per_s") or (rate, rate)
+    value = format_seconds(_MILLION / rate)
+    ends = span(format_seconds(_MILLION / high), format_seconds(_MILLION / low), value=value)
+    name = printable(result.model.partition(" (")[0])
+    parts = [f"{name} on {printable(result.platform)}: a million tokens take {value} ({ends})"]
+    costs = result.costs
+    if costs is not None and (cost := costs.at_least()["cost_per_million_tokens"]) is not None:
+        least = "at least " if costs.missing else ""
+        parts.append(f" and cost {least}{cost:,.3g} {costs.costs.currency}".rstrip())
+    program = f"; {result.choice.programs[0].title}" if result.choice is not None else ""
+    share = percent(result.step.bottleneck.exposed_s / result.step.time_s)
+    slow = f"; {printable(result.step.bottleneck.cause_text)} takes {share}"
+    return Verdict.of("".join(parts), VerdictPart(program, 1), VerdictPart(slow))
+
+
+def _model_on(model: str, platform: str) -> str:
+    return f"{printable(model.partition(' (')[0])} on {printable(platform)}"
 
 
 def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> str:
@@ -404,13 +439,22 @@ def requests(state: State, _section_of: str) -> tuple[str, ...]:
     found = stream(scenario, slo=limits, costs=costs(variant))
     document = stream_document(found)
     texts = (*document.verdicts, *document.warnings)
+    told = _users(found, document.verdicts[0])
     remarks = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
     line = command(variant, "stream", *(word for one in limits for word in ("--slo", one)))
     return (
-        Markup("<h2>Stream of requests</h2>{}{}").format(remarks, numbers(tuple(_of_requests(found)))),
+        Markup('<h2 data-headline="{}">Stream of requests</h2>{}{}').format(
+            told if state.asks == USERS else "", remarks, numbers(tuple(_of_requests(found)))
+        ),
         *map(_section, document.sections),
         Markup("<p>The same answer: <code>{}</code></p>").format(printable(line)),
     )
+
+
+def _users(found: StreamResult, verdict: str) -> Verdict:
+    """Return the answer to how many users there can be."""
+    machine = found.scenario.machine.platform
+    return Verdict.of(f"{_model_on(found.scenario.model.name, machine)}: {verdict.rstrip('.')}")
 
 
 def _of_requests(found: StreamResult) -> Iterator[tuple[str, str, str]]:
@@ -461,11 +505,12 @@ def next_changes(state: State) -> Next:
         advice = advise(evaluator, costs=costs(variant))
         parts.step("what matters")
         matters = sensitivity(evaluator) if result.fits else None
-    found = advice.decisions(advice.helping)[:_MOST_CHANGES]
+    found = sorted(advice.decisions(advice.helping), key=_time_of)[:_MOST_CHANGES]
     currency = advice.economics.costs.currency
     changes = tuple(
         NextChange(
             printable(described(one, advice)),
+            speed_text(one.result) if one.result.compared_s else "",
             "makes it fit" if one.gain is None else gain_text(one),
             "price unknown" if one.extra is None else _plain(money(one.extra, currency)) if one.extra else "",
             one.change.assignments,
@@ -476,6 +521,10 @@ def next_changes(state: State) -> Next:
     if matters and matters.stopped:
         note = f"for what matters most {matters.untried} numbers were not tried: {matters.stopped}"
     return Next(changes, tuple(_sliders(variant, matters)) if matters else (), advice.extent or note)
+
+
+def _time_of(one: Tried) -> float:
+    return one.result.compared_s or inf
 
 
 def _sliders(variant: Variant, matters: Sensitivity) -> Iterator[Input]:
@@ -517,7 +566,7 @@ def file(state: State, kind: str) -> tuple[str, str]:
 
 def _report(state: State) -> ReportDocument:
     if len(state.variants) == 1:
-        return result_document(_with_search(_result(state.current)), command=command(state.current))
+        return result_document(_with_search(next(_each(state))), command=command(state.current))
     return comparison_document(tuple(map(_with_search, _each(state))))
 
 

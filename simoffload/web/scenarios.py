@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +11,8 @@ from functools import lru_cache
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from string import ascii_uppercase
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -22,14 +24,16 @@ from simoffload.documents import (
     parse_path,
     parse_yaml,
     read_document,
+    read_option,
+    split_assignment,
     yaml_text,
 )
-from simoffload.errors import InputError, Problem, shortened
+from simoffload.errors import InputError, Problem, printable, shortened
 from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
-from simoffload.planning.question import asked, chosen, with_program
+from simoffload.planning.question import asked, chosen, is_choice, with_program
 from simoffload.scenario import (
     USUAL_WORK,
     LoadedScenario,
@@ -42,7 +46,8 @@ from simoffload.serving.traces import shipped_traces
 from simoffload.shipped import shipped_folder
 from simoffload.strategies import BEST, Strategy, strategy_for, strategy_of
 from simoffload.strategies.base import tier_paths
-from simoffload.web.state import State, Variant
+from simoffload.units import plural
+from simoffload.web.state import BUY, RUN, TRILLIONS, TUNE, USERS, State, Variant
 from simoffload.workload import Checkpointing, Inference, Workload
 
 DESKTOP = "rtx-4090-desktop"
@@ -124,13 +129,28 @@ def _unchosen(variant: Variant) -> LoadedScenario:
     return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
 
 
-def said(problems: Sequence[Problem]) -> tuple[str, ...]:
-    """Return problems as texts, without the folders of the server's installation."""
-    folders = [str(shipped_folder(name).parent) for name in ("scenarios", "hardware_profiles")]
-    texts = list(map(str, problems))
-    for folder in dict.fromkeys(folders):
-        texts = [text.replace(f"{folder}/", "") for text in texts]
+def said(problems: Sequence[Problem], labels: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return problems as texts: with the ``labels`` of the inputs that set a key, or of the input in place of
+    the option of a command, and without the folders of the server's installation."""
+    folders = {str(shipped_folder(name).parent) for name in ("scenarios", "hardware_profiles")}
+    texts = []
+    for one in problems:
+        label = (labels or {}).get(one.key or "") or FIELDS.get(one.path or "")
+        text = f"{label}: {one.message}" if label else str(one).removeprefix("--set: ")
+        for folder in folders:
+            text = text.replace(f"{folder}/", "")
+        texts.append(text)
     return tuple(texts)
+
+
+FIELDS = {
+    "--gpu": "GPU",
+    "--gpus": "GPUs in use",
+    "--memory": "host memory",
+    "--drive": "drive or server",
+    "--program": "program",
+}
+"""Labels of the inputs that do what an option does."""
 
 
 def forget() -> None:
@@ -277,17 +297,76 @@ def _scale(variant: Variant, rest: str, value: Any) -> Variant:
 
 
 def _part(variant: Variant, rest: str, value: Any) -> Variant:
+    """Return the variant with another part of its machine, as the options of commands have it."""
     given: dict[str, Any] = {rest: int(value) if rest == "gpus" else str(value)}
     parts = MachineParts(**given)
     if rest == "gpu" and is_model(variant.base):  # on the machine that a command takes for it
-        return variant.edited(f"platform={parts.platforms()[0]}")
-    now = _open(variant)
+        stated, number = _stated_parts(variant), _open(variant).scenario.strategy.gpus
+        parts = parts._replace(memory=stated.memory, drive=stated.drive)
+        several = parts._replace(gpus=number if number > 1 else None)
+        with suppress(InputError):  # no machine has so many of these
+            several.platforms()
+            parts = several
+        variant = variant.edited("strategy.uses", f"platform={parts.platforms()[0]}")
+        now = _open(variant)
+        parts = parts.of_card(now)
+    else:
+        now = _open(variant)
     if rest == "gpus" and is_model(variant.base):
         asked_for = parts._replace(gpu=now.machine.accelerator.id)
         if now.machine.platform == asked_for._replace(gpus=None).platforms()[0]:  # it was not named
+            stated = _stated_parts(variant)
             variant = variant.edited(f"platform={asked_for.platforms()[0]}")
-            now = _open(variant)
-    return variant.edited(*(one.assignment for one in parts.edits(now)))
+            now, parts = _open(variant), parts._replace(memory=stated.memory, drive=stated.drive)
+    edits = parts.edits(now)
+    return variant.edited(*(one.assignment for one in edits), *_of_drive(now, edits))
+
+
+def _stated_parts(variant: Variant) -> MachineParts:
+    """Return the memory and the drive that a variant names, which go along to another machine."""
+    memory = drive = None
+    for assignment in variant.edits:
+        path, edit = (
+            parse_path(assignment.partition("=")[0]),
+            read_option(assignment.partition("=")[2], option="", key=""),
+        )
+        match path, edit.data:
+            case ("profiles", str(host), "memory_capacity"), size if host.startswith("host/"):
+                memory = str(size)
+            case ("equipment", "tiers", _), {"profile": str(profile)}:
+                drive = profile
+    return MachineParts(memory=memory, drive=drive)
+
+
+def _of_drive(now: LoadedScenario, edits: Sequence[Edit]) -> Iterator[str]:
+    """Yield the assignment with which a program uses the tier of a drive that was named: one that is yet to
+    be chosen does, and one that has its weights on storage takes them from there."""
+    tier = next((str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers")), None)
+    if tier is None:
+        return
+    if is_choice(now):
+        yield f"strategy.uses={tier}"
+        return
+    tiers, strategy = now.machine.tiers, now.document.data["strategy"]
+    for key in tier_paths(type(now.scenario.strategy)):
+        place = strategy.get(key)
+        if place in tiers and tiers[place].is_storage and place != tier:
+            yield f"strategy.{key}={tier}"
+
+
+def slots(scenario: LoadedScenario) -> tuple[str, ...]:
+    """Return the PCIe generations of the slots in which the GPUs are; () where they are in none."""
+    platform = scenario.platform()
+    found = (platform.slots.get(at) for at in platform.profile.gpus)
+    return tuple(dict.fromkeys(one.id for one in found if one is not None))
+
+
+def _pcie(variant: Variant, _rest: str, value: Any) -> Variant:
+    """Return the variant with another PCIe generation in the slots of its GPUs and in all that are alike."""
+    plain = variant.edited("equipment.pcie")
+    before = slots(_open(plain))
+    edits = [Edit(("equipment", "pcie", one), str(value)) for one in before if one != value]
+    return plain.edited(*(one.assignment for one in edits))
 
 
 def _open(variant: Variant) -> LoadedScenario:
@@ -438,6 +517,7 @@ _CHANGES: Mapping[str, Callable[[Variant, str, Any], Variant]] = {
     "slide": _slide,
     "scale": _scale,
     "part": _part,
+    "pcie": _pcie,
     "price": _price,
     "program": _program,
     "work": _work,
@@ -445,3 +525,166 @@ _CHANGES: Mapping[str, Callable[[Variant, str, Any], Variant]] = {
     "length": _length,
     "file": _file,
 }
+
+
+# ---- what is asked -----------------------------------------------------------------------------
+
+
+_TRILLION = 1e12
+
+
+class Ask(NamedTuple):
+    """An Ask is something that a person wants to know."""
+
+    label: str
+    base: str
+    """The scenario or the model with which it begins."""
+    steps: tuple[tuple[str, Any], ...] = ()
+    """Inputs and their values that make of it what the question is about."""
+
+
+ASKED = {
+    RUN: Ask("Will it run on my machine", "gpt-oss-120b"),
+    BUY: Ask(
+        "Which storage or GPU to buy",
+        "llama-3.1-405b",
+        (("part gpu", "h100-sxm"), ("part gpus", 8), ("part drive", "4xmicron-9550-pro-7.68tb")),
+    ),
+    USERS: Ask("How many users", "llama-3.1-8b", (("part gpu", "h100-sxm"), ("requests", "closed"))),
+    TUNE: Ask("Fine-tuning", "llama-3.1-8b", (("work", "training"),)),
+    TRILLIONS: Ask("Trillions of parameters", "ddn/bloom-mod-2"),
+}
+"""The questions, in the order in which a page has them."""
+
+
+@lru_cache(maxsize=len(ASKED))
+def begun(asks: str) -> State:
+    """Return the state with which a question begins."""
+    ask = ASKED[asks]
+    state = State((Variant(ask.base),), 0, asks)
+    for name, value in ask.steps:
+        state = changed(state, name, value)
+    return state
+
+
+def ask(state: State, asks: str) -> State:
+    """Return the state in which something else is asked: about the same variants where a person has changed
+    something and they can answer it, otherwise as it begins. Raises InputError."""
+    if state == begun(state.asks):
+        return begun(asks)
+    scenario = load(state.current)
+    if asks == TRILLIONS and scenario.model.num_parameters < _TRILLION:
+        return begun(asks)
+    state = state._replace(asks=asks)
+    work = "training" if asks == TUNE else "inference"
+    if scenario.scenario.workload.kind != work:
+        state = changed(state, "work", work)
+    if asks == USERS and load(state.current).scenario.stream is None:
+        state = changed(state, "requests", "closed")
+    elif asks != USERS and load(state.current).scenario.stream is not None:
+        state = changed(state, "requests", NO_STREAM)
+    return state
+
+
+# ---- names of variants --------------------------------------------------------------------------
+# What differs between them, in the words of the command line.
+
+
+_LONGEST = 60
+"""[characters] of a name: our choice."""
+_ARRAY = re.compile(r"raid(\d+)-(\d+)x-(.+)")
+_SHOWN = re.compile(
+    r"model(\.name|\.quantization)?$|platform$|nodes$|equipment\.|workload|strategy$"
+    r"|strategy\.(kind|among|uses)$|profiles\..*host/.*\.memory_capacity$"
+)
+"""Keys whose changes are seen in the scenario itself."""
+_IMPLIED = {"gpu": ("platform", "memory"), "drive": ("place",), "model": ("quantization",)}
+"""What says nothing more where another thing differs, too."""
+
+
+def variant_names(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Return the name of each variant: its model if there is one variant, otherwise a letter and what is not
+    the same in all."""
+    found = [dict(_described(one)) for one in variants]
+    if len(found) == 1:
+        return (_short(found[0]["model"]),)
+    keys = dict.fromkeys(key for one in found for key in one)
+    differing = [key for key in keys if len({one.get(key) for one in found}) > 1]
+    implied = {key for one in differing for key in _IMPLIED.get(one.partition(" ")[0], ())}
+    told = [key for key in differing if key not in implied]
+    texts = [", ".join(filter(None, (one.get(key) for key in told))) or one["model"] for one in found]
+    return tuple(f"{letter} {_short(text)}" for letter, text in zip(ascii_uppercase, texts, strict=False))
+
+
+def _short(text: str) -> str:
+    return printable(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
+
+
+def drive_text(profile: str) -> str:
+    """Return a drive, an array or a server as ``--drive`` takes it: "4xpm1733-3.84tb"."""
+    array = _ARRAY.fullmatch(profile)
+    if array is None:
+        return profile
+    level, number, drive = array.groups()
+    return f"{number}x{drive}" if level == "0" else f"raid{level} {number}x {drive}"
+
+
+def stated_program(scenario: LoadedScenario) -> str:
+    """Return the program that is asked for, which may be the best one."""
+    choice = scenario.choice
+    return BEST if choice is not None and not choice.among else scenario.scenario.strategy.kind
+
+
+def _described(variant: Variant) -> Iterator[tuple[str, str]]:
+    base = "own scenario" if "\n" in variant.base else variant.base
+    scenario = None
+    with suppress(InputError):
+        scenario = load(variant)
+    if scenario is None:
+        yield "model", base
+    else:
+        yield from _of_scenario(scenario)
+    for assignment in variant.edits:
+        key, text = split_assignment(assignment)
+        if scenario is None or not _SHOWN.match(key):
+            yield key, f"{key.rpartition('.')[2]} {_kind(str(text))}"
+    for key, amount in variant.prices:
+        yield f"price {key}", f"{key.rpartition('/')[2]} {amount:,.6g}"
+
+
+def _of_scenario(scenario: LoadedScenario) -> Iterator[tuple[str, str]]:
+    data, machine, strategy = scenario.document.data, scenario.machine, scenario.scenario.strategy
+    model = data["model"] if isinstance(data["model"], dict) else {"name": data["model"]}
+    platform = scenario.platform()
+    yield "model", str(model.get("name", scenario.model.name))
+    yield "quantization", str(model.get("quantization") or "")
+    yield "gpu", machine.accelerator.id
+    yield "platform", platform.profile.id
+    yield "gpus", plural(strategy.gpus, "GPU")
+    yield "nodes", plural(scenario.scenario.nodes, "host")
+    yield "memory", f"{platform.host.memory_capacity.value / 2**30:,.6g}GB"
+    tiers = platform.profile.tiers
+    places = {key: str(data["strategy"].get(key, "")) for key in tier_paths(type(strategy))}
+    used = next((tiers[one] for one in places.values() if one in tiers), None) or next(
+        iter(tiers.values()), None
+    )
+    yield "drive", drive_text(used.profile) if used is not None else ""
+    yield "place", next(filter(None, places.values()), "")
+    yield "pcie", ", ".join(slots(scenario))
+    yield "program", stated_program(scenario)
+    for key, value in data["workload"].items():
+        yield f"workload {key}", _work_text(key, value)
+
+
+def _work_text(key: str, value: Any) -> str:
+    if key == "kind":
+        return str(value)
+    if isinstance(value, dict):
+        return f"{key} {value.get('kind', '…')}"
+    return f"{key} {value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{key} {value}"
+
+
+def _kind(text: str) -> str:
+    """Return the text of a value; of a section its kind alone."""
+    found = re.search(r"""\bkind["']?: *["']?(\w+)""", text)
+    return found[1] if found else text.strip('"')

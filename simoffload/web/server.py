@@ -130,7 +130,7 @@ _ASKING, _IDLE = 10.0, 60.0
 """Time [s] that a connection has for a whole header, and for all else: our choice."""
 
 
-class _Connection(HTTPChannel):
+class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
     """A _Connection ends where it takes too long to ask, and takes the place of others that do."""
 
     def __init__(self, server: Any, *given: Any, **more: Any) -> None:

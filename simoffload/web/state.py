@@ -60,11 +60,17 @@ def _is_in(assignment: str, where: Location) -> bool:
     return parse_path(split_assignment(assignment)[0])[: len(where)] == where
 
 
+RUN, BUY, USERS, TUNE, TRILLIONS = "run", "buy", "users", "fine-tune", "trillions"
+ASKS = (RUN, BUY, USERS, TUNE, TRILLIONS)
+"""What a person wants to know: it decides how the page begins and what its headline says."""
+
+
 class State(NamedTuple):
-    """A State is all that a page shows: its variants, and which of them its inputs change."""
+    """A State is all that a page shows: its variants, which of them its inputs change, and what is asked."""
 
     variants: tuple[Variant, ...]
     at: int = 0
+    asks: str = RUN
 
     @property
     def current(self) -> Variant:
@@ -82,12 +88,12 @@ class State(NamedTuple):
         """
         if len(self.variants) >= MOST_VARIANTS:
             raise InputError.at("", f"a page compares at most {MOST_VARIANTS} variants; remove one first")
-        return State((*self.variants, variant or self.current), len(self.variants))
+        return State((*self.variants, variant or self.current), len(self.variants), self.asks)
 
     def removed(self) -> State:
         """Return the state without the current variant, unless that is the only one."""
         rest = (*self.variants[: self.at], *self.variants[self.at + 1 :])
-        return State(rest, max(0, self.at - 1)) if rest else self
+        return State(rest, max(0, self.at - 1), self.asks) if rest else self
 
     @property
     def text(self) -> str:
@@ -109,7 +115,7 @@ class State(NamedTuple):
 
     @classmethod
     def _checked(cls, data: Any) -> State:
-        variants, at = data
+        variants, at, *more = data  # an older address does not say what is asked
         found = tuple(
             Variant(
                 _text(base),
@@ -122,7 +128,7 @@ class State(NamedTuple):
         )
         if not 0 < len(found) <= MOST_VARIANTS or max(len(one.edits) for one in found) > _MOST_EDITS:
             raise ValueError(data)
-        return cls(found, range(len(found))[int(at)])
+        return cls(found, range(len(found))[int(at)], ASKS[ASKS.index(more[0])] if more else RUN)
 
 
 def _text(value: Any) -> str:

@@ -14,6 +14,7 @@ import pytest
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError
 from simoffload.planning.answers import simulate
+from simoffload.planning.question import question
 from simoffload.planning.streams import stream
 from simoffload.report.formatting import sentence
 from simoffload.report.from_stream import stream_document
@@ -23,9 +24,10 @@ from simoffload.serving.answers import StreamMeasures
 from simoffload.serving.requests import drawn
 from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import BEST, Strategy, strategies
+from simoffload.units import format_seconds
 from simoffload.web import form
-from simoffload.web.questions import PageAnswer, answer, check, curve, file, next_changes, requests
-from simoffload.web.scenarios import LENGTHS, changed, load
+from simoffload.web.questions import ASKS, PageAnswer, answer, check, curve, file, next_changes, requests
+from simoffload.web.scenarios import ASKED, LENGTHS, changed, load, said
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
@@ -77,7 +79,7 @@ def test_a_price_list_is_dropped() -> None:
 def test_every_scenario_has_inputs_and_an_answer(name: str) -> None:
     found = answer(State((Variant(name),)))
     assert found.problems == ()
-    titles = ["Model", "Machine", "Program", "Work", "Stream of requests", "Try"]
+    titles = ["", "Model", "Program", "Work", "Stream of requests", "Machine", "Try"]
     if inputs(found)["work"].value != "inference":
         titles.remove("Stream of requests")
     assert [one.title for one in found.panels] == titles
@@ -149,7 +151,7 @@ def test_a_mistake_stands_at_its_input_and_can_be_mended() -> None:
 def test_a_mistake_does_not_say_where_the_server_has_its_files() -> None:
     stage = "strategy.ds_config.zero_optimization.stage=1"
     (text,) = answer(State((Variant("training/bloom-7b1", (stage,)),))).problems
-    assert text.startswith("training/bloom-7b1:")
+    assert text == "weights: parameters leave the GPU only in stage 3, not 1"
 
 
 def test_charts_have_the_names_of_the_basket() -> None:
@@ -163,12 +165,131 @@ def test_charts_have_the_names_of_the_basket() -> None:
 def test_variants_are_compared_in_one_sentence() -> None:
     state = changed(State((START.current,)).kept(), "edit model.quantization", "int4-g128")
     found = answer(state)
-    assert found.labels == ("1: llama-3.3-70b", "2: quantization int4-g128")
+    assert found.labels == ("A llama-3.3-70b", "B int4-g128")
     tied = answer(changed(State((START.current,)).kept(), "part memory", "256GB"))
-    assert (
-        "; 2: memory_capacity 256GiB is as fast within the uncertainty but costs 1.3 times as much."
-        in tied.sentence
+    assert "; B 256GB is as fast within the uncertainty but costs 1.3 times as much." in tied.sentence
+
+
+# ---- what is asked -----------------------------------------------------------------------------
+
+
+HEADLINES = {
+    "run": r"gpt-oss-120b, mxfp4 runs .* tokens/s \(",
+    "buy": r"llama-3.1-405b runs with its weights on raid: .* USD per million tokens",
+    "users": r"llama-3.1-8b on h100-1gpu-vm: how many users … is being found out",
+    "fine-tune": r"llama-3.1-8b on rtx-4090-desktop: a million tokens take .* \(.*\) and cost .* USD",
+    "trillions": r"bloom-mod-2 runs .* per token of each\)",
+}
+
+
+@pytest.mark.parametrize("asks", ASKED)
+def test_what_is_asked_decides_the_headline(asks: str) -> None:
+    found = answer(State((Variant("gpt-oss-120b"),)), ASKS, asks)
+    assert (found.problems, found.state.asks) == ((), asks)
+    assert re.match(HEADLINES[asks], found.sentence), found.sentence
+    assert State.of(found.state.text) == found.state
+    first = [one.label for one in found.panels[0].inputs]
+    assert first[:6] == ["model", "GPU", "GPUs in use", "host memory", "drive or server", "PCIe"]
+    assert "program" in first
+    assert ("ttft" in first) == (asks == "users")
+
+
+def test_what_was_changed_stays_where_something_else_is_asked() -> None:
+    own = answer(State((Variant("gpt-oss-120b"),)), "edit model", "qwen3-8b").state
+    for asks in ("users", "fine-tune", "buy"):
+        own = answer(own, ASKS, asks).state
+        assert load(own.current).model.name == "qwen3-8b"
+    assert load(answer(own, ASKS, "trillions").state.current).model.name == "bloom-mod-2"
+
+
+def test_how_many_users_is_the_headline_of_the_page() -> None:
+    state = with_stream(ENGINE, *FEW, kind="closed")._replace(asks="users")
+    first = requests(state, "stream")[0]
+    assert 'data-headline="llama-3.1-8b on h100-1gpu-vm: ' in first
+    assert re.search("users.* with ttft ≤ 2 s and tpot ≤ 200 ms", first)
+    assert 'data-headline=""' in requests(state._replace(asks="run"), "stream")[0]
+
+
+def test_the_fine_tuning_of_the_headline_is_that_of_run() -> None:
+    state = answer(State((Variant("gpt-oss-120b"),)), ASKS, "fine-tune").state
+    result = simulate(load(state.current))
+    rate = result.metrics()["tokens_per_s"]
+    assert f"take {format_seconds(1e6 / (rate or 1))} (" in answer(state).sentence
+
+
+def test_variants_are_named_by_what_differs() -> None:
+    """In the words of the command line: no JSON, and no name of the scenario the page began with."""
+    state = answer(State((Variant("gpt-oss-120b"),)), ASKS, "buy").state
+    state = answer(state.kept(), "part drive", "ddn-ai400x2").state
+    found = answer(answer(state.kept(), "part gpu", "h200-sxm").state)
+    assert found.labels == (
+        "A h100-sxm, 4xmicron-9550-pro-7.68tb",
+        "B h100-sxm, ddn-ai400x2",
+        "C h200-sxm, ddn-ai400x2",
     )
+    assert "{" not in found.sentence
+    pcie = answer(State((Variant("ddn/bloom-mod-2"),)).kept(), "pcie", "gen5")
+    assert pcie.labels == ("A gen4", "B gen5")
+    other = answer(DDN, "edit model", "opt-13b")
+    assert other.labels == ("opt-13b",)
+    title = file(other.state, "report")[1].partition("<title>")[2].partition("</title>")[0]
+    assert "opt-13b" in title
+    assert "bloom" not in title
+
+
+def test_a_gpu_that_is_named_is_the_one_of_the_command_line() -> None:
+    """One card where its machine has eight, with the memory and the drive that were named before."""
+    state = answer(State((Variant("qwen3-8b"),)), "part memory", "64GB").state
+    found = load(answer(state, "part gpu", "a100-80g-sxm").state.current)
+    same = question("qwen3-8b", gpu="a100-80g-sxm", memory="64GB")
+    assert simulate(found).metrics() == simulate(same).metrics()
+    assert found.scenario.strategy.gpus == 1
+    drive = answer(State((Variant("qwen3-8b"),)), "part drive", "samsung-990-pro-2tb").state
+    same = question("qwen3-8b", "rtx-4090-desktop", drive="samsung-990-pro-2tb")
+    assert simulate(load(drive.current)).metrics() == simulate(same).metrics()
+
+
+@pytest.mark.parametrize("gpu", form._ids("accelerator")[::5])
+def test_every_gpu_can_be_chosen(gpu: str) -> None:
+    assert answer(State((Variant("qwen3-8b"),)), "part gpu", gpu).problems == ()
+
+
+def test_a_drive_acts_or_says_where_the_weights_are() -> None:
+    begun = answer(State((Variant("gpt-oss-120b"),)))
+    assert inputs(begun)["part drive"].remark == "holds nothing: the weights are in DRAM"
+    found = answer(begun.state, "part drive", "samsung-990-pro-2tb")
+    assert inputs(found)["part drive"].remark == ""
+    assert found.sentence != begun.sentence
+    served = answer(DDN, "part drive", "2xmicron-9550-pro-7.68tb")
+    assert load(served.state.current).document.data["strategy"]["weights"] == "raid"
+
+
+def test_another_pcie_generation_is_that_of_the_slots() -> None:
+    state = State((Variant("ddn/bloom-mod-2"),))
+    found = answer(state, "pcie", "gen5")
+    assert found.state.current.edits == ("equipment.pcie.gen4=gen5",)
+    assert inputs(found)["pcie"][2:4] == ("gen5", "")
+    assert inputs(found)["pcie"].remark == "the GPU has gen4"
+    assert answer(found.state, "pcie", "gen4").state == state
+
+
+def test_a_mistake_has_ways_out() -> None:
+    state = answer(State((Variant("gpt-oss-120b"),)), "edit workload.context", "4096").state
+    wrong = answer(state, "edit workload.batch_size", "many")
+    assert wrong.problems == ('batch_size: must be a whole number, got "many"',)
+    labels = [label for label, _ in wrong.ways]
+    assert labels == ["batch_size"]
+    assert State.of(wrong.ways[0][1]) == state
+    with pytest.raises(InputError) as error:
+        answer(state, "part memory", "many")
+    assert said(error.value.problems)[0].startswith("host memory: ")
+
+
+def test_advice_is_sorted_and_has_its_rates() -> None:
+    found = next_changes(START).changes
+    assert all(re.search(r"tokens/s .*\(", one.rate) for one in found)
+    rates = [float(one.rate.partition(" ")[0].replace(",", "")) for one in found]
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_a_dropped_config_is_read_as_any_other(folder: Path) -> None:
