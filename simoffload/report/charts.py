@@ -52,8 +52,7 @@ def capacity(uses: Sequence[TierUse], *, names: Sequence[str] = ()) -> draw.Prop
     ``names`` label the rows if a tier has several.
     """
     terms = dict.fromkeys((term.name, term.pinned) for use in uses for term in use.terms)
-    largest = sorted((-term.size / use.capacity, term.name, term.kind) for use in uses for term in use.terms)
-    colours = draw.held_colours((name, kind) for _, name, kind in largest)
+    colours = {term.name: draw.held_colour(term.name, term.kind) for use in uses for term in use.terms}
     data = []
     for name, pinned in terms:
         parts = [

@@ -557,7 +557,7 @@ def phases_compared(groups: Sequence[Group]) -> draw.Properties:
     ]
     names = dict.fromkeys(phase.name for _, _, result in rows for phase in result.phases)
     data = []
-    for name, colour in zip(names, draw.phase_colours(list(names)), strict=True):
+    for name in names:
         times = [result.metrics().get(f"{name}_s") or 0.0 for _, _, result in rows]
         data.append(
             draw.bars(
@@ -565,7 +565,7 @@ def phases_compared(groups: Sequence[Group]) -> draw.Properties:
                 y=range(len(rows)),
                 x=times,
                 hover=[f"{draw.plain(name)}: {format_seconds(time)}" for time in times],
-                color=colour,
+                color=draw.phase_colour(name),
                 **draw.labelled(name, len(rows)),
             )
         )

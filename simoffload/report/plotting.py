@@ -9,11 +9,11 @@ colours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from zlib import crc32
 
 from simoffload.results import HeldKind
 from simoffload.schedule import Cause, CauseKind
@@ -115,6 +115,10 @@ _HELD: Mapping[HeldKind, tuple[str, ...]] = {
     "staging": (PURPLE, DARK_PURPLE),
     "working": (GREY, YELLOW, DARK_GREY, DARK_YELLOW, BLACK),
 }
+_NAMED = {"page-locked memory that PyTorch keeps after start-up": DARK_YELLOW}
+"""Colours of names that are of several kinds."""
+_APART = 1.5
+"""Contrast from which two shades of grey are told apart: our choice."""
 _PHASES = {"forward": GREEN, "backward": DARK_GREEN, "optimizer": DARK_ORANGE}
 CHANGES = {"hardware": BLUE, "placement": GREEN, "workload": ORANGE, "setting": PURPLE}
 """Colour of each kind of change."""
@@ -219,16 +223,32 @@ def cause_colour(cause: Cause) -> str:
     return _CAUSES[cause.kind]
 
 
-def held_colours(terms: Iterable[tuple[str, HeldKind]]) -> dict[str, str]:
-    """Return a colour for each name of what tiers hold: that of its kind, a shade for each name."""
-    shades = {kind: cycle(found) for kind, found in _HELD.items()}
-    return {name: next(shades[kind]) for name, kind in dict(terms).items()}
+def held_colour(name: str, kind: HeldKind) -> str:
+    """Return the colour of something that tiers hold, the same in every chart: a shade of its kind's."""
+    return _NAMED.get(name) or _shade(name, _HELD[kind])
 
 
-def phase_colours(names: Sequence[str]) -> list[str]:
-    """Return the colours of phases of a step; those that few programs have follow the usual ones."""
-    others = (one for one in CYCLE if one not in _PHASES.values())
-    return [_PHASES.get(name) or next(others, GREY) for name in names]
+def phase_colour(name: str) -> str:
+    """Return the colour of a phase of a step, the same in every chart."""
+    return _PHASES.get(name) or _shade(name, [one for one in CYCLE if one not in _PHASES.values()])
+
+
+def _shade(name: str, shades: Sequence[str]) -> str:
+    """Return the shade that a name always has, whatever numbers are in its brackets."""
+    return shades[crc32(name.partition(" (")[0].encode()) % len(shades)]
+
+
+def greys_alike(one: str, other: str) -> bool:
+    """Return whether two colours can hardly be told apart where they are printed in grey."""
+    light, dark = sorted(map(_luminance, (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05) < _APART
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of a colour (WCAG 2.2, "relative luminance")."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def height(rows: int, *, row: float = _ROW) -> float:

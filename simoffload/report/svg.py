@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup, escape
 
 from simoffload.errors import printable
-from simoffload.report.plotting import PALETTE, ChartAxis
+from simoffload.report.plotting import PALETTE, ChartAxis, greys_alike
 
 Trace = Mapping[str, Any]
 _TEXT, _SMALL, _BAR, _GAP = 19, 16, 16, 12
@@ -31,6 +31,8 @@ _WIDTHS = (440, 560, 680, 800, 960)
 """[px] of charts from which a text is shown that needs so much room."""
 _BESIDE = 18
 """Longest name [characters] that has a place at the left of its bar."""
+_EDGE = 1.5
+"""[px] of a line along a bar, and from its edge."""
 _SEEN = 0.006
 """Smallest part of a chart's width that is named: our choice; tables have all."""
 _PLOT = 260
@@ -181,8 +183,10 @@ def _dash(line: Mapping[str, Any]) -> dict[str, str]:
 # -- horizontal bars -----------------------------------------------------------------------------
 
 
-def _bar(trace: Trace, at: int, x: str, width: str, *, y: float, height: float = _BAR) -> Markup:
-    """Return a bar, hatched if it has a pattern."""
+def _bar(
+    trace: Trace, at: int, x: str, width: str, *, y: float, height: float = _BAR, edged: bool = False
+) -> Markup:
+    """Return a bar, hatched if it has a pattern; ``edged`` with lines along it, beside one of like grey."""
     marker = trace["marker"]
     pattern = marker.get("pattern") or {}
     shape = _of(pattern.get("shape"), at, "")
@@ -193,6 +197,9 @@ def _bar(trace: Trace, at: int, x: str, width: str, *, y: float, height: float =
     parts = [element("rect", **box, class_=f"hollow s-{name}" if hollow else f"f-{name}", opacity=opacity)]
     if shape:
         parts.append(element("rect", **box, fill=f"url(#{_hatch(shape)})", class_="over"))
+    if edged:
+        edges = (_number(y + place) for place in (_EDGE, height - 2 * _EDGE))
+        parts += [element("rect", **{**box, "y": one, "height": _EDGE}, class_="edge") for one in edges]
     return Markup("").join(parts)
 
 
@@ -227,6 +234,7 @@ class _Rows:
         longest = max(map(len, self._names), default=0)
         self._beside = not notes and longest <= _BESIDE
         self._left = _room(self._names) if self._beside else 0
+        self._edged = self._beside_like_greys()
         self._below = self._named_below()
         self._tops, self._bottom = self._placed()
 
@@ -252,6 +260,27 @@ class _Rows:
         for at, (row, length) in enumerate(zip(trace["y"], trace["x"], strict=True)):
             start = _of(trace["base"], at) if "base" in trace else starts[row]
             yield (at, row, length, length) if trace["type"] != "bar" else (at, row, start, start + length)
+
+    def _beside_like_greys(self) -> set[tuple[int, int]]:
+        """Return the parts of stacked bars, by numbers of trace and bar, that in grey print would look like
+        the part before them."""
+        rows: dict[int, list[tuple[float, int, int]]] = {}
+        for number, trace in enumerate(self._traces if self._stacked else ()):
+            for at, row, start, end in self._bars(trace):
+                if trace["type"] == "bar" and end > start:
+                    rows.setdefault(row, []).append((start, number, at))
+        found = set[tuple[int, int]]()
+        for parts in rows.values():
+            for (_, *before), (_, *part) in pairwise(sorted(parts)):
+                looks, others = (self._look(*one) for one in (before, part))
+                if looks[1] == others[1] and greys_alike(looks[0], others[0]) and tuple(before) not in found:
+                    found.add((part[0], part[1]))
+        return found
+
+    def _look(self, number: int, at: int) -> tuple[str, str]:
+        """Return the colour of a part and its hatch."""
+        marker = self._traces[number]["marker"]
+        return _of(marker["color"], at), _of((marker.get("pattern") or {}).get("shape"), at, "")
 
     def _inside(self, row: int, text: str, low: float, high: float) -> float | None:
         """Return the middle of a text in a bar between two places; None where a narrow page has no room."""
@@ -312,11 +341,11 @@ class _Rows:
 
     def body(self) -> _Body:
         """Return all elements: the grid first, and the texts last."""
-        bars = [one for trace in self._traces for one in self._drawn(trace)]
+        bars = [one for number, trace in enumerate(self._traces) for one in self._drawn(number, trace)]
         parts = [*_grid_x(self._axis, self._bottom, self._left), *bars, *self._rules(), *self._texts()]
         return _Body(parts, self._bottom + 2 * _SMALL + 8, self._left)
 
-    def _drawn(self, trace: Trace) -> Iterator[Markup]:
+    def _drawn(self, number: int, trace: Trace) -> Iterator[Markup]:
         """Yield the bars or marks of a trace, the texts in them and their intervals."""
         for at, row, start, end in self._bars(trace):
             low, high = self._between(start, end)
@@ -324,7 +353,8 @@ class _Rows:
             if trace["type"] != "bar":
                 yield _titled(_mark(trace, _percent(high), y + _BAR / 2), hover)
                 continue
-            yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y), hover)
+            edged = (number, at) in self._edged
+            yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y, edged=edged), hover)
             middle = self._named(trace, at, row, low, high)
             if middle is not None:
                 on = f"in on-{colour(_of(trace['marker']['color'], at))}"

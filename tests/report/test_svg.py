@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from simoffload.planning.answers import simulate
+from simoffload.planning.question import question
 from simoffload.report import plotting as draw
 from simoffload.report.charts import capacity
 from simoffload.report.svg import drawn, stylesheet
@@ -50,7 +52,39 @@ def test_bars_are_in_per_cent_of_the_axis() -> None:
 
 def test_stacked_bars_begin_where_the_last_one_ends() -> None:
     root = chart([bar([2, 3]), bar([4, 1])], barmode="stack", **rows(["one", "two"]))
-    assert [one["x"] for one in shapes(root, "rect")] == ["0%", "0%", "20%", "30%"]
+    found = [one["x"] for one in shapes(root, "rect") if one["class"] != "edge"]
+    assert found == ["0%", "0%", "20%", "30%"]
+
+
+def test_neighbours_differ_in_grey_print() -> None:
+    """A part that would look like the one before it has lines along its edges."""
+
+    def edged(*colours: str) -> list[str]:
+        data = [draw.bars("a", y=[0], x=[2], hover=[""], color=one) for one in colours]
+        marks = shapes(chart(data, barmode="stack", **rows(["one"])), "rect")
+        return [one["x"] for one in marks if one["class"] == "edge"][::2]
+
+    assert edged(draw.BLUE, draw.BLUE, draw.BLUE) == ["20%"]
+    assert edged(draw.GREY, draw.PURPLE) == ["20%"]
+    assert edged(draw.BLACK, draw.YELLOW, draw.BLUE) == []
+
+
+def test_a_name_keeps_its_colour() -> None:
+    """Whatever else a tier holds, in which order, and however much of it."""
+    found: dict[str, set[str]] = {}
+    for model in ("gpt-oss-120b", "qwen3-8b"):
+        for memory in ("64GB", "128GB", "160GB"):
+            for program in ("vllm", "llama_cpp", "accelerate", "deepspeed"):
+                result = simulate(question(model, gpu="rtx-4090", memory=memory, program=program))
+                for bars in capacity(result.capacity)["data"]:
+                    found.setdefault(bars["name"].removesuffix(" (pinned)"), set()).add(
+                        bars["marker"]["color"]
+                    )
+    assert len(found) > 10
+    assert [name for name, colours in found.items() if len(colours) > 1] == []
+    assert draw.held_colour("reserve of 8% (assumed)", "working") == draw.held_colour(
+        "reserve of 8%", "working"
+    )
 
 
 def test_intervals_are_lines_with_ends() -> None:
