@@ -463,7 +463,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
     elements: dict[str, Any] = {
         "hash": f"#{found.state.text}",
         "problems": _lines(found.problems),
-        "ways": [html.Button(f"Undo: {label}", id={"way": text}) for label, text in found.ways],
+        "ways": [html.Button(label, id={"way": text}) for label, text in found.ways],
         "asks": [
             "chosen" if one["id"]["ask"] == found.state.asks else "" for one in ctx.outputs_grouping["asks"]
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -67,6 +68,7 @@ from simoffload.web.scenarios import (
 from simoffload.web.state import TUNE, USERS, State, Variant
 
 _MOST_CHANGES, _MOST_SLIDERS, _MOST_WAYS = 5, 5, 3
+_MEANT = re.compile(r'did you mean "([^"]+)"')
 _MILLION = 1e6
 ASKS = "ask"
 """Input by which a person says what is asked."""
@@ -148,7 +150,7 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     found = PageAnswer(
         state,
         said(problems, named),
-        tuple(_ways(state, named)) if problems else (),
+        tuple(_ways(state, problems, named)),
         shown,
         labels,
         scenario=yaml_text(scenario.document.data),
@@ -169,15 +171,20 @@ def _changed(state: State, name: str, value: Any) -> State:
     return ask(state, str(value)) if name == ASKS and value in ASKED else changed(state, name, value)
 
 
-def _ways(state: State, labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the edits without which the scenario is right, the last one first."""
-    edits, number = state.current.edits, 0
-    for at in reversed(range(len(edits))):
-        without = state.current._replace(edits=(*edits[:at], *edits[at + 1 :]))
+def _ways(state: State, problems: Sequence[Problem], labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield ways out of problems: names that may be meant, and the edits without which the scenario is right,
+    the last one first."""
+    variant = state.current
+    edits, number = variant.edits, 0
+    for one in problems:
+        for meant in _MEANT.findall(one.message) if variant.given(one.key) else ():
+            yield meant, state.changed(variant.edited(f"{one.key}={meant}")).text
+    for at in reversed(range(len(edits))) if problems else ():
+        without = variant._replace(edits=(*edits[:at], *edits[at + 1 :]))
         with suppress(InputError):
             load(without)
             key = split_assignment(edits[at])[0]
-            yield labels.get(key) or key.rpartition(".")[2], state.changed(without).text
+            yield f"Undo: {labels.get(key) or key.rpartition('.')[2]}", state.changed(without).text
             number += 1
         if number == _MOST_WAYS:
             return

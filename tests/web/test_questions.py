@@ -278,8 +278,10 @@ def test_a_mistake_has_ways_out() -> None:
     wrong = answer(state, "edit workload.batch_size", "many")
     assert wrong.problems == ('batch_size: must be a whole number, got "many"',)
     labels = [label for label, _ in wrong.ways]
-    assert labels == ["batch_size"]
+    assert labels == ["Undo: batch_size"]
     assert State.of(wrong.ways[0][1]) == state
+    meant, *_ = answer(state, "edit model", "gpt-oss-121b").ways
+    assert (meant[0], load(State.of(meant[1]).current).model.name) == ("gpt-oss-120b", "gpt-oss-120b")
     with pytest.raises(InputError) as error:
         answer(state, "part memory", "many")
     assert said(error.value.problems)[0].startswith("host memory: ")
