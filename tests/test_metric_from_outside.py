@@ -57,6 +57,10 @@ def test_its_value_by_hand() -> None:
     assert expected(8) / expected(32) == pytest.approx(4.0, rel=0.01)
 
 
+def test_tab_offers_it() -> None:
+    assert NAME in dir(so.simulate(SCENARIO))
+
+
 def ran(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(words) == 0, capsys.readouterr().err
     return capsys.readouterr().out

@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from simoffload.brief import brief
 from simoffload.errors import InputError
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileInput, ProfileUse
@@ -120,6 +121,8 @@ class DeviceGroup(NamedTuple):
 @dataclass(frozen=True)
 class Machine:
     """Capacities and paths of one or several equal hosts; GPUs are numbered across all of them."""
+
+    __repr__ = brief
 
     platform: str
     """Id of the platform from which the machine is built."""
@@ -386,6 +389,8 @@ class Machine:
 @dataclass(frozen=True)
 class Platform:
     """A platform file with all profiles that it refers to."""
+
+    __repr__ = brief
 
     profile: PlatformProfile
     host: Host

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from simoffload.bisection import first_that_holds
+from simoffload.brief import brief
 from simoffload.documents import Frozen
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Module, Traits
 
@@ -144,6 +145,8 @@ class ModelShape:
     attention), the model itself first. The layers, between ``modules_before`` and ``modules_after``, come in
     ``groups``; most models have one group of one layer.
     """
+
+    __repr__ = brief
 
     family: str
     name: str

@@ -77,6 +77,20 @@ class ScenarioPlanner:
     _evaluators: list[Evaluator] = field(default_factory=list, repr=False, compare=False)
     """The one that all further simulations ask, once there is one."""
 
+    def opening(self, result: SimulationResult) -> str:
+        """Return the first lines that a terminal shows of a result; nothing is searched for."""
+        from simoffload.report.notebook import result_opening
+
+        return result_opening(self.scenario, result)
+
+    def frame(self, result: SimulationResult) -> str:
+        """Return the beginning of its page, without what takes further simulations."""
+        from simoffload.report.from_result import brief_document
+        from simoffload.report.notebook import frame
+
+        planner = None if result.step is None else replace(self, explains=False)
+        return frame(brief_document(replace(result, planner=planner)))
+
     def figure(self, result: SimulationResult) -> Figure:
         """Draw where the time goes, or what each tier must hold."""
         from simoffload.report import charts, plotting

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simoffload.bisection import least_factor
+from simoffload.brief import brief
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import Machine, Target, TierKind
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
@@ -71,6 +72,8 @@ class Needed(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class StorageCurve:
     """A StorageCurve is the throughput of work on a machine with slower and faster storage."""
+
+    __repr__ = brief
 
     tier: str
     verb: str

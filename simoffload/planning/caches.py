@@ -8,6 +8,7 @@ from math import nextafter
 from typing import Any, cast
 
 from simoffload.bisection import least_factor
+from simoffload.brief import brief
 from simoffload.documents import Edit
 from simoffload.hardware import Machine, Path
 from simoffload.planning.alternatives import ANSWERS_CHANGE
@@ -62,6 +63,8 @@ class CachePlacement:
 @dataclass(frozen=True)
 class CacheLimits(CachePlacement):
     """CacheLimits are the largest batch and the longest context with the cache in one placement."""
+
+    __repr__ = brief
 
     batch: Limit
     """Number of sequences, with the lengths of the scenario."""
@@ -176,6 +179,8 @@ _SLOWEST, _INFINITE = 1e-6, 1e9
 @dataclass(frozen=True, kw_only=True)
 class CacheSpeed:
     """A CacheSpeed states what the tier of the key-value cache means for the time of a pass."""
+
+    __repr__ = brief
 
     tier: str
     name: str
@@ -320,6 +325,8 @@ def cache_speed(scenario: Asked) -> CacheSpeed | None:
 @dataclass(frozen=True, kw_only=True)
 class PrefixLoading:
     """PrefixLoading states what the tier of a prefix means for the time to first token."""
+
+    __repr__ = brief
 
     tier: str
     size: int

@@ -27,6 +27,7 @@ from simoffload.planning.economics import Costed, CostVerdict, Economics, verdic
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
 from simoffload.planning.question import loaded
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import ADDED, Change, SimulationResult, by_name, with_intervals
@@ -251,8 +252,8 @@ AS_CONFIGURED = ", as configured"
 """End of the label of an offer with the settings of its scenario, beside it at its best free settings."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ReportedAnswer):
     """A Comparison holds results by label, in the order requested, and their baseline."""
 
     results: dict[str, SimulationResult]
@@ -264,6 +265,13 @@ class Comparison:
     """The limit that kept the comparison from trying all such memory; empty if it tried it."""
     free_settings: Mapping[str, FreeSettings] = field(default_factory=dict)
     """What was found for each offer whose settings were searched for, by label."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_comparison import comparison_document
+
+        # What does not fit has no planner, which would search for what makes it fit.
+        shown = (one if one.step else replace(one, planner=None) for one in self.results.values())
+        return comparison_document(tuple(shown), notes=self.notes)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from typing import Any
 
+from simoffload.brief import brief
 from simoffload.hardware import P90, Evidence, InputSource, TierKind, TimeInput
 from simoffload.planning.errors import CalibrationError, Comparable, Limit, calibration_errors
 from simoffload.results import Share, SimulationResult, by_name
@@ -84,6 +85,8 @@ _PREDICTED: Mapping[str, str] = {
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
     """The error to expect of a prediction."""
+
+    __repr__ = brief
 
     program: str
     """Group of the real runs with which it is compared; "" for all."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.documents import DocumentLocation, resolved, suggest, without
 from simoffload.hardware import (
     LOCAL_KINDS,
@@ -66,6 +67,8 @@ def dates_of(figures: Iterable[Figure]) -> str:
 @dataclass(frozen=True)
 class CostList:
     """Prices and powers by device, with the assumptions that turn them into the cost of an answer."""
+
+    __repr__ = brief
 
     costs: Costs
     sources: tuple[tuple[str, str], ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, Literal, NamedTuple
 
+from simoffload.brief import named_values
 from simoffload.hardware import Setting
 from simoffload.planning.confidence import margin
 from simoffload.planning.costs import (
@@ -224,6 +225,11 @@ class Economics:
         lacks = f"does not include {', '.join(self.beyond_rent)}"
         return (
             f"the rent of {hourly} {lacks if offer.what.startswith('platform/') else 'includes no storage'}"
+        )
+
+    def __repr__(self) -> str:
+        return named_values(
+            self, {"platform": self.platform, "currency": self.costs.currency, **self.metrics()}
         )
 
     def metrics(self) -> dict[str, float | None]:

@@ -9,6 +9,7 @@ from itertools import groupby
 from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.caches import CacheSpeed, PrefixLoading, cache_speed, prefix_loading
@@ -65,6 +66,8 @@ class SensitivityRow(NamedTuple):
 @dataclass(frozen=True)
 class Sensitivity:
     """A Sensitivity lists the numbers that determine a result, the most important first."""
+
+    __repr__ = brief
 
     result: SimulationResult
     """Result of the unchanged scenario."""
@@ -232,6 +235,8 @@ def _row(number: ProfileParameter, change: float, time: float, evaluator: Evalua
 @dataclass(frozen=True)
 class Explanation:
     """An Explanation holds all of a result's explanations that require further simulations."""
+
+    __repr__ = brief
 
     sensitivity: Sensitivity
     storage: StorageCurve | None

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.documents import Edit, split_assignment
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.hardware import list_profiles
@@ -31,6 +32,8 @@ SPEED, FIRST, PROMPTS = "tokens_per_s", "ttft_s", "prompt_tokens_per_s"
 @dataclass(frozen=True, kw_only=True)
 class MachineOffer:
     """A MachineOffer is a machine with the best program for a model, and a format in which it fits."""
+
+    __repr__ = brief
 
     platform: str
     scenario: LoadedScenario | None = None
@@ -86,6 +89,8 @@ class MachineOffer:
 @dataclass(frozen=True)
 class Machines:
     """The Machines are the answer to which machine is best for a model."""
+
+    __repr__ = brief
 
     model: str
     offers: tuple[MachineOffer, ...]

@@ -13,6 +13,7 @@ from itertools import cycle, pairwise
 from math import inf, log
 from typing import Any, Literal, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.documents import (
     Edit,
     Location,
@@ -29,6 +30,7 @@ from simoffload.hardware import Library, spelled
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_services
 from simoffload.planning.sizing import Limit, batch_limit
 from simoffload.progress import Watcher, stage, step, watched_by
@@ -425,6 +427,9 @@ class Trial(NamedTuple):
     why: str = ""
     """Reason why there is no result; empty where there is one."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @property
     def kept(self) -> bool:
         """Whether all service levels are kept."""
@@ -449,8 +454,8 @@ class Trial(NamedTuple):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reach:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Reach(ReportedAnswer):
     """A Reach holds the values of one number that keep all service levels, and those around them that do
     not."""
 
@@ -477,6 +482,11 @@ class Reach:
 
     stopped: str = ""
     """Limit that a value reached, or that ended the search; empty if there was none."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_reach import reach_document
+
+        return reach_document(self)
 
     @property
     def reached(self) -> bool:
@@ -540,6 +550,9 @@ class BestBatch(NamedTuple):
     """Batch that misses the service levels least, where none keeps them; None if none fits."""
     stopped: str = ""
     """Limit that a batch reached, or that ended the search; empty if there was none."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError, SimulationError, WorkLimitError
 from simoffload.planning.alternatives import in_gpus
@@ -68,6 +69,9 @@ class Largest(NamedTuple):
     """Number of parameters of the deepest model [elements]."""
     warnings: tuple[str, ...] = ()
     """Sentences about what is not simulated and would hold more."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values; ``set`` is what ``--set`` takes."""
@@ -213,6 +217,9 @@ class MachinesNeeded(NamedTuple):
     formats: tuple[FewerMachines, ...] = ()
     """Formats of the weights that need fewer machines than the present one without offload, the fewest first;
     only with ``timed``."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def by_rule(self) -> int:

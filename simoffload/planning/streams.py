@@ -9,12 +9,14 @@ from math import exp, hypot, inf, isfinite, log
 from typing import Any, Literal, NamedTuple
 
 from simoffload.bisection import largest_that_fits, least_factor
+from simoffload.brief import brief
 from simoffload.documents import Edit, split_assignment
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.question import loaded
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
 from simoffload.results import InferenceResult, PassResult
@@ -87,6 +89,9 @@ class RateTrial(NamedTuple):
     binds: str
     """Limit that most requests miss: "ttft", "tpot" or "e2el"; "" if all keep all."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @property
     def attained(self) -> ReplicatedMean:
         """Share of requests that keep all limits."""
@@ -102,7 +107,7 @@ class RateTrial(NamedTuple):
         return self.attained.value >= limits.attain
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class StreamPasses(InferenceResult):
     """StreamPasses represent the steps of a stream: ``prefill`` those with chunks of prompts, ``decode`` the
     others, each by the step with their mean numbers."""
@@ -180,8 +185,8 @@ class LoadCosts(NamedTuple):
     passes: StreamPasses | None
 
 
-@dataclass(frozen=True)
-class StreamResult:
+@dataclass(frozen=True, repr=False)
+class StreamResult(ReportedAnswer):
     """A StreamResult has the measures of every replication of a stream."""
 
     scenario: LoadedScenario
@@ -210,6 +215,11 @@ class StreamResult:
     """The largest load within the limits, of which costs are; None if none is known."""
     capacity: tuple[float, float] | None = None
     """Ends between which the largest load within the limits of 80 % of real replicas is expected."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_stream import stream_document
+
+        return stream_document(self)
 
     @cached_property
     def estimates(self) -> dict[str, ReplicatedMean]:

@@ -46,18 +46,28 @@ def first_screen(
     return tuple(one for one in lines if one.text)
 
 
-def _answer(scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+def opening_lines(scenario: LoadedScenario, result: SimulationResult) -> Iterator[Line]:
+    """Yield the first lines: what was simulated, how fast it is, what limits it or why it does not run."""
     yield Line("", _asked(scenario, result), "bold")
     yield Line("", ", ".join(presentation(result).work))
     if result.refused:
         yield Line("refused", printable(result.refused[0]), "red")
-        return
-    if not result.fits:
+    elif not result.fits:
         yield Line("does not fit", "; ".join(map(printable, result.advice)), "red")
-        yield from _fitting(result)
     elif result.step is not None:
         yield Line("", _values(result), "green")
         yield Line("limited by", bottleneck(result.step, presentation(result).called))
+    else:
+        yield Line("fits", "only memory was computed", "green")
+
+
+def _answer(scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+    yield from opening_lines(scenario, result)
+    if result.refused:
+        return
+    if not result.fits:
+        yield from _fitting(result)
+    elif result.step is not None:
         yield Line("how sure", _sure(result))
     if scenario.choice is not None:
         others = [*map(program_rate, scenario.choice.programs[1:3])]

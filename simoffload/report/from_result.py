@@ -94,6 +94,22 @@ def advice_document(
     )
 
 
+def brief_document(result: SimulationResult) -> ReportDocument:
+    """Build the document of one result with the section alone that a chart of it is of."""
+    shown = capacity(result) if result.step is None else causes(result, result.step)
+    found, answer = headline(result), result_summary(result)
+    name, about = printable(result.name), facts([result])
+    return ReportDocument(found, result.fits, (answer,), (), (shown,), (), (), name, (answer,), about)
+
+
+def search_document(search: Search) -> ReportDocument:
+    """Build the document of a search for purchases alone."""
+    from simoffload.report.sections.advice import PURCHASES, purchase_verdict, searched
+
+    answer = purchase_verdict(search, budget=None, service=())
+    return ReportDocument((PURCHASES,), None, (answer,), (), searched(search, budget=None, service=()))
+
+
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
     """The sections about the answer, in the order of reading."""
     return tuple(_findings(result))

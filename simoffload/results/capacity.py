@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.documents import Edit
 from simoffload.hardware import Tier, TierKind
 from simoffload.results.metrics import by_name
@@ -144,6 +145,9 @@ class TierUse(NamedTuple):
     passing: int = 0
     """Part of the need that is released after the first step [B]."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
     @property
     def steady(self) -> int:
         """[B] that the tier holds at most from the second step on."""
@@ -212,6 +216,9 @@ class Change(NamedTuple):
     or adapters that are trained instead of the model; empty if they stay the same."""
     barred: str = ""
     """Reason why the change is impossible; empty if it is possible."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def with_(self, other: Change) -> Change:
         """Return one change with the edits of this one and of another one."""
@@ -290,6 +297,9 @@ class ProgramChoice(NamedTuple):
     untried: tuple[str, ...] = ()
     """Names of programs that a limit of time, memory or operations left out."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 def _joined(*texts: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, texts)))
@@ -306,6 +316,9 @@ class Remedies(NamedTuple):
     """Sentences about changes that would help but are impossible, with the reason."""
     stopped: str = ""
     """The limit that kept it from trying more; empty if none was reached."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 _SCOPES: Mapping[TierKind, str] = {

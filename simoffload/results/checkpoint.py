@@ -153,11 +153,12 @@ def _blocking(result: CheckpointResult) -> Passes:
     return tuple((one, one.time_s) for one in phases)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CheckpointResult(SimulationResult):
     """A CheckpointResult has the times of saving and restoring a checkpoint, and their effect on a run."""
 
     kind: ClassVar[str] = "checkpoint"
+    offered: ClassVar[tuple[str, ...]] = ("blocking_s", "restore_s", "save_s")
     unit: ClassVar[str] = "checkpoint"
     unit_by: ClassVar[str] = "save_s"
 

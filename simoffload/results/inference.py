@@ -21,11 +21,12 @@ def _decode(result: InferenceResult) -> Passes:
     return result.spent[1:]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class InferenceResult(SimulationResult):
     """An InferenceResult has the times of prefill and decode steps."""
 
     kind: ClassVar[str] = "inference"
+    offered: ClassVar[tuple[str, ...]] = ("tokens_per_s", "tpot_s", "ttft_s")
 
     batch_size: int
     prompt_length: int

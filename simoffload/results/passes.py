@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from simoffload.brief import brief
 from simoffload.results.attribution import Attribution, Group, attribute, cause_text, end_of
 from simoffload.results.metrics import by_name
 from simoffload.results.timeline import Timeline
@@ -148,6 +149,9 @@ class PassResult(NamedTuple):
     """[s] for which other streams continue after the stream with which the pass ends."""
     gpus_s: float = 0.0
     """[s] of work of all GPUs, added up."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def time_s(self) -> float:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from simoffload.brief import brief, named_values
 from simoffload.results.capacity import Change, ProgramChoice, Remedies, TierUse
-from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name, plain
+from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name, plain, registered
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.timeline import PassWork, Timeline
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ResultProvenance:
     """ResultProvenance lists the inputs and versions from which a result was computed."""
+
+    __repr__ = brief
 
     scenario: dict[str, Any]
     """The scenario as read, with all overrides."""
@@ -123,6 +126,14 @@ SCHEMA = "simoffload/result/1"
 class Planner(Protocol):
     """A Planner computes the parts of a result that need more simulations, when they are first accessed."""
 
+    def opening(self, result: SimulationResult) -> str:
+        """Return the first lines that a terminal shows of it."""
+        ...
+
+    def frame(self, result: SimulationResult) -> str:
+        """Return the beginning of its page as an element of a notebook."""
+        ...
+
     def figure(self, result: SimulationResult) -> Figure:
         """Return a chart of the result."""
         ...
@@ -156,7 +167,7 @@ class Planner(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SimulationResult(WithMetrics, ABC):
     """A SimulationResult has the capacity, speed, causes and provenance of one scenario; without speed if it
     does not fit."""
@@ -167,6 +178,8 @@ class SimulationResult(WithMetrics, ABC):
     """Unit of work in comparisons, such as "token"."""
     unit_by: ClassVar[str] = "per_token_s"
     """Name of the metric that is ``unit_s``."""
+    offered: ClassVar[tuple[str, ...]] = ()
+    """Names of its metrics that Tab offers beside what all results have."""
 
     name: str
     model: str
@@ -427,6 +440,20 @@ class SimulationResult(WithMetrics, ABC):
         """Return how each metric is computed, with the words of the strategy."""
         return {name: one.formula.format(result=self) for name, one in self.declared.items()}
 
+    def __repr__(self) -> str:
+        if self.planner is not None:
+            return self.planner.opening(self)
+        return named_values(self, by_name(self, "name model platform target fits") | self.metrics())
+
+    def _repr_html_(self) -> str | None:
+        return None if self.planner is None else self.planner.frame(self)
+
+    def __dir__(self) -> list[str]:
+        """Return the names that a user wants, for completion; all others work, too."""
+        internal = (name for name in super().__dir__() if name.startswith("_"))
+        own = (name for kind, name in registered if isinstance(self, kind))
+        return [*internal, *_OFFERED, *self.offered, *own]
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: everything but the planner, which has machines and price lists."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
@@ -518,6 +545,13 @@ class SimulationResult(WithMetrics, ABC):
             rows,
             columns=["pass", "context", "time_s", "cause", "group", "exposed_s", "busy_s", "limit", "size"],
         )
+
+
+_OFFERED = (
+    *("all_warnings", "bottleneck", "capacity", "choice", "confidence", "costs", "explanation", "fits"),
+    *("intervals", "metrics", "model", "name", "next_changes", "passes", "platform", "plot", "remedies"),
+    *("shortfall", "step", "to_dict", "to_frame"),
+)
 
 
 def _worked(one: PassWork) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import NamedTuple
 
+from simoffload.brief import brief
 from simoffload.schedule import CompiledOp, CompiledSchedule, Op, Schedule
 
 
@@ -303,6 +304,8 @@ class PassWork(NamedTuple):
 @dataclass(slots=True)
 class Timeline:
     """A Timeline holds start and end of every executed operation, and the load of every link."""
+
+    __repr__ = brief
 
     schedule: Schedule
     tracks: tuple[Track, ...] = ()

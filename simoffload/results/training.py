@@ -219,11 +219,12 @@ def _phase(name: str) -> Callable[[TrainingResult], Passes]:
     return lambda result: tuple((phase.result, phase.time_s) for phase in result.phases if phase.name == name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingResult(SimulationResult):
     """A TrainingResult has the times and the memory of one step of a long run."""
 
     kind: ClassVar[str] = "training"
+    offered: ClassVar[tuple[str, ...]] = ("step_s", "tflops_per_gpu", "tokens_per_s")
 
     optimizer_target: str
     """Tier that holds the optimizer states."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from simoffload.brief import named_values
 from simoffload.documents import (
     SUFFIXES,
     Document,
@@ -312,6 +313,12 @@ class LoadedScenario:
     def name(self) -> str:
         """The name of the scenario in reports."""
         return str(self.document.data["name"])
+
+    def __repr__(self) -> str:
+        """Return what runs where: the model, the machine, the program and the work."""
+        program, work = self.scenario.strategy.kind, self.document.data.get("workload", {})
+        named = {"name": self.name, "model": self.model.name, "platform": self.machine.platform}
+        return named_values(self, {**named, "program": program, **work})
 
     def on(self, target: str) -> LoadedScenario:
         """Return the same work with what is offloaded on another tier.

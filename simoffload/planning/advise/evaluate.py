@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simoffload.brief import brief
 from simoffload.documents import Edit, Location
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import limited
@@ -18,6 +19,7 @@ from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Figure, dates_of, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import metric_named, short_name
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, Metric, SimulationResult, by_name
@@ -179,6 +181,8 @@ SOONER = 1.1
 class Tried(Evaluated):
     """A change that was simulated, with what it gains and what it costs."""
 
+    __repr__ = brief
+
     change: Change
     gain: float | None
     """Speed relative to the unchanged scenario, or how many times better the metric of the objective is; None
@@ -246,8 +250,8 @@ class Tried(Evaluated):
         }
 
 
-@dataclass(frozen=True)
-class Advice:
+@dataclass(frozen=True, repr=False)
+class Advice(ReportedAnswer):
     """The Advice lists what single changes to a scenario gain."""
 
     scenario: LoadedScenario
@@ -267,6 +271,11 @@ class Advice:
     in other words as another."""
     stopped: str = ""
     """Why not all changes were tried; empty if no limit was reached."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_result import advice_document
+
+        return advice_document(self, None)
 
     @property
     def price_dates(self) -> str:

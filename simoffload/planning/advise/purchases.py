@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain, product
 from typing import Any, Literal, NamedTuple, get_args
 
+from simoffload.brief import brief
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError, SimulationError, WorkLimitError
 from simoffload.hardware import (
@@ -54,6 +55,7 @@ from simoffload.planning.confidence import margin
 from simoffload.planning.costs import Bill, CostList, load_costs, present
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
@@ -308,6 +310,8 @@ _BEATEN: Outcome = "cannot be among the best"
 class SimulatedPurchase(Evaluated):
     """One purchase that was simulated."""
 
+    __repr__ = brief
+
     changes: tuple[Change, ...]
     """Chosen changes, one for each dimension."""
     meets: bool
@@ -405,8 +409,8 @@ class Frontier:
         return any(one.rank <= rank and one.price <= price and one.speed >= speed for one in self._points)
 
 
-@dataclass(frozen=True)
-class Search:
+@dataclass(frozen=True, repr=False)
+class Search(ReportedAnswer):
     """The Search holds the purchases that were simulated from a catalogue."""
 
     points: tuple[SimulatedPurchase, ...]
@@ -436,6 +440,11 @@ class Search:
     """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
     stopped: str = ""
     """Why not all combinations were tried; empty if nothing stopped the search."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_result import search_document
+
+        return search_document(self)
 
     @property
     def already(self) -> str:

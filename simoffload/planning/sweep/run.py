@@ -31,6 +31,7 @@ from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.confidence import confidence
+from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
 from simoffload.planning.sweep.journal import AFTER, Journal, JournalRow, SweepId, anew, beside
 from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
@@ -773,8 +774,8 @@ def _refusal(path: Path, message: str) -> InputError:
 # -- the answer of a sweep in memory, as Python asks for it and as reports show it -----------------
 
 
-@dataclass(frozen=True)
-class SweepResult:
+@dataclass(frozen=True, repr=False)
+class SweepResult(ReportedAnswer):
     """A SweepResult has a row for each point of a sweep."""
 
     name: str
@@ -788,6 +789,11 @@ class SweepResult:
     objective: str = ""
     """Name of the metric that decides which point is best; "": throughput, or else the time of a step or a
     checkpoint."""
+
+    def _report(self) -> Report:
+        from simoffload.report.from_sweep import sweep_document
+
+        return sweep_document(self)
 
     @classmethod
     def read(cls, path: Path) -> Self:
