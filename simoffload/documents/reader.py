@@ -16,7 +16,8 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import yaml
@@ -107,6 +108,29 @@ def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
             pass  # the depth limit below refuses it, with its position
         tree.read(_json_events(text).__next__)
     return tree.document(root)
+
+
+def plain_document(data: Mapping[str, Any], *, name: str) -> Document:
+    """Return a mapping of Python as a document in the working folder, whose problems name keys alone.
+
+    Raises InputError for what no file can hold.
+    """
+    try:
+        text = json.dumps(data, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError.at("", f"is no plain data: {error}", path=name) from None
+    return replace(parse_json(text, name=name, root=Path()), marks={})
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and arrays of NumPy, ranges and paths as plain data."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, range):
+        return list(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written in a file")
 
 
 def _json_refusal(error: json.JSONDecodeError) -> tuple[Position, str]:

@@ -7,11 +7,11 @@ result is asked for its remedies, its costs or its confidence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from simoffload import simulation
 from simoffload.limits import keep, limited, now_doing
-from simoffload.planning.question import loaded
+from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.progress import Watcher, watched_by
 from simoffload.results import ProgramChoice, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, ScenarioSource
@@ -35,30 +35,34 @@ def simulate(
     explain: bool = False,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> SimulationResult:
     """Simulate a scenario; where it does not fit, the result says so and holds no times.
 
-    ``scenario`` is a loaded scenario, the path of its file, or the name of a shipped one; so it is in all
-    public functions that take a scenario.
+    ``scenario`` is a loaded scenario, its content as a mapping, the path of its file, the name of a shipped
+    one, or with a ``gpu`` or a ``platform`` that of a model; so it is in all public functions that take a
+    scenario. ``machine`` is what ``run`` takes: ``gpu``, ``gpus``, ``memory``, ``drive``, ``platform``,
+    ``program``, ``on``, ``context``, and ``overrides`` (``{"workload.batch_size": 8}``).
     The result answers ``remedies``, ``costs`` and ``confidence`` when it is asked for them; ``costs`` is a
     list of prices and powers, the shipped one by default. With ``explain`` it also answers ``explanation``
     and ``next_changes``, which take many simulations, and reports tell them.
     Raises InputError for what DeepSpeed would refuse, SimulationError if the engine cannot finish, and
     WorkLimitError beyond one of the scenario's limits.
     """
-    scenario = loaded(scenario)
+    scenario = loaded(scenario, **machine)
     with watched_by(progress):
         result = simulation.simulate(scenario, keep_timelines=keep_timelines)
     planner = ScenarioPlanner(scenario, costs, explains=explain, progress=progress)
     return replace(result, planner=planner)
 
 
-def fit(scenario: ScenarioSource) -> SimulationResult:
-    """Answer only whether the scenario fits, tier by tier, and when asked what would make it fit.
+def fit(scenario: ScenarioSource, **machine: Unpack[QuestionOptions]) -> SimulationResult:
+    """Answer only whether the scenario fits, tier by tier, and when asked what would make it fit;
+    ``machine`` as in ``simulate``.
 
     Raises what :func:`simulate` raises.
     """
-    scenario = loaded(scenario)
+    scenario = loaded(scenario, **machine)
     return replace(simulation.fit(scenario), planner=ScenarioPlanner(scenario, priced=False))
 
 

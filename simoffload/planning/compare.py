@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from pydantic import TypeAdapter
 
@@ -26,7 +26,7 @@ from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
-from simoffload.planning.question import loaded
+from simoffload.planning.question import QuestionOptions, loaded, opened
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
@@ -479,6 +479,7 @@ def compare(
     nearer: bool = False,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> Comparison:
     """Simulate a scenario on each of several targets, and say what each costs.
 
@@ -489,10 +490,10 @@ def compare(
     request. ``costs`` is a list of prices and powers, the shipped one by default. Where all targets are
     storage and memory that is there would do, ``nearer`` of the comparison says so; the argument ``nearer``
     adds the results as rows. What DeepSpeed or the strategy would refuse is a result that says so, as is one
-    that reaches its limits. Raises InputError for an unknown target, and if all are refused, before anything
-    is simulated; WorkLimitError if no other answer is left.
+    that reaches its limits. ``machine`` as in ``simulate``. Raises InputError for an unknown target, and if
+    all are refused, before anything is simulated; WorkLimitError if no other answer is left.
     """
-    retargeted = on_targets(scenario, targets)
+    retargeted = on_targets(opened(scenario, **machine), targets)
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
         retargeted,

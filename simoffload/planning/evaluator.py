@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simoffload.bisection import largest_that_fits, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import spelled
-from simoffload.planning.question import loaded
+from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.results import Change, SimulationResult, TierUse
 from simoffload.scenario import LoadedScenario, ScenarioSource
 from simoffload.scenario.cache import canonical
@@ -287,6 +287,7 @@ Asked = ScenarioSource | Evaluator
 """A scenario that is asked about, or an evaluator of it that may know some of the answer already."""
 
 
-def evaluator_of(asked: Asked) -> Evaluator:
-    """Return the evaluator of a scenario. Raises InputError for a file that is none."""
-    return asked if isinstance(asked, Evaluator) else Evaluator(loaded(asked))
+def evaluator_of(asked: Asked, **machine: Unpack[QuestionOptions]) -> Evaluator:
+    """Return the evaluator of a scenario, with what is named beside it (``loaded``); an evaluator is returned
+    as it is. Raises InputError for a file that is no scenario."""
+    return asked if isinstance(asked, Evaluator) else Evaluator(loaded(asked, **machine))

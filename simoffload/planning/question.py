@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from simoffload.documents import Edit, either, split_assignment, suggest
+from simoffload.documents import Edit, either, parse_path, plain_document, split_assignment, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, read_scenario, read_source
+from simoffload.hardware import Platform, ProfileSummary
+from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, names_model, read_source
 from simoffload.scenario import default_scenario as of_model
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
 from simoffload.workload import Checkpointing
@@ -18,17 +19,88 @@ from simoffload.workload import Checkpointing
 # -- the scenario of a question --------------------------------------------------------------------
 
 
+Hardware = str | Path | Platform | ProfileSummary
+"""A device or a machine: its id, the path of its file, or what was loaded or listed."""
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Values that replace others: ``{"workload.batch_size": 8}``, or ``["workload.batch_size=8"]``."""
+
+
+class MachineOptions(TypedDict, total=False):
+    """MachineOptions are what a question names beside a model and a platform, as commands take it."""
+
+    gpu: Hardware
+    """Another GPU; of a model that is named alone, the machine is the smallest shipped one with it."""
+    gpus: int
+    """Number of GPUs to use; 0: the CPU alone."""
+    memory: str
+    """Host memory as its modules are sold, such as "64GB"."""
+    drive: Hardware
+    """A drive, an array or a server as storage."""
+    program: str
+    """The program, such as "vllm"; "best": the fastest of those that people use."""
+    on: str
+    """The tier that holds the weights, or "part=tier"."""
+    context: int
+    """Tokens of a sequence for which memory must have room."""
+    overrides: Overrides
+    """Values that replace any of these."""
+
+
+class QuestionOptions(MachineOptions, total=False):
+    """QuestionOptions are what a function takes beside a scenario or the name of a model."""
+
+    platform: Hardware
+    """The machine."""
+
+
+def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> LoadedScenario:
+    """Return a scenario, or that of a question about a model, with what is named beside it, before a program
+    is chosen. Raises InputError."""
+    if isinstance(source, str | Path) and names_model(str(source)):
+        return _about(str(source), **options)
+    platform, parts, overrides = _named(options)
+    machine = [] if platform is None else [Edit(("platform",), platform).assignment]
+    found, program = read_source(source, overrides=[*machine, *overrides]), options.get("program")
+    found = with_parts(found if program is None else with_program(found, program), parts)
+    return found.on(options["on"]) if "on" in options else found
+
+
+def _about(model: str, **options: Unpack[QuestionOptions]) -> LoadedScenario:
+    platform, parts, overrides = _named(options)
+    found = asked(model, platform, parts=parts, program=options.get("program"), overrides=overrides)
+    return found.on(options["on"]) if "on" in options else found
+
+
+def _named(options: QuestionOptions) -> tuple[str | None, MachineParts, list[str]]:
+    """Return the platform, the parts and the overrides among options."""
+    gpu, drive = _id(options.get("gpu")), _id(options.get("drive"))
+    overrides = assignments(options.get("overrides", ()))
+    overrides += [f"workload.context={options['context']}"] if "context" in options else []
+    return (
+        _id(options.get("platform")),
+        MachineParts(gpu, options.get("gpus"), options.get("memory"), drive),
+        overrides,
+    )
+
+
+def _id(named: Hardware | None) -> str | None:
+    """Return the id or the path that names a device or a machine."""
+    if isinstance(named, Platform):
+        (use,) = (one for one in named.profiles if one.kind == "platform")
+        return use.id if use.path.startswith("hardware_profiles/") else use.path
+    return named.id if isinstance(named, ProfileSummary) else None if named is None else str(named)
+
+
+def assignments(overrides: Overrides) -> list[str]:
+    """Return overrides as ``--set`` takes them. Raises InputError for a value that no file can hold."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    plain = plain_document(overrides, name="overrides").data
+    return [Edit(parse_path(path), value).assignment for path, value in plain.items()]
+
+
 def question(
-    model: str,
-    platform: str | None = None,
-    *,
-    gpu: str | None = None,
-    gpus: int | None = None,
-    memory: str | None = None,
-    drive: str | None = None,
-    program: str | None = None,
-    on: str | None = None,
-    overrides: Sequence[str] = (),
+    model: str, platform: Hardware | None = None, **options: Unpack[MachineOptions]
 ) -> LoadedScenario:
     """Return the scenario of a question: a model, by name or file, on a machine, under the best program.
 
@@ -38,9 +110,9 @@ def question(
     holds the weights. ``overrides`` (``a.b=value``) replace any of these. Raises InputError for an unknown
     name, for a machine that is not named, and for what the program that was named refuses.
     """
-    parts = MachineParts(gpu, gpus, memory, drive)
-    scenario = asked(model, platform, parts=parts, program=program, overrides=overrides)
-    return chosen(scenario if on is None else scenario.on(on))
+    return chosen(
+        _about(model, **options) if platform is None else _about(model, platform=platform, **options)
+    )
 
 
 def asked(
@@ -120,24 +192,22 @@ def with_parts(scenario: LoadedScenario, parts: MachineParts) -> LoadedScenario:
     return replace(found, remarks=(*found.remarks, *parts.assumed(scenario)))
 
 
-def load_scenario(
-    source: str | Path, *, overrides: Sequence[str] = (), placed: bool = True
-) -> LoadedScenario:
-    """Read a scenario file (or a shipped scenario by name), apply ``a.b=value`` overrides, resolve it, and
-    choose its program if it states none.
+def load_scenario(source: ScenarioSource, *, overrides: Overrides = ()) -> LoadedScenario:
+    """Read a scenario file, a shipped scenario by name, or a mapping with what a file has; apply overrides,
+    resolve it, and choose its program if it states none.
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    return chosen(read_scenario(source, overrides=overrides, placed=placed))
+    return chosen(read_source(source, overrides=assignments(overrides)))
 
 
-def loaded(source: ScenarioSource) -> LoadedScenario:
-    """Return a scenario, which is loaded first where ``source`` is a path or the name of a shipped one, under
-    a program that is chosen where it states none.
+def loaded(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> LoadedScenario:
+    """Return a scenario, which is loaded first unless it was, with what is named beside it, under a program
+    that is chosen where it states none.
 
-    Raises what ``load_scenario`` raises, and TypeError for anything else.
+    Raises InputError for what is wrong, and TypeError for what is no source of a scenario.
     """
-    return chosen(read_source(source))
+    return chosen(opened(source, **options))
 
 
 # -- the choice of a program -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import cycle, pairwise
 from math import inf, log
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 from simoffload.brief import brief
 from simoffload.documents import (
@@ -30,6 +30,7 @@ from simoffload.hardware import Library, spelled
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
+from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_services
 from simoffload.planning.sizing import Limit, batch_limit
@@ -570,6 +571,7 @@ def reach(
     by: str,
     within: str | None = None,
     progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> Reach:
     """Find the values of one number of a scenario that keep service levels.
 
@@ -579,11 +581,11 @@ def reach(
     Counts are found exactly, other numbers to three significant digits. Nothing is assumed about which
     direction is better: values from the whole range are tried first, and then those between one that keeps
     the service levels and one that does not. A value that is refused, does not fit or needs more work than
-    allowed does not keep them.
+    allowed does not keep them. ``machine`` as in ``simulate``.
 
     Raises InputError for a path that is no number, a unit that does not match and an unknown service level.
     """
-    evaluator = evaluator_of(scenario)
+    evaluator = evaluator_of(scenario, **machine)
     service = parse_services(slo, _kind(evaluator.scenario))
     if not service:
         raise InputError.at("", "no service level is given; write e.g. tpot=1s", path="--slo")
@@ -597,15 +599,19 @@ def reach(
 
 
 def best_batch(
-    scenario: Asked, *, slo: str | Sequence[str] = (), progress: Watcher | None = None
+    scenario: Asked,
+    *,
+    slo: str | Sequence[str] = (),
+    progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> BestBatch:
     """Find the batch with the highest throughput that fits and keeps service levels such as ``tpot=1s``.
 
     Batches that double from one to the next are simulated up to the largest one that fits, then those around
-    the best one; of equal ones the smallest counts. Raises InputError for a scenario of checkpoints, for what
-    its program refuses, and for an unknown service level.
+    the best one; of equal ones the smallest counts. ``machine`` as in ``simulate``. Raises InputError for a
+    scenario of checkpoints, for what its program refuses, and for an unknown service level.
     """
-    evaluator = evaluator_of(scenario)
+    evaluator = evaluator_of(scenario, **machine)
     scenario, workload = evaluator.scenario, evaluator.workload
     if isinstance(workload, Checkpointing):
         raise InputError([scenario.document.problem(("workload", "kind"), "checkpoints have no batch")])

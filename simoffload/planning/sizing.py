@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from simoffload.brief import brief
 from simoffload.documents import Edit
@@ -13,7 +13,7 @@ from simoffload.planning.alternatives import in_gpus
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Evaluator
-from simoffload.planning.question import loaded
+from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.remedies import MOST_NODES, MOST_RANKS
 from simoffload.progress import steps
 from simoffload.results import SimulationResult, by_name
@@ -81,14 +81,14 @@ class Largest(NamedTuple):
         }
 
 
-def largest(scenario: ScenarioSource) -> Largest:
+def largest(scenario: ScenarioSource, **machine: Unpack[QuestionOptions]) -> Largest:
     """Find the largest batch, the longest context and the deepest model that fit.
 
     Each is found with the rest unchanged; the context grows with the prompt, the model with
-    ``num_hidden_layers``.
+    ``num_hidden_layers``. ``machine`` as in ``simulate``.
     Raises InputError for a scenario of checkpoints and for what DeepSpeed would refuse.
     """
-    scenario = loaded(scenario)
+    scenario = loaded(scenario, **machine)
     workload = scenario.scenario.workload
     if isinstance(workload, Checkpointing):
         text = "checkpoints have neither batch nor context"
@@ -239,6 +239,7 @@ def machines_needed(
     tiers: Sequence[str] | None = None,
     timed: bool = False,
     costs: CostList | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> MachinesNeeded:
     """Count the machines of a scenario's platform that its model needs, without offload and with it.
 
@@ -253,6 +254,8 @@ def machines_needed(
     timed
         Whether the work on each number of machines is simulated, with what these cost (``costs``, by default
         the shipped list), and formats of the weights are tried with which fewer machines would do.
+    machine
+        As in ``simulate``.
 
     Raises
     ------
@@ -265,13 +268,13 @@ def machines_needed(
     bit; for training 240 x layers x hidden^2 bytes, 20 a parameter (Rajbhandari et al., ZeRO-Infinity, arXiv
     2104.07857, equations 1 and 2), as DDN's white paper "Large Language Models" counts both.
     """
-    scenario = loaded(scenario)
-    workload, machine = scenario.scenario.workload, scenario.machine
+    scenario = loaded(scenario, **machine)
+    workload, here = scenario.scenario.workload, scenario.machine
     if isinstance(workload, Checkpointing):
         text = "machines are counted for inference and training, not for checkpoints"
         raise InputError([scenario.document.problem(("workload", "kind"), text)])
-    names = tuple(machine.tiers) if tiers is None else ("hbm", *tiers)
-    named = dict.fromkeys(tier_name(name, machine, "tiers") for name in names)
+    names = tuple(here.tiers) if tiers is None else ("hbm", *tiers)
+    named = dict.fromkeys(tier_name(name, here, "tiers") for name in names)
     counts = [_count(scenario, tier) for tier in steps(named, str)]
     prices = load_costs() if timed and costs is None else costs
     formats: tuple[FewerMachines, ...] = ()
@@ -283,9 +286,9 @@ def machines_needed(
         name=scenario.name,
         model=scenario.model.name,
         work=workload.kind,
-        platform=machine.platform,
-        gpus=machine.gpus_per_node,
-        hbm=machine.gpus_per_node * machine.tiers["hbm"].capacity,
+        platform=here.platform,
+        gpus=here.gpus_per_node,
+        hbm=here.gpus_per_node * here.tiers["hbm"].capacity,
         states=_states(scenario),
         counts=tuple(one for one, _ in counts),
         gathers=scenario.scenario.strategy.traits.gathers,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import exp, hypot, inf, isfinite, log
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 from simoffload.bisection import largest_that_fits, least_factor
 from simoffload.brief import brief
@@ -15,7 +15,7 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
-from simoffload.planning.question import loaded
+from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
@@ -450,15 +450,16 @@ def stream(
     slo: str | Sequence[str] = (),
     costs: CostList | None = None,
     exact_steps: bool = False,
+    **machine: Unpack[QuestionOptions],
 ) -> StreamResult:
     """Simulate the requests of a scenario's section ``stream``, and with ``slo`` (``ttft=2s``) also find the
     largest rate, or number of users, at which enough of them keep the limits.
 
     ``costs`` is a list of prices and powers, by default the shipped one. ``exact_steps`` simulates every step
-    instead of interpolating between some. Raises InputError for a scenario without the section, and for
-    requests that can never be served.
+    instead of interpolating between some. ``machine`` as in ``simulate``. Raises InputError for a scenario
+    without the section, and for requests that can never be served.
     """
-    asked = loaded(scenario)
+    asked = loaded(scenario, **machine)
     if asked.scenario.stream is not None:
         asked = _with_limits(asked, slo)
     return simulated_stream(StreamSimulation(asked, exact=exact_steps), search=bool(slo), costs=costs)

@@ -25,7 +25,7 @@ def opening(document: ReportDocument) -> str:
     """Return how a report begins, in at most ten lines: what it is about, its sentences, how many warnings it
     has."""
     warned = plural(len(document.warnings), "warning") if document.warnings else ""
-    return in_lines(*filter(None, (document.heading, *document.verdicts, warned)))
+    return in_lines(*filter(None, (document.heading, *(document.verdicts or document.summary), warned)))
 
 
 def result_opening(scenario: LoadedScenario, result: SimulationResult) -> str:
@@ -42,7 +42,7 @@ def frame(document: ReportDocument) -> str:
     drawn = next((one for one in document.sections if one.charts), None)
     shown = () if drawn is None else (ReportSection(drawn.title, charts=drawn.charts[:1]),)
     text = html_text(document._replace(sections=shown, background=(), each=(), warnings=()))
-    lines = sum(1 + len(one) // _LETTERS for one in document.verdicts)
+    lines = sum(1 + len(one) // _LETTERS for one in document.verdicts or document.summary)
     height = _AROUND + _LINE * lines + sum(map(int, _HEIGHT.findall(text)))
     frame = Markup('<iframe height="{}" style="width:100%;border:0" sandbox title="{}" srcdoc="{}"></iframe>')
     return str(frame.format(height, document.heading, text))

@@ -22,6 +22,7 @@ from simoffload.documents import (
     either,
     exists,
     named,
+    plain_document,
     quoted,
     read_document,
     split_assignment,
@@ -699,8 +700,8 @@ def placement_of(target: str, machine: Machine) -> Placement:
 # A scenario file, a shipped scenario or a model's name becomes a resolved scenario.
 
 
-ScenarioSource = LoadedScenario | str | Path
-"""A scenario, or where it is: the path of its file, or the name of a shipped one."""
+ScenarioSource = LoadedScenario | str | Path | Mapping[str, Any]
+"""A scenario, its content as a mapping, the path of its file, or the name of a shipped one."""
 M = TypeVar("M", bound=BaseModel)
 
 SWEEP = "sweep"
@@ -761,19 +762,21 @@ def read_scenario(
     return resolve(read_document(locate(source)), overrides=overrides, placed=placed)
 
 
-def read_source(source: ScenarioSource) -> LoadedScenario:
-    """Return a scenario, which is read first where ``source`` is a path or the name of a shipped one.
+def read_source(source: ScenarioSource, *, overrides: Sequence[str] = ()) -> LoadedScenario:
+    """Return a scenario with overrides, which is read first unless it was loaded.
 
-    Raises what ``read_scenario`` raises, and TypeError for anything else.
+    Raises what ``read_scenario`` raises, and TypeError for what is no source of a scenario.
     """
     if isinstance(source, LoadedScenario):
-        return source
+        return resolve(source.document, overrides=overrides, cache=source.cache) if overrides else source
+    if isinstance(source, Mapping):
+        return resolve(plain_document(source, name="scenario"), overrides=overrides)
     try:
         path = Path(source)
     except TypeError:
-        text = "write what load_scenario() returns, the path of a file, or the name of a shipped scenario"
-        raise TypeError(f"a scenario cannot be {type(source).__name__}; {text}") from None
-    return read_scenario(path)
+        text = "write what load_scenario() returns, a mapping, the path of a file, or the name of a shipped "
+        raise TypeError(f"a scenario cannot be {type(source).__name__}; {text}scenario") from None
+    return read_scenario(path, overrides=overrides)
 
 
 @limited

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from simoffload.brief import brief
 from simoffload.documents import Edit, Location
@@ -19,6 +19,7 @@ from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Figure, dates_of, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import metric_named, short_name
 from simoffload.progress import Watcher, steps, watched_by
@@ -397,6 +398,7 @@ def advise(
     progress: Watcher | None = None,
     options: Options | None = None,
     pairs: bool = True,
+    **machine: Unpack[QuestionOptions],
 ) -> Advice:
     """Simulate a scenario with one change at a time, and rank the changes by what they gain.
 
@@ -406,10 +408,10 @@ def advise(
     direction. "cost" decides between purchases alone. ``options`` lists the changes, by default all that are
     known; ``pairs`` adds more host memory with what is possible only then. Raises InputError for an unknown
     objective, and what ``simulate`` raises for the unchanged scenario; a change that cannot be made is listed
-    as impossible, one that a limit stops as untried.
+    as impossible, one that a limit stops as untried. ``machine`` as in ``simulate``.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator_of(scenario)
+    evaluator = evaluator_of(scenario, **machine)
     with watched_by(progress):
         trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
         try:

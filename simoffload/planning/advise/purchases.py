@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 from simoffload.brief import brief
 from simoffload.documents import Edit
@@ -55,6 +55,7 @@ from simoffload.planning.confidence import margin
 from simoffload.planning.costs import Bill, CostList, load_costs, present
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
@@ -486,6 +487,7 @@ def search_catalogue(
     costs: CostList | None = None,
     advice: Advice | None = None,
     progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> Search:
     """Simulate purchases from the shipped catalogue for the work of a scenario.
 
@@ -495,12 +497,12 @@ def search_catalogue(
     shorter time than its own shows to be beaten by something that is no dearer and keeps the answers as
     well. The changes that ``advice`` on the scenario tried are candidates, too, so that none of them is
     better than the best; those that help are combined with memory and batches. The ``objective`` is by
-    default that of ``advise``. The scenario itself is simulated first. Its
+    default that of ``advise``. The scenario itself is simulated first; ``machine`` as in ``simulate``. Its
     limits hold for the whole search, which then returns what it has; with nothing it raises WorkLimitError.
     Raises what ``simulate`` raises for the scenario, and InputError for an unknown objective or platform.
     """
     known = load_costs() if costs is None else costs
-    evaluator = evaluator_of(scenario)
+    evaluator = evaluator_of(scenario, **machine)
     wanted = objective_of(evaluator.scenario, objective)
     names = tuple(dict.fromkeys((None, *platforms)))
     found = tuple(chain.from_iterable(families(evaluator, name, known) for name in names))

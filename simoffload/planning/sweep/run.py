@@ -19,23 +19,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from simoffload import __version__
-from simoffload.documents import Document, read_document
+from simoffload.documents import Document, Edit, edited, plain_document, read_document
 from simoffload.errors import InputError, SimulationError, printable, shortened
 from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.confidence import confidence
+from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
 from simoffload.planning.sweep.journal import AFTER, Journal, JournalRow, SweepId, anew, beside
+from simoffload.progress import Watcher
 from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
-from simoffload.scenario import LoadedScenario, ScenarioCache, locate, resolve
+from simoffload.scenario import (
+    SWEEP,
+    LoadedScenario,
+    ScenarioCache,
+    ScenarioSource,
+    locate,
+    names_model,
+    resolve,
+)
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
@@ -819,20 +830,68 @@ class SweepResult(ReportedAnswer):
 
 
 def sweep(
-    scenario: LoadedScenario | str | Path,
-    *axes: str,
+    scenario: ScenarioSource,
+    *axes: str | Mapping[str, Any],
     constraints: Sequence[str] = (),
     workers: int | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Watcher | None = None,
+    **machine: Unpack[QuestionOptions],
 ) -> SweepResult:
     """Simulate a scenario at all combinations of the values of axes.
 
-    An axis is a text such as "workload.batch_size=1,4,16"; those of the scenario's section ``sweep`` are
-    varied, too. ``constraints`` are conditions for points, and ``workers`` is the number of processes, by
-    default one for each core. Raises InputError for axes or constraints that are invalid.
+    Axes are texts such as "workload.batch_size=1,4,16", or mappings of paths to values,
+    ``{"workload.batch_size": [1, 4, 16]}``, or to ranges, ``{"min": 1, "max": 64, "n": 7, "scale": "log"}``;
+    those of the scenario's section ``sweep`` are varied, too. ``constraints`` are conditions for points, and
+    ``workers`` is the number of processes, by default one for each core. ``output`` is a file for the rows
+    (.csv, .json or .parquet): beside it is a journal, with which ``resume`` continues what was interrupted.
+    ``progress`` is called with a line of text, such as "12 of 60 points". ``machine`` as in ``simulate``.
+    Raises InputError for axes or constraints that are invalid, and for a file that exists unless ``resume``
+    or ``overwrite``.
     """
-    source = scenario.document if isinstance(scenario, LoadedScenario) else read_document(locate(scenario))
-    defined = define_sweep(source, axes=axes, constraints=constraints)
+    texts = [one for one in axes if isinstance(one, str)]
+    mappings = [one for one in axes if not isinstance(one, str)]
+    source = _varied(scenario, machine)
+    defined = define_sweep(_with_axes(source, mappings), axes=texts, constraints=constraints)
     with TemporaryDirectory() as folder:
-        table = Path(folder, "sweep.json")
-        run_sweep(defined, find_points(defined), [table], workers=workers)
-        return SweepResult.read(table)
+        rows = Path(folder, "sweep.json")
+        outputs = [rows] if output is None else [Path(output), rows]
+        follow = None if progress is None else partial(_follow, progress)
+        points = find_points(defined)
+        run_sweep(
+            defined,
+            points,
+            outputs,
+            workers=workers,
+            resume=resume,
+            overwrite=overwrite,
+            progress=follow,
+        )
+        return SweepResult.read(rows)
+
+
+def _varied(scenario: ScenarioSource, machine: QuestionOptions) -> Document:
+    """Return the document to vary: a file as it is, or the scenario that is asked for."""
+    if isinstance(scenario, str | Path) and not machine and not names_model(str(scenario)):
+        return read_document(locate(scenario))
+    return loaded(scenario, **machine).document
+
+
+def _with_axes(document: Document, mappings: Sequence[Mapping[str, Any]]) -> Document:
+    """Return the document with axes in its section ``sweep``: each a list of values, or a range."""
+    for axes in mappings:
+        for path, values in plain_document(axes, name="axes").data.items():
+            spec = (
+                values
+                if isinstance(values, dict)
+                else {"choices": values if isinstance(values, list) else [values]}
+            )
+            spec = spec if spec.keys() & {"choices", "range"} else {"range": spec}
+            document = edited(document, [Edit((SWEEP, "axes", path), spec)])
+    return document
+
+
+def _follow(progress: Watcher, counts: Counts) -> None:
+    progress(f"{counts.done:,} of {counts.total:,} points")

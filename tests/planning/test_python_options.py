@@ -1,0 +1,113 @@
+"""What functions take in Python as commands do: a model and a machine, mappings, loaded hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simoffload as so
+
+SCENARIO: dict[str, Any] = {
+    "name": "mine",
+    "model": "qwen3-8b",
+    "platform": "rtx-4090-desktop",
+    "workload": {"kind": "inference", "batch_size": 2, "prompt_length": 100, "output_length": 20},
+    "strategy": {"kind": "vllm"},
+}
+
+
+def test_a_model_and_a_gpu_are_the_scenario_of_the_question() -> None:
+    asked = so.question("qwen3-8b", gpu="rtx-4090")
+    assert so.simulate("qwen3-8b", gpu="rtx-4090").metrics() == so.simulate(asked).metrics()
+    assert so.fit("qwen3-8b", gpu="rtx-4090").capacity == so.fit(asked).capacity
+    assert so.largest("qwen3-8b", gpu="rtx-4090") == so.largest(asked)
+
+
+def test_a_model_alone_says_which_machine_it_needs() -> None:
+    with pytest.raises(so.InputError, match="a model needs a machine: --gpu ID"):
+        so.simulate("qwen3-8b")
+
+
+def test_a_mapping_is_a_scenario() -> None:
+    mine = so.load_scenario(SCENARIO)
+    assert (mine.name, mine.document.data["workload"]["batch_size"]) == ("mine", 2)
+    larger = so.load_scenario(SCENARIO, overrides={"workload.batch_size": np.int64(4)})
+    assert larger.document.data["workload"]["batch_size"] == 4
+    assert so.simulate(mine, overrides={"workload.batch_size": 4}).metrics() == so.simulate(larger).metrics()
+    both = so.compare_scenarios({"two": SCENARIO, "four": larger})
+    assert both.results["four"].tokens_per_s > both.results["two"].tokens_per_s  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({}, "scenario: name: required key is missing"),
+        ({**SCENARIO, "name": {1, 2}}, "scenario: is no plain data: set cannot be written in a file"),
+        ({**SCENARIO, "workload": {"kind": "inference", "batchsize": 2}}, 'did you mean "batch_size"?'),
+    ],
+)
+def test_a_wrong_mapping_is_refused(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(so.InputError) as error:
+        so.load_scenario(source)
+    assert message in str(error.value)
+
+
+def test_a_wrong_override_names_its_key() -> None:
+    with pytest.raises(so.InputError, match=r"workload\.batchsize: unknown key"):
+        so.simulate(SCENARIO, overrides={"workload.batchsize": 2})
+    with pytest.raises(so.InputError, match="overrides: is no plain data"):
+        so.simulate(SCENARIO, overrides={"workload.batch_size": object()})
+
+
+def test_loaded_hardware_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desktop = so.load_platform("rtx-4090-desktop")
+    by_id = so.question("qwen3-8b", "rtx-4090-desktop")
+    assert so.question("qwen3-8b", desktop).document.data == by_id.document.data
+    drive = next(one for one in so.list_profiles("drive") if one.id == "samsung-980-pro-2tb")
+    there = so.question("qwen3-32b", gpu="rtx-4090", drive=drive, program="deepspeed", on="nvme")
+    assert there.places[0] == "nvme"
+    monkeypatch.chdir(tmp_path)
+    own = Path("machine.yaml")
+    shipped = Path(str(so.__file__)).parents[1] / "hardware_profiles/platform/rtx-4090-desktop.yaml"
+    own.write_text(shipped.read_text().replace("id: rtx-4090-desktop", "id: mine"))
+    assert so.question("qwen3-8b", so.load_platform(own)).machine.platform == "mine"
+
+
+def test_axes_are_mappings_of_values_and_ranges() -> None:
+    texts = so.sweep(SCENARIO, "workload.batch_size=1,2", "workload.output_length=8,16", workers=1)
+    values = {"workload.batch_size": [1, 2], "workload.output_length": range(8, 17, 8)}
+    assert so.sweep(SCENARIO, values, workers=1).rows == texts.rows
+    doubled = {"workload.batch_size": {"min": 1, "max": 4, "n": 3, "scale": "log"}}
+    found = so.sweep("qwen3-8b", doubled, gpu="rtx-4090", workers=1)
+    assert [row["workload.batch_size"] for row in found.rows] == [1, 2, 4]
+    assert "batch_size=4 is best" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"workload.batchsize": [1]}, 'unknown key; did you mean "batch_size"?'),
+        ({"workload.batch_size": []}, "must be a list of at least 1"),
+        ({"workload.batch_size": {"min": 1}}, "range.max: required key is missing"),
+    ],
+)
+def test_a_wrong_axis_is_refused(axes: dict[str, Any], message: str) -> None:
+    with pytest.raises(so.InputError) as error:
+        so.sweep(SCENARIO, axes, workers=1)
+    assert message in str(error.value)
+
+
+def test_a_sweep_tells_how_far_it_is_writes_its_rows_and_continues(tmp_path: Path) -> None:
+    lines: list[str] = []
+    output, axis = tmp_path / "rows.csv", {"workload.batch_size": [1, 2]}
+    first = so.sweep(SCENARIO, axis, workers=1, output=output, progress=lines.append)
+    assert lines == ["0 of 2 points", "1 of 2 points", "2 of 2 points"]
+    assert len(output.read_text().splitlines()) == 3
+    with pytest.raises(so.InputError, match="a sweep was started here"):
+        so.sweep(SCENARIO, axis, workers=1, output=output)
+    lines.clear()
+    assert so.sweep(SCENARIO, axis, workers=1, output=output, resume=True, progress=lines.append) == first
+    assert lines == ["2 of 2 points"]
