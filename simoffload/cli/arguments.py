@@ -85,14 +85,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 class _Parser(argparse.ArgumentParser):
     """A parser that raises InputError with one line instead of printing a usage page and exiting, and whose
-    help begins with an ``example``."""
-
-    example = ""
+    help begins with an example."""
 
     def format_help(self) -> str:
         """Return the help of a command, its example first."""
-        example = f"example: simoffload {self.example}\n\n" if self.example else ""
-        return f"{example}{super().format_help()}"
+        example = _EXAMPLE.get(self.prog.removeprefix("simoffload "))
+        return (
+            f"example: simoffload {example}\n\n{super().format_help()}" if example else super().format_help()
+        )
 
     def error(self, message: str) -> NoReturn:
         text = f"{_one_line(message)}; see {self.prog} --help"
@@ -168,7 +168,6 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, add) in _COMMANDS.items():
         one = _command(commands, name, text)
-        one.example = _EXAMPLE[name]
         if only in (None, name):
             add(one)
     return parser
@@ -238,6 +237,13 @@ def _add_compare(parser: _Parser) -> None:
         metavar="METRIC",
         help="what decides which is best, such as ttft or energy_per_token_j (default: of inference tokens/s "
         "of the whole request, of other work its time)",
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="a CSV table of measured or published values to set beside the predicted ones: columns label, "
+        "metrics such as tokens_per_s or ttft_s, source",
     )
     parser.add_argument(
         "--nearer",
@@ -440,7 +446,7 @@ def _add_profiles(parser: _Parser) -> None:
 
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = _command(actions, "list", "list the shipped profiles")
-    listing.add_argument("kind", metavar="KIND", nargs="?", help="accelerator, host, drive, platform …")
+    listing.add_argument("kind", metavar="KIND", nargs="?", help="gpu, host, drive, platform …")
     showing = _command(
         actions, "show", "print every number of a profile with its spread, origin, source and date"
     )
@@ -609,5 +615,16 @@ _EXAMPLE: Mapping[str, str] = {
     "sweep": "sweep ddn/bloom-mod-2 --axis equipment.pcie.gen4=gen3,gen4,gen5",
     "completion": "completion bash",
     "calibrate": "calibrate micro -o machine --quick",
+    "profiles list": "profiles list gpu",
+    "profiles show": "profiles show rtx-4090",
+    "profiles check": "profiles check machine.yaml",
+    "profiles import": "profiles import fio read.json --id my-drive -o my-drive.yaml",
+    "scenarios list": "scenarios list",
+    "models list": "models list",
+    "models show": "models show qwen3-8b",
+    "calibrate micro": "calibrate micro -o machine --storage /mnt/nvme",
+    "calibrate deepspeed": "calibrate deepspeed runs.yaml -o offload",
+    "calibrate vllm": "calibrate vllm runs.yaml -o serving",
+    "calibrate compare": "calibrate compare offload/runs.json",
 }
-"""An example of each command."""
+"""An example of each command and of each of its actions."""

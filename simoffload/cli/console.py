@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from enum import IntEnum
 from io import TextIOWrapper
+from textwrap import wrap
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -57,6 +58,7 @@ class Console:
         self._drawn = 0
         """Length [characters] of the line on standard error that the next output replaces."""
         self._lock = Lock()  # progress is drawn by a thread
+        self._notices: list[str] = []
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(
@@ -81,6 +83,7 @@ class Console:
         """Print an answer that is already rendered."""
         self.answered = True
         sys.stdout.write(rendered)
+        self._print_notices()
 
     def rendered(self, text: str, data: Any) -> str:
         """Return an answer as :meth:`answer` prints it."""
@@ -96,6 +99,20 @@ class Console:
     def note(self, text: str) -> None:
         """Print lines that are not part of the answer."""
         self.draw(_lines(text))
+
+    def notice(self, text: str) -> None:
+        """Print what the reader of the answer should know, wrapped and after it."""
+        self._notices.append(text)
+        if self.answered:
+            self._print_notices()
+
+    def _print_notices(self) -> None:
+        notices, self._notices = self._notices, []
+        if notices:
+            sys.stdout.flush()  # so that the answer is first where both are one terminal
+        for text in notices:
+            width = min(self.width, _terminal_width()) if sys.stderr.isatty() else self.width
+            self.note("\n".join(wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)))
 
     def draw(self, text: str) -> None:
         """Write to standard error unchanged; if it is closed, write nothing."""
@@ -139,6 +156,7 @@ class Console:
     def fail(self, problems: Iterable[Problem]) -> None:
         """Print problems, one to a line."""
         problems = list(problems)
+        self._print_notices()
         if self.as_json:
             try:
                 plain = [problem._asdict() for problem in problems]

@@ -153,6 +153,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             objective=arguments.objective,
             costs=prices,
             nearer=arguments.nearer,
+            measured=arguments.measured,
             keep_timelines=folder is not None,
             unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),
             free_settings=_at_best_settings(arguments),
@@ -223,6 +224,7 @@ def _model_alone(arguments: Namespace) -> str:
         "--baseline": arguments.baseline,
         "--objective": arguments.objective,
         "--nearer": arguments.nearer,
+        "--measured": arguments.measured,
         "--settings": arguments.settings,
     }
     if others := [option for option, value in given.items() if value]:
@@ -262,10 +264,11 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         text = "the following arguments are required: SCENARIO, or --models NAME,…"
         raise refusal("compare", f"{text}; see simoffload compare --help")
     several = len(drives) > 1
-    if len(sources) == 1 and not (arguments.on or arguments.strategy or models or several):
+    alone = not (arguments.on or arguments.strategy or models or several)
+    if len(sources) == 1 and alone and not arguments.measured:
         message = (
             "one scenario is not a comparison; give several scenarios, --on TARGET,…, --drive ID,ID, "
-            "--models NAME,… or --strategy FILE"
+            "--models NAME,…, --strategy FILE or --measured FILE"
         )
         raise refusal("compare", message)
     if several and arguments.on:
@@ -314,6 +317,7 @@ def _compared(
         published=_published(comparison, scenarios, names),
         baseline=names[comparison.baseline] if comparison.baseline is not None else None,
         notes=comparison.notes,
+        measured=comparison.measured,
         command=arguments.line,
     )
     data = comparison.to_dict()

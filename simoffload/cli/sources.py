@@ -208,7 +208,7 @@ def _note_unused(
 
     name, work = shortened(source), scenario.document.data.get("workload")
     if scenario.scenario.stream is not None and "stream" not in uses:
-        console.note(
+        console.notice(
             f"{name} has requests that arrive one after the other, which simoffload stream simulates; this "
             "is one batch of its workload"
         )
@@ -220,7 +220,7 @@ def _note_unused(
         keys = []  # the program is chosen for one batch of it
     if keys and scenario.scenario.stream is not None and "workload" not in uses:
         text = f"{name}: simoffload stream does not use {', '.join(keys)}"
-        console.note(f"{text}; simoffload run simulates one batch of that work")
+        console.notice(f"{text}; simoffload run simulates one batch of that work")
 
 
 def _of_model(
@@ -248,7 +248,7 @@ def _of_model(
         few = f" with one of its {shipped} GPUs (--gpus N: more)" if here < shipped else ""
         also = f"; also with this GPU: {', '.join(of_card[1:])} (--set platform=ID)" if of_card[1:] else ""
         if few or also:
-            console.note(f"on {of_card[0]}{few}{also}")
+            console.notice(f"on {of_card[0]}{few}{also}")
     return found
 
 
@@ -434,7 +434,7 @@ def _once(
         if twin is None:
             kept[label] = case
         else:
-            console.note(f"{before}{label} is the same as {before}{twin}; it is listed once")
+            console.notice(f"{before}{label} is the same as {before}{twin}; it is listed once")
     return {f"{before}{target}": case for target, case in kept.items()}
 
 

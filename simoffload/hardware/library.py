@@ -58,6 +58,8 @@ KINDS: dict[str, type[Profile]] = {
     "unmeasured": Unmeasured,
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
+OTHER_NAMES = {"gpu": "accelerator", "gpus": "accelerator", "machine": "platform", "server": "platform"}
+"""Kinds by other names under which people look for them."""
 _ID = re.compile(ID_PATTERN)
 _ARRAY = re.compile(
     r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})"
@@ -218,6 +220,7 @@ class Library:
 
         Raises InputError for an unknown kind.
         """
+        kind = None if kind is None else OTHER_NAMES.get(kind, kind)
         if kind is not None and kind not in KINDS:
             raise InputError.at("kind", _unknown_kind(kind))
         for each in KINDS if kind is None else (kind,):

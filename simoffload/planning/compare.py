@@ -26,6 +26,7 @@ from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
+from simoffload.planning.measured import MeasuredSource, MeasuredTable, MeasuredValue
 from simoffload.planning.question import QuestionOptions, loaded, opened
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.targets import on_targets
@@ -265,13 +266,15 @@ class Comparison(ReportedAnswer):
     """The limit that kept the comparison from trying all such memory; empty if it tried it."""
     free_settings: Mapping[str, FreeSettings] = field(default_factory=dict)
     """What was found for each offer whose settings were searched for, by label."""
+    measured: tuple[MeasuredValue, ...] = ()
+    """Values of real runs, beside what is predicted for them."""
 
     def _report(self) -> Report:
         from simoffload.report.from_comparison import comparison_document
 
         # What does not fit has no planner, which would search for what makes it fit.
         shown = (one if one.step else replace(one, planner=None) for one in self.results.values())
-        return comparison_document(tuple(shown), notes=self.notes)
+        return comparison_document(tuple(shown), notes=self.notes, measured=self.measured)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -379,6 +382,7 @@ class Comparison(ReportedAnswer):
             "nearer": [one.to_dict() for one in self.nearer],
             **({"nearer_stopped": self.nearer_stopped} if self.nearer_stopped else {}),
             **({"free_settings": self._settings_by_label} if self.free_settings else {}),
+            **({"measured": [one.to_dict() for one in self.measured]} if self.measured else {}),
             "compared": [
                 {
                     "label": label,
@@ -411,7 +415,8 @@ class Comparison(ReportedAnswer):
     def to_frame(self) -> pd.DataFrame:
         """One row per label: model, platform, target, fits or why it is refused, all metrics with P10 and P90
         (``tpot_s``, ``tpot_s_p10``, ``tpot_s_p90``), costs (none where a price is missing) and
-        ``missing_prices``, bottleneck and its limit, ratio, tie, warnings.
+        ``missing_prices``, bottleneck and its limit, ratio, tie, measured values (``tpot_s_measured``),
+        warnings.
 
         With other work than inference in it also the kind of work and, of training, the optimizer's tier;
         what a kind lacks is missing.
@@ -446,6 +451,7 @@ class Comparison(ReportedAnswer):
                 **self._priced(label),
                 **by_name(result, "bottleneck limit bound_fraction"),
                 **self._relation(label),
+                **{f"{one.metric.name}_measured": one.value for one in self.measured if one.label == label},
                 "warnings": "; ".join(result.warnings) or None,
             }
             for label, result in self.results.items()
@@ -471,29 +477,34 @@ def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
 
 def compare(
     scenario: ScenarioSource,
-    targets: Sequence[str],
+    targets: Sequence[str] = (),
     *,
     baseline: str | None = None,
     objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
+    measured: MeasuredSource | None = None,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
     **machine: Unpack[QuestionOptions],
 ) -> Comparison:
     """Simulate a scenario on each of several targets, and say what each costs.
 
-    Each result has the label of its target in ``on_targets``. Where weights are offloaded and the GPUs of the
-    machine could hold them together, a result without offloading follows (``vllm``, or ``transformers`` where
-    vLLM does not run). ``baseline`` is one of the targets; by default the first that has times. ``objective``
-    is the metric that decides which is best, as ``advise`` takes it; by default tokens/s of the whole
-    request. ``costs`` is a list of prices and powers, the shipped one by default. Where all targets are
-    storage and memory that is there would do, ``nearer`` of the comparison says so; the argument ``nearer``
-    adds the results as rows. What DeepSpeed or the strategy would refuse is a result that says so, as is one
-    that reaches its limits. ``machine`` as in ``simulate``. Raises InputError for an unknown target, and if
-    all are refused, before anything is simulated; WorkLimitError if no other answer is left.
+    Each result has the label of its target in ``on_targets``, or the name of the scenario without targets.
+    ``measured`` are values of real runs to set beside the predictions: a mapping of labels to metrics and
+    numbers, ``{"raid": {"tokens_per_s": 12.3}}``, a data frame, or the path of a CSV file. Where weights are
+    offloaded and the GPUs of the machine could hold them together, a result without offloading follows
+    (``vllm``, or ``transformers`` where vLLM does not run). ``baseline`` is one of the targets; by default
+    the first that has times. ``objective`` is the metric that decides which is best, as ``advise`` takes it;
+    by default tokens/s of the whole request. ``costs`` is a list of prices and powers, the shipped one by
+    default. Where all targets are storage and memory that is there would do, ``nearer`` of the comparison
+    says so; the argument ``nearer`` adds the results as rows. What DeepSpeed or the strategy would refuse is
+    a result that says so, as is one that reaches its limits. ``machine`` as in ``simulate``. Raises
+    InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
+    no other answer is left.
     """
-    retargeted = on_targets(opened(scenario, **machine), targets)
+    asked = opened(scenario, **machine)
+    retargeted = on_targets(asked, targets) if targets else {asked.name: asked}
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
         retargeted,
@@ -501,9 +512,10 @@ def compare(
         objective=objective,
         costs=costs,
         nearer=nearer,
+        measured=measured,
         keep_timelines=keep_timelines,
         progress=progress,
-        unoffloaded=True,
+        unoffloaded=bool(targets),
     )
 
 
@@ -514,6 +526,7 @@ def compare_scenarios(
     objective: str | None = None,
     costs: CostList | None = None,
     nearer: bool = False,
+    measured: MeasuredSource | None = None,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
     unoffloaded: bool = False,
@@ -526,12 +539,15 @@ def compare_scenarios(
     the objective; where these differ from those of the scenario, a result "…, as configured" follows. With
     ``unoffloaded``, the same work without offloading is added: for each label that ends in a target, or once.
     """
+    table = None if measured is None else MeasuredTable(measured)
     known = {label: loaded(scenario) for label, scenario in scenarios.items()}
     judged = _judge(objective, load_costs() if costs is None else costs)
     for scenario in known.values() if objective is not None else ():
         objective_of(scenario, objective)  # refuses an unknown one before anything is simulated
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
     results = dict(capacities.results)
+    if table is not None:
+        table.values(results)  # refuses what is wrong before anything is simulated
     for label, scenario in without_offloading(known, results) if unoffloaded else ():
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
@@ -555,6 +571,7 @@ def compare_scenarios(
         nearer=tuple(search.found),
         nearer_stopped=search.stopped,
         free_settings=found,
+        measured=() if table is None else table.values(results),
     )
 
 

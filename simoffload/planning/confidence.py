@@ -142,8 +142,10 @@ class Confidence:
     def factors(self, metric: str) -> tuple[float, float]:
         """Return P10 and P90 of a metric over its predicted value. Raises KeyError for one that is neither
         time nor rate."""
-        if not self.result.composed[metric]:
-            raise KeyError(metric)
+        if not self.result.composed.get(metric):
+            raise KeyError(
+                self._no_time or ("only memory was computed" if self.result.step is None else metric)
+            )
         low, high = calibration_errors().factors(self.comparable(metric))
         return (1 / high, 1 / low) if self.result.declared[metric].larger else (low, high)
 
@@ -169,6 +171,12 @@ class Confidence:
         value = self.result.metrics()[metric]
         assert value is not None
         return value * low, value * high
+
+    @property
+    def _no_time(self) -> str:
+        """Why there is no error; "" for what fits."""
+        why = self.result.shortfall
+        return why and f"no time is predicted, of which there could be an error: {why}"
 
     @property
     def measured(self) -> str:
@@ -227,6 +235,8 @@ class Confidence:
     @property
     def sentence(self) -> str:
         """Sentence that states the expected error and its source."""
+        if self._no_time:
+            return self._no_time
         row = self.row
         worst = f"{row.worst * 100:+.0f} %".replace("-", "−")
         text = f"±{row.mean * 100:.1f} %, the mean error of {self.source} (the worst {worst})"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence, margin, tie
+from simoffload.planning.measured import MeasuredValue
 from simoffload.report import plotting as draw
 from simoffload.report.charts import capacity
 from simoffload.report.formatting import uncapitalized
@@ -51,6 +53,8 @@ class ComparisonRow(NamedTuple):
     published: Published | None
     margin: float | None = None
     """Relative margin within which the row is a tie with the baseline; None if it is not a tie."""
+    measured: Mapping[str, float] = MappingProxyType({})
+    """Values of real runs by metric."""
 
     @property
     def added(self) -> bool:
@@ -194,10 +198,12 @@ def groups(
     *,
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
+    measured: Sequence[MeasuredValue] = (),
 ) -> tuple[Group, ...]:
     """Group results by kind of work and model, in the order given.
 
-    ``published`` and ``baseline`` identify rows by target, scenario name or ``exact_name``. The baseline of a
+    ``published`` and ``baseline`` identify rows by target, scenario name or ``exact_name``; values that were
+    ``measured`` know their result. The baseline of a
     group is the row that is named, or else its first row with a time. Raises ValueError if ``baseline`` names
     no row.
     """
@@ -211,9 +217,14 @@ def groups(
     found = []
     for (kind, model), mine in comparable.items():
         rows, chosen = _rows(mine, published or {}, baseline)
+        rows = tuple(row._replace(measured=_measured_of(row.result, measured)) for row in rows)
         title = printable(f"{model}, {kind}" if mixed else model)
         found.append(Group(kind, printable(model), title, rows, chosen))
     return tuple(found)
+
+
+def _measured_of(result: SimulationResult, measured: Sequence[MeasuredValue]) -> dict[str, float]:
+    return {one.metric.name: one.value for one in measured if one.result is result}
 
 
 def exact_name(result: SimulationResult) -> str:
@@ -359,7 +370,7 @@ def times_compared(groups: Sequence[Group], *, log: bool = False) -> draw.Proper
         _times([(y, one) for y, one in timed if one.leads is leads], name, color)
         for leads, name, color in ((True, "fastest or a tie", draw.BLUE), (False, "slower", draw.GREY))
     ]
-    marks = _published(groups, rows)
+    marks = [*_published(groups, rows), *_measured(rows)]
     ends = [end for _, one in timed for end in one.ends or [one.value or 0.0]]
     ends += [x for trace in marks for x in trace["x"]]
     measure = groups[0].measure
@@ -457,6 +468,21 @@ def _published(groups: Sequence[Group], rows: Sequence[_TimeRow]) -> list[draw.P
     x = [base / ratio if measure.larger else ratio * base for _, ratio, base, _ in found]
     y = [y for y, *_ in found]
     return [draw.points(name, x=x, y=y, hover=hover, marker=marker)]
+
+
+def _measured(rows: Sequence[_TimeRow]) -> list[draw.Properties]:
+    """Draw values of real runs, if there are any of the metric that is compared."""
+    found = [
+        (y, value, one.group.measure)
+        for y, one in enumerate(rows)
+        if (value := one.row.measured.get(one.group.measure.name)) is not None
+    ]
+    if not found:
+        return []
+    marker = {"symbol": "diamond", "size": 11, "color": draw.BLACK}
+    hover = [f"measured: {measure.text(value)}" for _, value, measure in found]
+    x, y = [value for _, value, _ in found], [at for at, *_ in found]
+    return [draw.points("measured", x=x, y=y, hover=hover, marker=marker)]
 
 
 class CurvePoint(NamedTuple):

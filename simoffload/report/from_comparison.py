@@ -11,6 +11,7 @@ from functools import partial
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.planning.economics import Costed
+from simoffload.planning.measured import MeasuredValue, agreement
 from simoffload.report import comparison
 from simoffload.report.comparison import (
     ComparisonRow,
@@ -35,7 +36,7 @@ from simoffload.report.document import (
 )
 from simoffload.report.formatting import NameFirst, counted, joined, largest, span, uncapitalized
 from simoffload.report.from_result import MOST_BARS, result_document
-from simoffload.report.presentation import BOUND, cells, presentation
+from simoffload.report.presentation import BOUND, cells, presentation, ranged
 from simoffload.report.sections.background import (
     COMMAND,
     commands,
@@ -59,17 +60,18 @@ def comparison_document(
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
     notes: Sequence[str] = (),
+    measured: Sequence[MeasuredValue] = (),
     command: str = "",
 ) -> ReportDocument:
     """Return the document of several results.
 
-    ``comparison.groups`` explains ``published`` and ``baseline``; ``notes`` are sentences to begin with, and
-    ``command`` is the command line that reproduces the comparison. Raises ValueError if there are no results
-    or ``baseline`` names none of them.
+    ``comparison.groups`` explains ``published``, ``baseline`` and ``measured``; ``notes`` are sentences to
+    begin with, and ``command`` is the command line that reproduces the comparison. Raises ValueError if
+    there are no results or ``baseline`` names none of them.
     """
     if not results:
         raise ValueError("there is nothing to compare")
-    found = groups(results, published=published, baseline=baseline)
+    found = groups(results, published=published, baseline=baseline, measured=measured)
     numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
     origins = Counter(origin for _, _, _, origin, *_ in numbers)
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
@@ -81,7 +83,7 @@ def comparison_document(
         None,
         answers,
         tuple(warnings(found)),
-        (*side_by_side(found, notes), *_charts(found), _capacity(found), *_costs(found), *_fastest(found)),
+        (*side_by_side(found, notes), *_beside(measured), *_after(found)),
         (inputs(numbers, origins), versions(programs, profiles, command), limits()),
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
@@ -90,6 +92,39 @@ def comparison_document(
         answers,
         facts(results),
     )
+
+
+def _after(found: Sequence[Group]) -> tuple[ReportSection, ...]:
+    """Return the sections after the comparison itself."""
+    return (*_charts(found), _capacity(found), *_costs(found), *_fastest(found))
+
+
+def _beside(measured: Sequence[MeasuredValue]) -> Iterator[ReportSection]:
+    """Yield the section about measured values, if there are any."""
+    if not measured:
+        return
+    rows = tuple(tuple(_measured_row(one)) for one in measured)
+    head = ("", "metric", "measured", "predicted", "ratio", "within 80 %", "source")
+    table = ReportTable("", head, rows, (2, 3, 4), keys=2).without_empty_columns()
+    notes = ("ratio: predicted over measured",)
+    yield ReportSection("Measured and predicted", (agreement(measured),), (table,), notes, leads=True)
+
+
+def _measured_row(one: MeasuredValue) -> Iterator[Entry]:
+    """Return the cells of a measured value."""
+    metric = one.metric
+    yield printable(one.label)
+    yield metric.column or metric.title
+    yield Datum(metric.text(one.value), one.value, metric.unit.name)
+    if one.predicted is None:
+        yield from ("", "", "", printable(one.source))
+        return
+    ends = one.ends or ()
+    text = ranged(one.result, metric.name) if ends else metric.text(one.predicted)
+    yield Datum(text, one.predicted, metric.unit.name, ends=ends)
+    yield Datum(f"{one.ratio or 0.0:.2f}", one.ratio)
+    yield "" if one.inside is None else "yes" if one.inside else "no"
+    yield printable(one.source)
 
 
 def _each(result: SimulationResult, bars: int) -> ReportDocument:
@@ -129,6 +164,8 @@ def _times_chart(mine: Sequence[Group]) -> Iterator[Chart]:
         notes.append("blue: as fast within the uncertainty")
     if any(row.published for group in mine for row in group.rows):
         notes.append("diamonds: the published ratio of times, from the simulated baseline")
+    if any(row.measured for group in mine for row in group.rows):
+        notes.append("black diamonds: measured")
     label = f"{uncapitalized(mine[0].measure.title)} of each"
     if all(len(group.rows) == 1 for group in mine):  # models, the fastest first
         mine = sorted(mine, key=lambda group: group.rows[0].result.compared_s or math.inf)

@@ -375,8 +375,9 @@ class SimulationResult(WithMetrics, ABC):
 
     @cached_property
     def confidence(self) -> Confidence | None:
-        """Expected error of the times; None without times."""
-        return None if self.planner is None or self.step is None else self.planner.confidence(self)
+        """Expected error of the times, which says so where there are none; None for a result of another
+        process."""
+        return None if self.planner is None else self.planner.confidence(self)
 
     @cached_property
     def explanation(self) -> Explanation | None:
@@ -476,7 +477,7 @@ class SimulationResult(WithMetrics, ABC):
         if self.caches:
             found["caches"] = [one.to_dict() for one in self.caches]
         if costs is not None:
-            found["confidence"] = sure.to_dict() if sure else None
+            found["confidence"] = sure.to_dict() if sure and self.step else None
             found["intervals"] = {name: list(ends) for name, ends in self.intervals().items()}
             found["economics"] = costs.to_dict()
         if explanation is not None and advice is not None:

@@ -40,7 +40,6 @@ from simoffload.hardware import (
     Machine,
     Platform,
     installed_memory,
-    list_profiles,
     load_platform,
     memory_warnings,
     platforms_for_more,
@@ -1109,14 +1108,12 @@ def default_scenario(
     cache.allow_model(model)
     document = overridden(document, overrides, cache)
     if "platform" not in document.data:
-        known = ", ".join(one.id for one in list_profiles("platform"))
-        text = "a model needs a machine: --gpu ID, such as --gpu rtx-4090 (simoffload profiles list "
-        text += f"accelerator); or --set platform=ID or --on PLATFORM:TIER, with one of {known}"
+        listed = "(simoffload profiles list platform)"
+        text = "a model needs a machine: --gpu ID, such as --gpu rtx-4090 (simoffload profiles list gpu); or "
+        text += f"--set platform=ID or --on PLATFORM:TIER {listed}"
         if gpus == 0:
             text = "a model needs a machine, also without a GPU: --set platform=FILE with what simoffload "
-            text += (
-                f"detect writes of yours, or --set platform=ID, whose GPU is not used, with one of {known}"
-            )
+            text += f"detect writes of yours, or --set platform=ID, whose GPU is not used {listed}"
         raise InputError([document.problem((), text)])
     scenario = resolve(document, cache=cache, placed=placed)
     given = {split_assignment(one)[0] for one in overrides}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -39,8 +40,31 @@ def test_every_command_has_help(program, command: str) -> None:
 
 def test_every_example_of_a_command_is_valid() -> None:
     """Each names options and keys that exist; what takes files is only parsed."""
-    for example in _EXAMPLE.values():
+    for command, example in _EXAMPLE.items():
+        assert example.startswith(command)
         parse(shlex.split(example))
+
+
+@pytest.mark.parametrize("command", ["profiles", "scenarios", "models", "calibrate"])
+def test_every_action_has_help_with_an_example(program, command: str) -> None:
+    found = re.findall(r"^    ([a-z]+)(?: |$)", program(command, "--help").out, re.MULTILINE)
+    assert found
+    for action in found:
+        assert program(command, action, "--help").out.startswith(f"example: simoffload {command} {action}")
+
+
+def test_profiles_of_gpus_are_those_of_accelerators(program) -> None:
+    assert program("profiles", "list", "gpu") == program("profiles", "list", "accelerator")
+    assert 'did you mean "accelerator"?' in program("profiles", "list", "acelerator").err
+
+
+def test_notices_come_after_the_answer_and_are_wrapped() -> None:
+    command = [sys.executable, "-m", "simoffload", "fit", "qwen3-8b", "--gpu", "rtx-4090"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    lines = done.stdout.splitlines()
+    notice = next(number for number, line in enumerate(lines) if line.startswith("on rtx-4090-desktop; also"))
+    assert 0 < notice == len(lines) - 2  # a line and its rest
+    assert max(map(len, lines[notice:])) <= 100
 
 
 def test_the_program_alone_says_what_answers_what(program) -> None:

@@ -71,15 +71,23 @@ def test_a_result_answers_as_the_functions_do() -> None:
     assert result.costs.to_dict() == so.economics(scenario, result).to_dict()
     assert result.confidence == so.confidence(result)
     too_large = so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE)
+    sure = so.simulate(too_large).confidence
+    assert sure is not None
+    assert "does not fit: " in sure.sentence
+    with pytest.raises(KeyError, match="no time is predicted"):
+        _ = sure.sigma
     remedies = so.simulate(too_large).remedies
     assert remedies is not None
     assert remedies.changes == so.smallest_changes(too_large)
 
 
-def test_what_was_asked_for_memory_alone_has_neither_costs_nor_confidence() -> None:
+def test_what_was_asked_for_memory_alone_has_no_costs_and_no_error() -> None:
     result = so.fit(so.load_scenario("ddn/bloom-7b1"))
     assert result.costs is None
-    assert result.confidence is None
+    assert result.confidence is not None
+    with pytest.raises(KeyError, match="only memory was computed"):
+        _ = result.confidence.sigma
+    assert result.intervals() == {}
     assert "economics" not in result.to_dict()
 
 
@@ -144,10 +152,10 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     curve = so.storage_curve(short)
     assert curve is not None
     assert curve.tier == "raid"
-    with pytest.raises(so.InputError, match="is a model, not a scenario; question"):
+    with pytest.raises(so.InputError, match="a model needs a machine: --gpu ID"):
         so.simulate("bloom-7b1")
-    with pytest.raises(TypeError, match=r"a scenario cannot be dict; write what load_scenario\(\) returns"):
-        so.simulate({"model": "bloom-7b1"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a scenario cannot be int; write what load_scenario\(\) returns"):
+        so.simulate(7)  # type: ignore[arg-type]
 
 
 def test_results_and_comparisons_plot() -> None:
