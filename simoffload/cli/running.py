@@ -86,7 +86,8 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             )
             # Worked out here, and kept for the report.
             _ = result.remedies, result.explanation, result.next_changes
-            following = () if arguments.explain or console.as_json else _following(scenario, result, prices)
+            unread = arguments.explain or (console.as_json and folder is None)
+            following = () if unread else _following(scenario, result, prices)
         with Waiting(console):
             return _reported(scenario, result, following, folder, arguments, console)
 
@@ -114,7 +115,7 @@ def _reported(
     console: Console,
 ) -> _Run:
     """Make the report of a result and write its files; without ``--explain`` the first screen is printed."""
-    from simoffload.report.first_screen import first_screen
+    from simoffload.report.first_screen import first_screen, next_texts
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
 
@@ -122,7 +123,8 @@ def _reported(
     now_doing("reporting")
     data = result.to_dict() if folder or console.as_json else None
     wording = presentation(result)
-    document = result_document(result, command=arguments.line)
+    better = next_texts(following or (result.next_changes.helping if result.next_changes else ()))
+    document = result_document(result, command=arguments.line)._replace(better=better)
     note, files = "", report_files(document, data) if folder else {}
     if arguments.trace and wording.shown is not None:
         from simoffload.exchange.chrome_trace import write_trace
@@ -319,7 +321,7 @@ def _compared(
         notes=comparison.notes,
         measured=comparison.measured,
         command=arguments.line,
-    )
+    )._replace(better=comparison.better)
     data = comparison.to_dict()
     columns, rows = comparison.table()
     table = partial(write_csv, columns=columns, rows=rows)

@@ -65,6 +65,8 @@ _OBJECTIVE = "what decides which point is best, such as ttft (default: tokens/s 
 _OUTPUT = (
     "table to write: .csv, .json or .parquet, or a page: .html; may be repeated (default: SCENARIO-sweep.csv)"
 )
+_MOST_READ = 20_000
+"""Largest number of points whose best one is looked for although nobody asked for a report."""
 _WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
 _EPILOG = """\
 example:
@@ -108,7 +110,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     shown = ProgressBar(console, quiet=arguments.quiet)
     with TemporaryDirectory() as temporary:
         rows, table = Path(temporary, "rows.json"), Path(temporary, TABLE)
-        as_rows = [rows] if pages or folder or objective else []
+        as_rows = [rows] if pages or folder or objective or len(points) <= _MOST_READ else []
         try:
             summary = run_sweep(
                 defined,
@@ -131,7 +133,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         written = _written(report, folder, pages, rows, table)
     if journal is not None:
         journal.unlink()
-    answers = report.summary if report and (folder or objective) else ()
+    answers = report.summary if report else ()
     return _answer(summary._replace(outputs=(*tables, *written)), answers, console)
 
 

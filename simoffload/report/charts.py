@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
+from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
 from simoffload.report.formatting import counted, group_bounds, group_name, stage_needs, times, uncapitalized
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
-    from simoffload.planning.reach import Reach
+    from simoffload.planning.reach import Reach, Trial
+    from simoffload.planning.service_levels import ServiceLevel
     from simoffload.planning.streams import StreamResult
 
 _WIDEST = 2.5
@@ -318,41 +320,86 @@ def bandwidth(curve: StorageCurve) -> draw.Properties:
 
 
 def reached(found: Reach) -> draw.Properties:
-    """Draw the metric of each service level over the values that were tried, relative to its limit: at most 1
-    where a time is kept, and at least 1 for a rate."""
-    timed = [(at, one.result) for at, one in enumerate(found.trials) if one.result is not None]
-    places, limit = [0, max(1, len(found.trials) - 1)], {"color": draw.BLACK, "dash": "dot"}
-    data = [draw.points("limit", x=places, y=[1, 1], hover=["limit"] * 2, mode="lines", line=limit)]
-    for number, level in enumerate(found.service):
-        values = [(level.of(result) or 0.0) for _, result in timed]
-        hover = [
-            f"{draw.plain(found.trials[at].value)}: {level.name} {level.metric.short(value)}"
-            for (at, _), value in zip(timed, values, strict=True)
-        ]
-        data.append(
-            draw.points(
-                f"{level.text}",
-                x=[at for at, _ in timed],
-                y=[value / level.limit for value in values],
-                hover=hover,
-                mode="lines+markers+text",
-                line={"color": draw.CYCLE[number % len(draw.CYCLE)]},
-                **draw.at_one(level.text, len(timed), -1),
-            )
-        )
-    names = [draw.plain(one.value) for one in found.trials]
-    ratios = [ratio for one in data for ratio in one["y"]]
-    wide = max(ratios) > _WIDE * min(ratios) > 0
-    what = found.service[0].name if len(found.service) == 1 else "metrics"
+    """Draw the metric of each service level over the values that were tried, with its 80 % interval as a band
+    and its limit as a dotted line; several metrics are drawn relative to their limits."""
+    texts = [draw.plain(one.value) for one in found.trials]
+    across = draw.number_axis(draw.plain(found.path), texts)
+    if across is None:  # no numbers with one unit: each at its own place
+        places = [float(at) for at in range(len(texts))]
+        across = draw.axis(draw.plain(found.path), tickvals=places, ticktext=texts), places
+    timed = [(x, one, one.result) for x, one in zip(across[1], found.trials, strict=True) if one.result]
+    alone = len(found.service) == 1
+    data = [one for number, level in enumerate(found.service) for one in _level(level, timed, number, alone)]
+    limit = found.service[0].limit if alone else 1.0
+    values = [y for one in data for y in one["y"]]
+    ends, line = [min(across[1]), max(across[1])], {"color": draw.BLACK, "dash": "dot"}
+    text = draw.at_one(f"limit: {found.service[0].text}" if alone else "limits", 2, 0)
+    drawn = {"x": ends, "y": [limit] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
+    data.append(draw.points("limit", **drawn, line=line, **text))
+    wide = max(values) > _WIDE * min(values) > 0
+    form = {"type": "log"} if wide else {"rangemode": "tozero"}
+    metric = found.service[0].metric
+    title = f"{metric.title} [{metric.unit.name}]" if alone else "relative to the limits (dotted)"
+    up = draw.axis(title, **form)
+    if alone and metric.unit.name == "s" and not wide:
+        up = draw.seconds_axis(metric.title, max(*values, limit))
+    return draw.figure(data, _HEIGHT, showlegend=False, xaxis=across[0], yaxis=up, shapes=[])
+
+
+def _level(
+    level: ServiceLevel, timed: Sequence[tuple[float, Trial, SimulationResult]], number: int, alone: bool
+) -> Iterator[draw.Properties]:
+    """Yield the band and the line of a service level over the values that have results; ``alone`` in its own
+    unit, and otherwise relative to its limit."""
+    color, unit = draw.CYCLE[number % len(draw.CYCLE)], 1.0 if alone else level.limit
+    places, values = [x for x, *_ in timed], [(level.of(result) or 0.0) for *_, result in timed]
+    intervals = [confidence(result).intervals().get(level.metric.name) for *_, result in timed]
+    ends = [(one[0] / unit, one[1] / unit) for one in intervals if one is not None]
+    if len(ends) == len(places) > 1:
+        yield draw.band("80 % interval", x=places, ends=ends, color=color)
+    hover = [
+        f"{draw.plain(one.value)}: {level.name} {level.metric.short(value)}"
+        for (_, one, _), value in zip(timed, values, strict=True)
+    ]
+    yield draw.points(
+        level.text,
+        x=places,
+        y=[value / unit for value in values],
+        hover=hover,
+        mode="lines+markers+text",
+        line={"color": color},
+        **draw.at_one("" if alone else level.text, len(timed), -1),
+    )
+
+
+def within_limits(found: StreamResult) -> draw.Properties:
+    """Draw the share of requests that keep all limits over the load, with its interval as a band and the
+    share that has to as a dotted line."""
+    tried, attain = found.trials, found.options.slo.attain
+    loads = [one.load for one in tried]
+    hover = [f"{format_number(one.load)} {found.unit}: {percent(one.attained.value)}" for one in tried]
+    ends = [(max(0.0, one.attained.low), min(1.0, one.attained.high)) for one in tried]
+    known = all(map(isfinite, (end for pair in ends for end in pair)))
+    needed = draw.at_one(f"{percent(attain)} must keep the limits", 2, 1)
+    lines = {"x": [loads[0], loads[-1]], "y": [attain] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
+    data = [
+        *([draw.band("interval", x=loads, ends=ends, color=draw.BLUE)] if known and len(loads) > 1 else []),
+        draw.points(
+            "within limits",
+            x=loads,
+            y=[one.attained.value for one in tried],
+            hover=hover,
+            mode="lines+markers",
+            line={"color": draw.BLUE},
+        ),
+        draw.points("limit", **lines, line={"color": draw.BLACK, "dash": "dot"}, **needed),
+    ]
     return draw.figure(
         data,
         _HEIGHT,
         showlegend=False,
-        xaxis=draw.axis(draw.plain(found.path), tickvals=list(range(len(names))), ticktext=names),
-        yaxis=draw.axis(
-            f"{what} relative to the limit (dotted)", **({"type": "log"} if wide else {"rangemode": "tozero"})
-        ),
-        shapes=[],
+        xaxis=draw.axis(found.unit, type="log"),
+        yaxis=draw.axis("requests within limits", rangemode="tozero", tickformat=".0%"),
     )
 
 

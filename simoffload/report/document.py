@@ -98,6 +98,9 @@ class Datum(NamedTuple):
 
 
 Entry = str | Datum
+INTERVAL = "80 % interval"
+"""Heading of a column, and caption of a table, of intervals of the values beside it, whose cells a page puts
+them into."""
 
 
 class ReportTable(NamedTuple):
@@ -226,6 +229,8 @@ class ReportDocument(NamedTuple):
     """The answer in a sentence to repeat, for each model and kind of work."""
     facts: tuple[str, ...] = ()
     """What the sentence assumes, in a few words each."""
+    better: str = ""
+    """What would be better, in a line below the sentence; empty where nothing is known to be."""
 
     @property
     def small_print(self) -> tuple[str, ...]:
@@ -244,6 +249,7 @@ class ReportDocument(NamedTuple):
             "name": self.heading,
             "summary": list(self.summary),
             "facts": list(self.facts),
+            **({"better": self.better} if self.better else {}),
             "title": list(self.title),
             "fits": self.fits,
             "verdicts": list(self.verdicts),

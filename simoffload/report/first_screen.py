@@ -74,7 +74,7 @@ def _answer(scenario: LoadedScenario, result: SimulationResult, following: Seque
         others += [f"{one}: not tried, beyond a limit" for one in scenario.choice.untried]
         yield Line("others", " · ".join(others))
         yield Line("faster", without_limit(scenario.choice))
-    yield Line("next", " · ".join(_change(one) for one in following))
+    yield Line("next", next_texts(following))
     yield Line("type", _typed(result) if result.fits else "")
     yield Line("memory", _memory(result))
     if result.step is not None:
@@ -126,6 +126,11 @@ def _fitting(result: SimulationResult) -> Iterator[Line]:
     for number, one in enumerate(islice(changes, _MOST_CHANGES)):
         typed = " ".join(f"--set '{each}'" for each in one.assignments)
         yield Line("" if number else "it fits with", f"{one.description}: {typed}")
+
+
+def next_texts(following: Sequence[Tried]) -> str:
+    """Return what to change next, with what each change gains and costs, on a line."""
+    return " · ".join(_change(one) for one in following[:_MOST_CHANGES])
 
 
 def _change(one: Tried) -> str:

@@ -25,6 +25,7 @@ from simoffload.report.comparison import (
     warnings,
 )
 from simoffload.report.document import (
+    INTERVAL,
     Chart,
     Datum,
     Entry,
@@ -48,7 +49,7 @@ from simoffload.report.sections.background import (
 )
 from simoffload.report.sections.capacity import CAPACITY
 from simoffload.report.sections.costs import costs_compared, per_million
-from simoffload.report.sections.performance import CAUSES, INTERVAL, PHASES
+from simoffload.report.sections.performance import CAUSES, PHASES
 from simoffload.report.summary import common_name, facts, summaries
 from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_number

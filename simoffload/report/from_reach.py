@@ -10,6 +10,7 @@ from simoffload.planning.reach import Reach, Trial
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
 from simoffload.report.document import (
+    INTERVAL,
     Chart,
     Datum,
     Entry,
@@ -136,7 +137,7 @@ def _unreached(found: Reach, levels: str) -> str:
 
 
 def _values(found: Reach) -> ReportSection:
-    metrics = [(level.name, "80 % interval") for level in found.service]
+    metrics = [(level.name, INTERVAL) for level in found.service]
     name = str(parse_path(found.path)[-1])
     head = (name, "", *(text for pair in metrics for text in pair), "bottleneck")
     rows = tuple(tuple(_row(one, found)) for one in found.trials)

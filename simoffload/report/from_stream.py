@@ -117,7 +117,8 @@ def _loads(found: StreamResult) -> ReportSection:
     head = (found.unit, "", "within limits", "interval", "goodput", "missed first")
     rows = tuple(tuple(_load(one, found.options.slo)) for one in found.trials)
     missed = tuple(at for at, one in enumerate(found.trials) if not one.holds(found.options.slo))
-    chart = Chart(f"goodput over {found.unit}", partial(charts.goodput, found))
+    shares = Chart(f"requests within limits over {found.unit}", partial(charts.within_limits, found))
+    goodput = Chart(f"goodput over {found.unit}", partial(charts.goodput, found))
     table = ReportTable("", head, rows, (0, 2, 3, 4), refused=missed)
     latencies = [StreamMeasures.declared[name] for name in _LATENCIES]
     percentiles = ReportTable(
@@ -130,7 +131,9 @@ def _loads(found: StreamResult) -> ReportSection:
         tuple(range(1 + len(latencies))),
         refused=missed,
     )
-    return ReportSection("Loads that were tried", (), (table, percentiles), (_TRIALS,), charts=(chart,))
+    return ReportSection(
+        "Loads that were tried", (), (table, percentiles), (_TRIALS,), charts=(shares, goodput)
+    )
 
 
 def _load(one: RateTrial, limits: StreamLimits) -> Iterator[Entry]:

@@ -137,7 +137,7 @@ def _cell(row: Row | None, measure: Metric) -> str:
 def along(found: SweepResult, axis: str) -> draw.Properties:
     """Draw the best value for each value of an axis over all other axes, with its interval.
 
-    Numbers are joined by a line, and names are bars.
+    Numbers, also with a unit, are joined by a line in a band of 80 % intervals, and names are bars.
     """
     measure, names = measure_of(found), _taken(found, axis)
     best: dict[str, Row] = {}
@@ -148,23 +148,15 @@ def along(found: SweepResult, axis: str) -> draw.Properties:
     hover = [f"{draw.plain(called(found, row))}: {ranged(row, measure)}" for _, row in places]
     title = "throughput [tokens/s]" if measure.larger else f"{measure.title} [s]"
     error = _error([row for _, row in places], measure)
-    if all(isinstance(row[axis], int | float) for row in found.rows):
-        return draw.figure(
-            [
-                draw.points(
-                    "best",
-                    x=[number for number, _ in places],
-                    y=values,
-                    hover=hover,
-                    mode="lines+markers",
-                    line={"color": draw.BLUE},
-                    error_y=error,
-                )
-            ],
-            300,
-            xaxis=draw.axis(draw.plain(axis), tickvals=list(range(len(names))), ticktext=names),
-            yaxis=draw.axis(title, rangemode="tozero"),
-        )
+    numbers = draw.number_axis(draw.plain(axis), names)
+    if numbers is not None:
+        across, at = numbers
+        drawn = {"x": [at[number] for number, _ in places], "y": values, "hover": hover}
+        ends = _ends([row for _, row in places], measure)
+        band = [draw.band("80 % interval", x=drawn["x"], ends=ends, color=draw.BLUE)] if len(ends) > 1 else []
+        line = draw.points("best", **drawn, mode="lines+markers", line={"color": draw.BLUE})
+        upright = draw.axis(title, rangemode="tozero")
+        return draw.figure([*band, line], 300, showlegend=False, xaxis=across, yaxis=upright)
     most = max([*values, *(row.get(f"{measure.name}_p90") or 0.0 for _, row in places)], default=1.0)
     across = (
         draw.axis(title, rangemode="tozero") if measure.larger else draw.seconds_axis(measure.title, most)
@@ -182,6 +174,12 @@ def along(found: SweepResult, axis: str) -> draw.Properties:
         yaxis=draw.names_axis(names),
         annotations=[draw.beside(number, 0, text) for number, text in texts],
     )
+
+
+def _ends(rows: Sequence[Row], measure: Metric) -> list[tuple[float, float]]:
+    """Return the intervals of points; none if a point has none."""
+    ends = [(row.get(f"{measure.name}_p10"), row.get(f"{measure.name}_p90")) for row in rows]
+    return [(low, high) for low, high in ends if low and high] if all(low for low, _ in ends) else []
 
 
 def _error(rows: Sequence[Row], measure: Metric) -> draw.Properties | None:
@@ -360,7 +358,7 @@ def _charts(found: SweepResult) -> Iterator[ReportSection]:
         yield ReportSection(name, charts=(Chart(label, partial(heat_map, found)),))
     charts = [Chart(f"best value over {axis}", partial(along, found, axis), axis) for axis in varied(found)]
     title = "Best of each value" if len(charts) > 1 else name
-    notes = ("Lines: 80 % intervals; all other axes have their best values.",)
+    notes = ("Lines and bands: 80 % intervals; all other axes have their best values.",)
     yield ReportSection(title, charts=tuple(charts), notes=notes if len(charts) > 1 else ())
     best = front(found)
     if best is not None:

@@ -20,7 +20,16 @@ from markupsafe import Markup, escape
 from simoffload.errors import printable
 from simoffload.exchange.files import replacing
 from simoffload.report.comparison import Published
-from simoffload.report.document import Chart, ReportDocument, ReportSection, ReportTable, shown
+from simoffload.report.document import (
+    INTERVAL,
+    Chart,
+    Datum,
+    Entry,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+    shown,
+)
 from simoffload.report.formatting import sentence
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
@@ -113,6 +122,24 @@ def _printed(value: object) -> object:
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+_LONG_PAGE = 5
+"""Number of sections from which a page has contents."""
+
+
+def contents(document: ReportDocument) -> list[str]:
+    """Return the titles of the sections of a long page, in the order of the page."""
+    leading = [one.title for one in document.sections if one.leads]
+    others = [one.title for one in document.sections if not one.leads]
+    each = ["Each result"] if document.each else []
+    found = [*leading, *others, *each, *(one.title for one in document.background)]
+    return list(dict.fromkeys(found)) if len(found) > _LONG_PAGE else []
+
+
+def anchor(title: str) -> str:
+    """Return the name by which links find a section."""
+    return re.sub(r"\W+", "-", title.lower()).strip("-")
+
+
 def _lines(text: str) -> Markup:
     """Return a text of several lines, each safe to show."""
     return Markup("\n").join(printable(line) for line in text.rstrip("\n").split("\n"))
@@ -140,11 +167,60 @@ def breakable(text: str) -> Markup:
     return Markup("").join(wide).replace(" [", Markup(" <wbr>["))
 
 
+def with_intervals(tables: Sequence[ReportTable]) -> list[ReportTable]:
+    """Return tables whose intervals are in the cells of their values: those of a column of their own, and of
+    the same columns of a table that follows."""
+    found: list[ReportTable] = []
+    for table in tables:
+        if table.caption == INTERVAL and found and set(table.head) <= set(found[-1].head):
+            found[-1] = _joined(found[-1], table)
+        else:
+            found.append(_of_one_column(table))
+    return found
+
+
+def _joined(table: ReportTable, intervals: ReportTable) -> ReportTable:
+    """Return a table with the intervals of another one, whose rows have the same keys."""
+    ends = {row[: table.keys]: dict(zip(intervals.head, row, strict=True)) for row in intervals.rows}
+    rows = []
+    for row in table.rows:
+        mine = ends.get(row[: table.keys], {})
+        own = dict(enumerate(row[: table.keys]))
+        pairs = enumerate(zip(table.head, row, strict=True))
+        rows.append(tuple(own.get(at, _between(cell, mine.get(head, ""))) for at, (head, cell) in pairs))
+    return table._replace(rows=tuple(rows))
+
+
+def _of_one_column(table: ReportTable) -> ReportTable:
+    """Return a table without columns of intervals, which are in the cells before them."""
+    at = [number for number, head in enumerate(table.head) if number and head == INTERVAL]
+    for number in reversed(at):
+        rows = (
+            (*row[: number - 1], _between(row[number - 1], row[number]), *row[number + 1 :])
+            for row in table.rows
+        )
+        moved = tuple(one - (one > number) for one in table.numbers if one != number)
+        head = (*table.head[:number], *table.head[number + 1 :])
+        table = table._replace(head=head, rows=tuple(rows), numbers=moved)
+    return table
+
+
+def _between(cell: Entry, interval: Entry) -> Entry:
+    """Return the cell of a value with its interval: "21.3 s [15.8 to 28.7]"."""
+    value, text = shown(cell), shown(interval)
+    if not value or not text:
+        return cell
+    _, _, unit = value.partition(" ")
+    text = text.removesuffix(f" {unit}") if unit and text.count(unit) == 1 else text
+    joined = f"{value} [{text}]"
+    return cell._replace(text=joined) if isinstance(cell, Datum) else joined
+
+
 def _by_fold(tables: Sequence[ReportTable]) -> list[tuple[str, list[ReportTable]]]:
     """Group tables that a page folds together."""
     return [
         (folded, list(tables_of_group))
-        for folded, tables_of_group in groupby(tables, key=lambda table: table.folded)
+        for folded, tables_of_group in groupby(with_intervals(tables), key=lambda table: table.folded)
     ]
 
 
@@ -159,8 +235,10 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "anchor": anchor,
         "breakable": breakable,
         "by_fold": _by_fold,
+        "contents": contents,
         "drawn": _figure,
         "lines": _lines,
         "sentence": sentence,

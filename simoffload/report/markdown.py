@@ -34,6 +34,8 @@ def markdown(document: ReportDocument) -> str:
 
 def _document(document: ReportDocument, *, level: int) -> Iterator[str]:
     yield from (f"**{_text(answer)}**" for answer in document.summary)
+    if document.better:
+        yield f"**Better:** {_text(document.better)}"
     if document.small_print:
         yield _text(" · ".join(document.small_print))
     yield from (_text(verdict) for verdict in document.verdicts if verdict not in document.summary)

@@ -9,6 +9,7 @@ colours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -342,6 +343,32 @@ def points(
 ) -> Properties:
     """Return markers or lines, each point with the text that hovering shows."""
     return {**_trace("scatter", name, x=x, y=y, hover=hover), "mode": mode, **more}
+
+
+def band(name: str, *, x: Sequence[float], ends: Sequence[tuple[float, float]], color: str) -> Properties:
+    """Return the area between two ends at each place, such as an interval around a line."""
+    low, high = zip(*ends, strict=True)
+    there = {"x": [*x, *reversed(x)], "y": [*low, *reversed(high)], "hoverinfo": "skip"}
+    filled = {"mode": "none", "fill": "toself", "fillcolor": color, "opacity": 0.2}
+    return {"type": "scatter", "name": plain(name), **there, **filled}
+
+
+def number_axis(title: str, texts: Sequence[str]) -> tuple[Properties, list[float]] | None:
+    """Return an axis for values that are written as numbers with one unit, and the values; logarithmic if
+    these are far apart. None for other values."""
+    found = [_NUMBER.fullmatch(one) for one in texts]
+    units = {one["unit"] for one in found if one}
+    if not all(found) or len(units) != 1:
+        return None
+    values = [float(one["number"].replace(",", "")) for one in found if one]
+    unit = units.pop()
+    is_wide = min(values) > 0 and max(values) >= _WIDE * min(values)
+    return axis(f"{title} [{unit}]" if unit else title, **({"type": "log"} if is_wide else {})), values
+
+
+_NUMBER = re.compile(r"(?P<number>-?[0-9][0-9,]*(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?) ?(?P<unit>\S*)")
+_WIDE = 20
+"""Ratio of the largest to the smallest value from which an axis is logarithmic: our choice."""
 
 
 def hatched(name: str, marks: Sequence[tuple[int, float, str]], *, color: str, shape: str) -> Properties:

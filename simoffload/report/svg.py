@@ -35,6 +35,10 @@ _EDGE = 1.5
 """[px] of a line along a bar, and from its edge."""
 _SEEN = 0.006
 """Smallest part of a chart's width that is named: our choice; tables have all."""
+_LEAST = 2
+"""[px] of a bar that would be too short to be seen."""
+_SHORT = 0.006
+"""Part of a chart's width below which a bar may be shorter than that."""
 _PLOT = 260
 """[px] of the height of a chart of points."""
 
@@ -355,6 +359,8 @@ class _Rows:
                 continue
             edged = (number, at) in self._edged
             yield _titled(_bar(trace, at, _percent(low), _percent(high - low), y=y, edged=edged), hover)
+            if 0 < high - low < _SHORT and not self._stacked:
+                yield _bar(trace, at, _percent(low), str(_LEAST), y=y)
             middle = self._named(trace, at, row, low, high)
             if middle is not None:
                 on = f"in on-{colour(_of(trace['marker']['color'], at))}"
@@ -464,6 +470,10 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
         parts.append(_line(place, top, place, top + _PLOT, f"rule s-{colour(line['color'])}", **_dash(line)))
     named = list[tuple[float, float, str]]()
     for trace in traces:
+        if trace.get("fill"):
+            ends = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
+            parts.append(_area(trace, ends, top + _PLOT))
+            continue
         places = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
         parts += _connected(trace, places)
         for at, (x, y) in enumerate(places):
@@ -497,6 +507,16 @@ def _apart(named: Iterable[tuple[float, float, str]], bottom: float) -> Iterator
         taken.append((start, end, y))
         side = {"dx": -9, "text_anchor": "end"} if x > 0.5 else {"dx": 9}
         yield _text(text, _percent(x), y, class_="name", **side)
+
+
+def _area(trace: Trace, ends: Sequence[tuple[float, float]], bottom: float) -> Markup:
+    """Return a filled area between places [fraction of the width, px] in a chart that ends at ``bottom``."""
+    corners = " ".join(f"{_number(100 * x)},{_number(y)}" for x, y in ends)
+    box = {"width": "100%", "height": _number(bottom), "viewBox": f"0 0 100 {_number(bottom)}"}
+    area = element(
+        "polygon", points=corners, class_=f"f-{colour(trace['fillcolor'])}", opacity=trace["opacity"]
+    )
+    return element("svg", area, **box, preserveAspectRatio="none")
 
 
 def _connected(trace: Trace, places: Sequence[tuple[float, float]]) -> Iterator[Markup]:

@@ -48,6 +48,8 @@ def terminal_text(document: ReportDocument, *, color: bool = False, width: int =
         head = "" if verdict.startswith("Verdict on ") else "Verdict: "
         is_brief = partial(_is_brief, head, terminal.width)
         terminal.paragraph(head + verdict.within(is_brief), style=fits)
+    if document.better:
+        terminal.paragraph(f"Better: {document.better}")
     for warning in document.warnings:
         terminal.paragraph(f"Warning: {warning}", style="yellow")
     for section in (*document.sections, *document.background):

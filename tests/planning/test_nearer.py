@@ -11,8 +11,11 @@ import pytest
 import simoffload as so
 from simoffload.planning import compare as module
 from simoffload.report.from_comparison import comparison_document
+from simoffload.report.html import page
+from simoffload.report.markdown import markdown
 from simoffload.report.terminal import terminal_text
 from simoffload.results import ADDED
+from simoffload.units import format_number
 
 OFFERS = ["raid0", "nfs-100gbe", "lustre"]
 
@@ -49,6 +52,22 @@ def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None
     assert [one["label"] for one in plain] == ["dram", "vllm-fp8"]
     assert plain[0]["gain"] == compared.nearer[0].gain
     assert list(compared.results) == OFFERS, "rows only on request"
+
+
+def test_what_would_be_better_is_a_line_under_the_sentence(compared: so.Comparison) -> None:
+    host, fp8 = compared.nearer
+    expected = f"{format_number(host.gain, digits=2)} times as fast as raid0 with host memory, "
+    expected += f"{format_number(fp8.gain, digits=2)} times in fp8 on the same GPUs (other answers)"
+    assert compared.better == expected
+    document = comparison_document(tuple(compared.results.values()))._replace(better=compared.better)
+    lines = terminal_text(document, width=1000).splitlines()
+    assert lines[2] == f"Better: {expected}"
+    assert f"**Better:** {expected}" in markdown(document).splitlines()
+    assert document.to_dict()["better"] == expected
+    verdict, _, rest = page(document).partition('<p class="better">')
+    assert 'class="verdict"' in verdict
+    assert rest.index("with host memory") < rest.index('class="facts"')
+    assert so.compare("storage/llama-3.1-405b", ["dram", "raid0"]).better == ""
 
 
 def test_the_rows_are_there_on_request() -> None:

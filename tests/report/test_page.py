@@ -14,7 +14,8 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.report.comparison import Published
-from simoffload.report.html import write_comparison, write_report
+from simoffload.report.document import INTERVAL, Datum, ReportDocument, ReportSection, ReportTable
+from simoffload.report.html import contents, with_intervals, write_comparison, write_report
 from simoffload.results.result import ResultProvenance, SimulationResult
 from simoffload.schedule import Cause
 from tests.report.conftest import EVIL
@@ -24,7 +25,8 @@ LOADING = {"src", "href", "srcset", "action", "formaction", "data", "poster", "b
 
 
 class Page(HTMLParser):
-    """Text outside scripts and styles, tags, attributes, and the chart data."""
+    """Text outside scripts and styles, tags, attributes, and the chart data; links within a page load
+    nothing."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -40,7 +42,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loads += [(name, value) for name, value in attrs if name in LOADING]
+        self.loads += [
+            (name, one) for name, one in attrs if name in LOADING and not (one or "").startswith("#")
+        ]
         self.labelled += attrs
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
         if ("http-equiv", "Content-Security-Policy") in attrs:
@@ -116,7 +120,16 @@ def test_the_sections_come_in_order(single: Page) -> None:
         "Limits",
     ]
     description = [word.strip() for word in single.description]
-    assert [word for word in description if word in heads] == heads
+    assert [word for word in description if word in heads] == [*heads, *heads]  # of the contents, too
+
+
+def test_contents_lead_to_the_sections(single: Page) -> None:
+    links = [value for name, value in single.labelled if name == "href"]
+    places = [f"#{value}" for name, value in single.labelled if name == "id"]
+    assert len(links) > 5
+    assert [one for one in places if one in links] == links
+    assert "nav" in single.tags
+    assert contents(ReportDocument(("short",), None, (), (), (ReportSection("Answer"),))) == []
 
 
 def test_the_scenario_can_be_run_again(recorded: SimulationResult, tmp_path: Path) -> None:
@@ -146,11 +159,10 @@ def test_the_comparison_reads_without_scripts(several: Page) -> None:
         "dram is fastest: 3.86 tokens/s of all 8 sequences (3.17 to 5.55; ",
         "2.08 s per token of each), raid takes 4.73× as long; hbm does not fit.",
         "dram 3.86 tokens/s [3.17 to 5.55], fastest",
-        "80 % interval weights TTFT TPOT tokens/s dram ",
-        " s 1.4 to 2.45 s ",
+        "dram 2.5 s [1.74 to 3.04] 2.01 s [1.4 to 2.45] 3.86 [3.17 to 5.55] 1× raid read 81 % ",
         "Warning: dram: careful",
         "hbm does not fit: raid needs 14 GB in all, has 10 GB",
-        "raid 9.81 s 9.81 s 0.815 4.73× 1.8× raid read 98 % 98 %",
+        " 4.73× 1.8× raid read 98 % 98 %",
         "published for bloom-7b1, raid: white paper, figure 3",
         "Each result bloom-7b1, hbm",
     ):
@@ -173,7 +185,7 @@ def test_nothing_is_loaded(kind: str, request: pytest.FixtureRequest) -> None:
     page: Page = request.getfixturevalue(kind)
     assert page.loads == []
     assert page.handlers == []
-    assert not {"a", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
     (script,) = page.scripts
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert page.policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'sha256-")
@@ -259,3 +271,22 @@ def test_the_page_replaces_an_older_one_whole(make_result: Make, tmp_path: Path)
     write_report(make_result(), path)
     assert path.read_text().startswith("<!DOCTYPE html>")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_an_interval_is_in_the_cell_of_its_value() -> None:
+    speed = ReportTable("", ("metric", "value", INTERVAL), (("step", "21.3 s", "15.8 to 28.7"),), (1, 2))
+    (joined,) = with_intervals([speed])
+    assert (joined.head, joined.rows, joined.numbers) == (
+        ("metric", "value"),
+        (("step", "21.3 s [15.8 to 28.7]"),),
+        (1,),
+    )
+    times = ReportTable(
+        "", ("tier", "TTFT", "why"), (("hbm", "", "full"), ("dram", Datum("2 s", 2.0), "")), (1,)
+    )
+    ends = ReportTable(INTERVAL, ("tier", "TTFT"), (("dram", "1.5 to 3 s"),), (1,))
+    (joined,) = with_intervals([times, ends])
+    assert joined.rows == (("hbm", "", "full"), ("dram", Datum("2 s [1.5 to 3]", 2.0), ""))
+    wide = ReportTable(INTERVAL, ("tier", "TTFT"), (("dram", "900 ms to 3 s"),), (1,))
+    assert with_intervals([times, wide])[0].rows[1][1] == Datum("2 s [900 ms to 3 s]", 2.0)
+    assert with_intervals([ends]) == [ends]

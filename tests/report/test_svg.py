@@ -207,3 +207,37 @@ def test_every_colour_with_a_meaning_is_in_the_palette() -> None:
     assert given <= draw.PALETTE.keys()
     names = re.findall(r"\.f-([\w-]+)", str(stylesheet()))
     assert len(names) == len(set(names)) == len(draw.PALETTE)
+
+
+def test_a_band_is_an_area_between_the_ends() -> None:
+    ends = [(0.0, 4.0), (2.0, 4.0)]
+    data = [draw.band("80 %", x=[0, 10], ends=ends, color=draw.BLUE)]
+    axes = {"xaxis": draw.axis("load", range=[0, 10]), "yaxis": draw.axis("time", range=[0, 4])}
+    root = chart(data, **axes)
+    ((corners, paint),) = ((one["points"], one["class"]) for one in shapes(root, "polygon"))
+    (bottom, top) = (float(text.partition(",")[2]) for text in corners.split()[:3:2])
+    middle = (bottom + top) / 2
+    assert [tuple(map(float, one.split(","))) for one in corners.split()] == [
+        (0, bottom),
+        (100, middle),
+        (100, top),
+        (0, top),
+    ]
+    assert paint == "f-blue"
+    assert shapes(root, "circle") == []
+
+
+def test_a_short_bar_is_seen() -> None:
+    root = chart([bar([0.01, 0.5, 0])], **rows(["short", "long", "none"]))
+    assert [one["width"] for one in shapes(root, "rect")] == ["0.1%", "2", "5%", "0%"]
+
+
+def test_numbers_have_an_axis_and_names_have_none() -> None:
+    near = draw.number_axis("batch", ["1", "2", "4"])
+    assert near is not None
+    assert (near[1], near[0].get("type")) == ([1, 2, 4], None)
+    far = draw.number_axis("read", ["0.09 GB/s", "9 GB/s", "9,000 GB/s"])
+    assert far is not None
+    assert (far[1], far[0]["type"], far[0]["title"]["text"]) == ([0.09, 9, 9000], "log", "read [GB/s]")
+    assert draw.number_axis("read", ["900 MB/s", "9 GB/s"]) is None
+    assert draw.number_axis("weights", ["dram", "1"]) is None

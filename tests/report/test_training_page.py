@@ -41,7 +41,7 @@ def test_the_page_reads_without_scripts(single: str) -> None:
         "hbm total 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
         "stage hbm per GPU dram per host raid in all",
         "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
-        "backward passes 13 s 11.6 to 15.7 32 % backward_s = backward passes of all micro-steps",
+        "backward passes 13 s [11.6 to 15.7] 32 % backward_s = backward passes of all micro-steps",
         "backward 3 × 3 s 9 s 22 % GPU compute 60 %",
         "Bottleneck: raid write, 24 % of the step, limited by raid.",
         "cause exposed share in forward in backward in optimizer busy limited by",
@@ -103,8 +103,8 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     for description in (
         "hbm+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long; raid+raid does",
         "weights optimizer step forward backward opt. step tokens/s step vs hbm+raid bottleneck",
-        "hbm raid 40 s 8 s 13 s 19 s 3,277 1× raid write 24 %",
-        "hbm dram 21 s 8 s 13 s 0 s 6,242 0.525× host to GPU 45 %",
+        "hbm raid 40 s [27.8 to 48.6] 8 s [",
+        "hbm dram 21 s [20.3 to 24.8] 8 s [",
         "raid+raid does not fit: raid needs 100 GB",
         "optimizer_s = from the end of the last backward pass",
         "result tier needed capacity filled scope hbm+raid hbm 30 GiB 40 GiB 75 % per GPU fits",
@@ -132,8 +132,8 @@ def test_inference_and_training_share_no_table_or_chart(
     assert "time per step [s]" in first
     assert "throughput [tokens/s]" in second
     tables = re.findall("<table>.*?</table>", page, re.DOTALL)[:4]
-    assert ["TTFT" in table for table in tables] == [False, False, True, True]
-    assert ["backward" in table for table in tables] == [True, True, False, False]
+    assert ["TTFT" in table for table in tables] == [False, True, False, False]
+    assert ["backward" in table for table in tables[:2]] == [True, False]
 
 
 def test_names_stay_text(make_training: Make, timeline: Timeline, tmp_path: Path) -> None:

@@ -533,8 +533,7 @@ def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
         )
     compared = _column(advice.result)
     head = ("change", "kind", _gain(advice), "cost", f"per 1,000 {currency}", compared, "new bottleneck")
-    table = ReportTable("", (*head, "TTFT"), tuple(rows), (2, 3, 4, 5, 7))
-    table = table if any(row[-1] for row in rows) else table.without_last_column()
+    table = ReportTable("", (*head, "TTFT"), tuple(rows), (2, 3, 4, 5, 7)).without_empty_columns()
     qualities = [one.change.quality for one in found]
     if not any(qualities):
         return table

@@ -9,6 +9,7 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report import charts
 from simoffload.report.document import (
+    INTERVAL,
     Chart,
     Datum,
     Entry,
@@ -59,8 +60,6 @@ from simoffload.units import format_bytes, format_number, format_rate, format_se
 from simoffload.workload import Dataset
 
 PHASES = "Phases of a step"
-INTERVAL = "80 % interval"
-"""Heading of P10 to P90."""
 CAUSES = "Where the time goes"
 BOUND = "Share of the bound"
 _EXPOSED = (
