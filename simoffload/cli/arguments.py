@@ -238,18 +238,7 @@ def _add_compare(parser: _Parser) -> None:
         help="what decides which is best, such as ttft or energy_per_token_j (default: of inference tokens/s "
         "of the whole request, of other work its time)",
     )
-    parser.add_argument(
-        "--measured",
-        type=Path,
-        metavar="FILE",
-        help="a CSV table of measured or published values to set beside the predicted ones: columns label, "
-        "metrics such as tokens_per_s or ttft_s, source",
-    )
-    parser.add_argument(
-        "--nearer",
-        action="store_true",
-        help="if everything compared is on storage: add rows for memory of the machine that would do",
-    )
+    _add_beside(parser)
     parser.add_argument(
         "--platforms",
         type=listed,
@@ -276,6 +265,15 @@ def _add_compare(parser: _Parser) -> None:
     _add_costs(parser)
     add_output(parser, _WRITTEN)
     parser.set_defaults(command=running.compare)
+
+
+def _add_beside(parser: _Parser) -> None:
+    """Add what stands beside the results that are compared: measured values, and memory that would do."""
+    text = "a CSV table of measured or published values to set beside the predicted ones: columns label, "
+    text += "metrics such as tokens_per_s or ttft_s, source"
+    parser.add_argument("--measured", type=Path, metavar="FILE", help=text)
+    text = "if everything compared is on storage: add rows for memory of the machine that would do"
+    parser.add_argument("--nearer", action="store_true", help=text)
 
 
 def _add_advise(parser: _Parser) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
@@ -334,7 +334,7 @@ def reached(found: Reach) -> draw.Properties:
     values = [y for one in data for y in one["y"]]
     ends, line = [min(across[1]), max(across[1])], {"color": draw.BLACK, "dash": "dot"}
     text = draw.at_one(f"limit: {found.service[0].text}" if alone else "limits", 2, 0)
-    drawn = {"x": ends, "y": [limit] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
+    drawn: dict[str, Any] = {"x": ends, "y": [limit] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
     data.append(draw.points("limit", **drawn, line=line, **text))
     wide = max(values) > _WIDE * min(values) > 0
     form = {"type": "log"} if wide else {"rangemode": "tozero"}
@@ -381,7 +381,12 @@ def within_limits(found: StreamResult) -> draw.Properties:
     ends = [(max(0.0, one.attained.low), min(1.0, one.attained.high)) for one in tried]
     known = all(map(isfinite, (end for pair in ends for end in pair)))
     needed = draw.at_one(f"{percent(attain)} must keep the limits", 2, 1)
-    lines = {"x": [loads[0], loads[-1]], "y": [attain] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
+    lines: dict[str, Any] = {
+        "x": [loads[0], loads[-1]],
+        "y": [attain] * 2,
+        "hover": ["limit"] * 2,
+        "mode": "lines+text",
+    }
     data = [
         *([draw.band("interval", x=loads, ends=ends, color=draw.BLUE)] if known and len(loads) > 1 else []),
         draw.points(

@@ -471,8 +471,8 @@ def _points(traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Body:
     named = list[tuple[float, float, str]]()
     for trace in traces:
         if trace.get("fill"):
-            ends = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
-            parts.append(_area(trace, ends, top + _PLOT))
+            corners = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
+            parts.append(_area(trace, corners, top + _PLOT))
             continue
         places = [(along.at(x), height(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
         parts += _connected(trace, places)

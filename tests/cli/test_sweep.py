@@ -36,7 +36,9 @@ def rows(path: str) -> list[dict[str, str]]:
 
 def test_the_table_lies_beside_its_journal(program) -> None:
     answer = program("sweep", "small.yaml", *AXES, *HERE)
-    assert (answer.status, answer.out) == (0, "4 points\nwrote small-sweep.csv\n")
+    verdict, rest = answer.out.split("\n", 1)
+    assert (answer.status, rest) == (0, "4 points\nwrote small-sweep.csv\n")
+    assert verdict.startswith("Verdict: batch_size=2, weights=dram is best: ")  # of two axes
     found = [(row["workload.batch_size"], row["strategy.weights"]) for row in rows("small-sweep.csv")]
     assert found == [("1", "dram"), ("1", "raid"), ("2", "dram"), ("2", "raid")]
     assert sorted(path.name for path in Path().iterdir()) == [
@@ -48,7 +50,7 @@ def test_the_table_lies_beside_its_journal(program) -> None:
 
 def test_a_page_lies_beside_the_table(program) -> None:
     page = ("sweep", "small.yaml", *AXES, *HERE, "-o", "page.html")
-    assert program(*page).out == "4 points\nwrote small-sweep.csv, page.html\n"
+    assert program(*page).out.endswith("\n4 points\nwrote small-sweep.csv, page.html\n")
     text = Path("page.html").read_text()
     assert "is best: " in text
     assert text.count('role="img"') == 4
@@ -63,7 +65,7 @@ def test_a_page_lies_beside_the_table(program) -> None:
 def test_axes_in_the_file(program, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text((tmp_path / "small.yaml").read_text() + SECTION)
     answer = program("sweep", "small.yaml", "-o", "r.csv", "--set", "strategy.weights=ai400x2", *HERE)
-    assert answer.out.splitlines()[0] == "6 points, 2 equal to another point"
+    assert answer.out.splitlines()[1] == "6 points, 2 equal to another point"
     times = [(row["profiles.ddn-ai400x2.read"], float(row["e2e_s"])) for row in rows("r.csv")]
     assert [read for read, _ in times] == ["40 GB/s", "80 GB/s"] * 3
     assert times[0] == times[4]
@@ -140,7 +142,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
     assert answer.status == 2
     assert answer.err.startswith("error: r.csv.journal: a sweep was started here; continue it with --resume")
     answer = program(*argv, "--resume")
-    assert answer.out.splitlines()[0] == "4 points, 2 simulations taken from the journal"
+    assert answer.out.splitlines()[1] == "4 points, 2 simulations taken from the journal"
     assert Path("r.csv").read_bytes() == before
     with closing(sqlite3.connect(journal)) as database:
         assert database.execute("SELECT * FROM rows ORDER BY point").fetchall() == rows
