@@ -28,7 +28,7 @@ from simoffload.documents import (
     split_assignment,
     yaml_text,
 )
-from simoffload.errors import InputError, Problem, printable, shortened
+from simoffload.errors import InputError, Problem, WorkLimitError, printable, shortened
 from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
@@ -638,7 +638,7 @@ def stated_program(scenario: LoadedScenario) -> str:
 def _described(variant: Variant) -> Iterator[tuple[str, str]]:
     base = "own scenario" if "\n" in variant.base else variant.base
     scenario = None
-    with suppress(InputError):
+    with suppress(InputError, WorkLimitError):  # is said where it is simulated
         scenario = load(variant)
     if scenario is None:
         yield "model", base

@@ -43,15 +43,24 @@ def post(app: Dash) -> Post:
     client = app.server.test_client()
 
     def posted(
-        of: str, trigger: str, value: Any, address: str = "", names: tuple[str, ...] = (), **more: Any
+        of: str,
+        trigger: str,
+        value: Any,
+        address: str = "",
+        *,
+        names: tuple[str, ...] = (),
+        asks: tuple[str, ...] = (),
+        ways: tuple[str, ...] = (),
+        **more: Any,
     ) -> Any:
         output = next(key for key in app.callback_map if of in key)
         given = {"url.hash": address, "me.data": PAGE, "shape.data": [], **more, trigger: value}
+        there = {"set": names, "note": names, "ask": asks, "way": ways}
         body = {
             "output": output,
-            "outputs": _filled(app.callback_map[output]["output"], names, {}),
-            "inputs": _filled(app.callback_map[output]["inputs"], names, given),
-            "state": _filled(app.callback_map[output]["state"], names, given),
+            "outputs": _filled(app.callback_map[output]["output"], there, {}),
+            "inputs": _filled(app.callback_map[output]["inputs"], there, given),
+            "state": _filled(app.callback_map[output]["state"], there, given),
             "changedPropIds": [trigger],
         }
         answer = client.post(
@@ -82,14 +91,14 @@ def update(post: Post) -> Post:
 LOCAL = "http://127.0.0.1:8050"
 
 
-def _filled(parts: Any, names: tuple[str, ...], given: dict[str, Any]) -> list[Any]:
-    """Return parts of the page with their values; a pattern means every input of the page, or nothing."""
+def _filled(parts: Any, there: dict[str, tuple[str, ...]], given: dict[str, Any]) -> list[Any]:
+    """Return parts of the page with their values; a pattern means every one of its kind that is there."""
     found: list[Any] = []
     for part in parts:
         name, key = (part["id"], part["property"]) if isinstance(part, dict) else str(part).rsplit(".", 1)
         if name.startswith("{"):
             (kind,) = json.loads(name)
-            own: list[Any] = [{kind: one} for one in names] if kind in {"set", "note"} else []
+            own: list[Any] = [{kind: one} for one in there.get(kind, ())]
             found.append([_valued(one, key, given) for one in own])
         else:
             found.append(_valued(name, key, given))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -53,6 +54,32 @@ def test_a_mistake_keeps_the_answer_and_is_said(update: Post) -> None:
     assert "sentence" not in answer
     assert answer["answer"]["className"] == "dimmed"
     assert "must be a whole number" in json.dumps(answer["problems"])
+
+
+def test_what_is_asked_and_start_again(update: Post) -> None:
+    asked = update('{"ask":"fine-tune"}.n_clicks', 1, asks=("run", "fine-tune"))
+    assert address(asked).asks == "fine-tune"
+    assert asked['{"ask":"fine-tune"}']["className"] == "chosen"
+    assert asked["sentence"]["children"].startswith("llama-3.1-8b on rtx-4090-desktop: a million tokens")
+    name = "edit workload.batch_size"
+    other = update(f'{{"set":"{name}"}}.value', "2", asked["url"]["hash"], names=(name,))
+    assert address(other).current != address(asked).current
+    assert address(update("again.n_clicks", 1, other["url"]["hash"])) == address(asked)
+
+
+def test_a_way_out_is_taken(update: Post) -> None:
+    name = "edit workload.batch_size"
+    wrong = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
+    (way,) = wrong["ways"]["children"]
+    assert way["props"]["children"] == "Undo: batch_size"
+    text = way["props"]["id"]["way"]
+    assert (
+        address(update(json.dumps({"way": text}, separators=(",", ":")) + ".n_clicks", 1, ways=(text,)))
+        == START
+    )
+    refused = update('{"set":"part memory"}.value', "many", names=("part memory",))
+    assert "Back to the last answer" in json.dumps(refused["ways"])
+    assert address(update('{"way":""}.n_clicks', 1, ways=("",))) == START
 
 
 def test_what_cannot_be_is_said_at_its_input(update: Post) -> None:
@@ -148,6 +175,11 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert "gpt-oss-120b, mxfp4 runs with its weights in DRAM:" in done.stdout
     assert done.stdout.count('class="chart') >= 3
+    for lacking in ('<html lang="en"', 'aria-pressed="true"', 'aria-valuetext="1"', 'role="radiogroup"'):
+        assert lacking in done.stdout
+    assert 'aria-label="GPU: rtx-4090"' in done.stdout
+    assert 'aria-hidden="true" tabindex="0"' not in done.stdout
+    assert not re.search('dash-dropdown-focus-target"[^>]*tabindex="0"', done.stdout)
 
 
 # ---- the command -------------------------------------------------------------------------------

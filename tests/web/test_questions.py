@@ -281,7 +281,8 @@ def test_a_mistake_has_ways_out() -> None:
     assert labels == ["Undo: batch_size"]
     assert State.of(wrong.ways[0][1]) == state
     meant, *_ = answer(state, "edit model", "gpt-oss-121b").ways
-    assert (meant[0], load(State.of(meant[1]).current).model.name) == ("gpt-oss-120b", "gpt-oss-120b")
+    assert meant[0] == "gpt-oss-120b"
+    assert answer(State.of(meant[1])).problems == ()
     with pytest.raises(InputError) as error:
         answer(state, "part memory", "many")
     assert said(error.value.problems)[0].startswith("host memory: ")

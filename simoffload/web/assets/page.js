@@ -62,6 +62,14 @@ const refocus = () => {
   }
 };
 
+// Dash puts the caret back a moment after each key, which is too late where the next key has come: letters change places.
+const setSelection = HTMLInputElement.prototype.setSelectionRange;
+HTMLInputElement.prototype.setSelectionRange = function (...range) {
+  if (!this.classList.contains("dash-input-element")) {
+    setSelection.apply(this, range);
+  }
+};
+
 // What is typed in an open list looks for a value.
 document.addEventListener("keydown", (event) => {
   const list = event.target.closest?.(".dash-dropdown-content");
