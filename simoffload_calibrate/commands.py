@@ -22,12 +22,13 @@ def add(actions: SubParsers) -> None:
     _add_compare(actions)
 
 
-_DEEPSPEED = "run real offload (ZeRO-3, Accelerate) of models with random weights and record the times"
+_DEEPSPEED = "run real ZeRO-3, FSDP or Accelerate with random weights and record the times"
 _DEEPSPEED_DESCRIPTION = """\
 Run models with random weights on this machine and record their times: under ZeRO-3 of all modules and
-storage operations, under Accelerate (strategy.kind accelerate) and transformers' tensor parallelism
-(transformers) of passes. RUNS are files written like scenarios (their platform is ignored), or lists of
-them under "runs:". Needs torch, transformers and deepspeed or accelerate (extra "calibrate").
+storage operations, under FSDP (strategy.kind fsdp) of training steps and their parts, under Accelerate
+(accelerate) and transformers' tensor parallelism (transformers) of passes. RUNS are files written like
+scenarios (their platform is ignored), or lists of them under "runs:". Needs torch, transformers and, but for
+FSDP, deepspeed or accelerate (extra "calibrate").
 """
 
 

@@ -51,6 +51,7 @@ class _Worker(NamedTuple):
 
 _DEEPSPEED = _Worker("simoffload_calibrate.deepspeed.worker:carry_out", _NEEDED, ("deepspeed",))
 _HUGGING_FACE = _Worker("simoffload_calibrate.hugging_face:carry_out", _EAGER_NEEDED)
+_FSDP = _Worker("simoffload_calibrate.fsdp:carry_out", ("torch", "transformers"))
 _VLLM = _Worker(
     "simoffload_calibrate.vllm.worker:carry_out",
     ("torch", "vllm"),
@@ -58,7 +59,12 @@ _VLLM = _Worker(
     install="vllm",
     schema="simoffload/vllm-runs/1",
 )
-_WORKERS = {"deepspeed": _DEEPSPEED, "accelerate": _HUGGING_FACE, "transformers": _HUGGING_FACE}
+_WORKERS = {
+    "deepspeed": _DEEPSPEED,
+    "fsdp": _FSDP,
+    "accelerate": _HUGGING_FACE,
+    "transformers": _HUGGING_FACE,
+}
 """The worker of each kind of strategy that has no engine."""
 _PROBE, _PROBE_TASK = "simoffload_calibrate.micro.host:probe_host", {"duration": 1.6}
 """The function that times calls of the host thread, and for how long [s]."""
@@ -420,7 +426,7 @@ def _batch(cases: Sequence[CalibrationRun], remaining: Sequence[int]) -> list[in
 def case_data(index: int, case: CalibrationRun, *, trace: bool, quick: bool = False) -> dict[str, Any]:
     """Return a case in the form that the process with PyTorch reads."""
     request = case.request
-    cache = request.strategy.kv_cache.plain
+    cache = request.kv_cache.plain
     return {
         "index": index,
         "name": request.name,

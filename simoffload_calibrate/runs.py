@@ -25,6 +25,7 @@ from simoffload.strategies import in_new_form
 from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, VLLM_BLOCK, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
+from simoffload.strategies.programs.fsdp import Fsdp
 from simoffload.strategies.programs.transformers import Transformers
 from simoffload.strategies.programs.vllm import Vllm
 from simoffload.workload import Computation, Inference, Training
@@ -260,9 +261,14 @@ class RunRequest(Frozen):
     workload: Computation
     stream: StreamOptions | None = None
     """Requests that arrive one after the other, instead of the workload."""
-    strategy: Annotated[_ZeroInference | Accelerate | Transformers | Vllm, Field(discriminator="kind")] = (
-        _ZeroInference()
-    )
+    strategy: Annotated[
+        _ZeroInference | Fsdp | Accelerate | Transformers | Vllm, Field(discriminator="kind")
+    ] = _ZeroInference()
+
+    @property
+    def kv_cache(self) -> KvCache:
+        """Where and how keys and values are kept; the default of a program that trains only."""
+        return DEFAULT if isinstance(self.strategy, Fsdp) else self.strategy.kv_cache
 
     @property
     def served(self) -> Vllm | None:
@@ -317,7 +323,9 @@ class CalibrationRun:
     @property
     def optimizer(self) -> str:
         """The device of offloaded optimizer states of training: none, cpu or nvme."""
-        return optimizer_device(self.ds_config or {}) if self.is_training else "none"
+        if self.ds_config is None:  # FSDP has them where it has the parameters
+            return self.device if self.is_training else "none"
+        return optimizer_device(self.ds_config) if self.is_training else "none"
 
     @property
     def is_training(self) -> bool:
@@ -554,6 +562,8 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
         _check_cache(document, at, checked, shape)
     if isinstance(settings, _ZeroInference):
         config = _zero_config(document, at, checked, settings)
+    elif isinstance(settings, Fsdp):
+        _check_fsdp(document, at, checked.workload, settings)
     elif isinstance(checked.workload, Training):
         text = f"must be inference: {settings.kind} does not train"
         raise InputError([document.problem((*at, "workload", "kind"), text)])
@@ -620,7 +630,7 @@ def _check_blocks(shape: ModelShape, checked: RunRequest, requests: Mapping[str,
 
 def _check_cache(document: Document, at: Location, checked: RunRequest, shape: ModelShape) -> None:
     """Refuse a cache that transformers does not have, and one of a run that generates nothing."""
-    cache, place = checked.strategy.kv_cache, (*at, "strategy", "kv_cache")
+    cache, place = checked.kv_cache, (*at, "strategy", "kv_cache")
     if cache == DEFAULT:
         return
     if isinstance(checked.workload, Training):
@@ -635,6 +645,17 @@ def _check_cache(document: Document, at: Location, checked: RunRequest, shape: M
         keys = ((*place, *one.key.split(".")[2:]) for one in error.problems)
         found = zip(keys, error.problems, strict=True)
         raise InputError([document.problem(key, one.message) for key, one in found]) from None
+
+
+def _check_fsdp(document: Document, at: Location, work: Computation, settings: Fsdp) -> None:
+    """Refuse what a run of FSDP does not do."""
+    if not isinstance(work, Training):
+        text = "must be training: fsdp does not generate"
+        raise InputError([document.problem((*at, "workload", "kind"), text)])
+    for key, usual in (("optimizer", "AdamW"), ("lora", None)):
+        if getattr(settings, key) != usual:
+            text = "all weights are trained with PyTorch's AdamW here; remove it"
+            raise InputError([document.problem((*at, "strategy", key), text)])
 
 
 def _zero_config(

@@ -1,4 +1,4 @@
-"""Accelerate and the tensor parallelism of transformers run on this machine's CPU and are recorded.
+"""Accelerate, the tensor parallelism of transformers and FSDP run on this machine's CPU and are recorded.
 
 Times without a GPU mean nothing; that the programs accept the calls, and that records can be predicted, does
 not depend on them.
@@ -7,6 +7,7 @@ not depend on them.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,24 @@ STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "8-bit cache": (MODEL, {"kind": "accelerate", "device_map": "cuda", "kv_cache": {"format": "fp8"}}),
 }
 
+TRAINED: dict[str, dict[str, Any]] = {
+    "fsdp": {"kind": "fsdp"},
+    "fsdp on two ranks": {
+        "kind": "fsdp",
+        "ranks": 2,
+        "reshard_after_forward": False,
+        "backward_prefetch": "post",
+    },
+}
+"""CPUOffload needs CUDA: pinned memory."""
+STEPS = {
+    "kind": "training",
+    "batch_size": 1,
+    "sequence_length": 16,
+    "steps": 2,
+    "gradient_accumulation_steps": 2,
+}
+
 
 if not missing_packages(["accelerate"]):
     want(
@@ -66,6 +85,7 @@ if not missing_packages(["accelerate"]):
             name: {"model": model, "workload": WORK, "strategy": strategy}
             for name, (model, strategy) in STRATEGIES.items()
         }
+        | {name: {"model": MODEL, "workload": STEPS, "strategy": one} for name, one in TRAINED.items()}
     )
 
 
@@ -86,3 +106,16 @@ def test_runs_are_recorded_and_predicted(recorded_runs: Recorded, tmp_path: Path
     groups = {name: one.run.group for name, one in compared.items()}
     assert (groups["divided"], groups["offloaded to files"]) == ("tensor_parallel", "accelerate")
     assert (groups["int4"], groups["experts"]) == ("zero", "zero")
+
+
+def test_steps_of_fsdp_are_recorded_whole_and_in_parts(recorded_runs: Recorded, tmp_path: Path) -> None:
+    mine = {**recorded_runs.data, "failed": [], "runs": [recorded_runs.runs[name] for name in TRAINED]}
+    (tmp_path / "runs.json").write_text(json.dumps(mine))
+    for one in compare_file(tmp_path / "runs.json", platform="dgx-h200").runs:
+        assert not one.reason, one.run.name
+        assert one.run.group == "fsdp"
+        counts = Counter(each.name for each in one.run.passes)
+        assert counts == {"step": 2, "forward": 6, "backward": 6, "optimizer": 3}
+        step = one.find("step")
+        assert step is not None
+        assert step.predicted is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload_calibrate.launch import LaunchSettings, check, describe
+from simoffload_calibrate.launch import LaunchSettings, case_data, check, describe
 from simoffload_calibrate.runs import read_requests
 
 RUN: dict[str, Any] = {
@@ -18,6 +18,7 @@ RUN: dict[str, Any] = {
     "workload": {"kind": "inference", "batch_size": 2, "prompt_length": 8, "output_length": 3},
     "strategy": {"ranks": 1, "ds_config": {"zero_optimization": {"stage": 3}}},
 }
+TRAINING = {"kind": "training", "batch_size": 1, "sequence_length": 8}
 NVME = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "buffer_size": 2e8}}}
 
 UNKNOWN_DEVICE = {"zero_optimization": {"stage": 3, "offload_param": {"device": "x"}}}
@@ -104,6 +105,20 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
     assert case.swap_bytes == 2 * case.num_parameters
 
 
+def test_fsdp_has_parameters_and_optimizer_in_one_place(tmp_path: Path) -> None:
+    offloaded = RUN | {"name": "two", "workload": TRAINING, "strategy": {"kind": "fsdp", "cpu_offload": True}}
+    runs = [RUN | {"workload": TRAINING, "strategy": {"kind": "fsdp", "ranks": 2}}, offloaded]
+    found = read_requests([written(tmp_path, {"runs": runs})])
+    assert [(one.kind, one.ranks, one.device, one.optimizer) for one in found] == [
+        ("fsdp", 2, "none", "none"),
+        ("fsdp", 1, "cpu", "cpu"),
+    ]
+    assert found[1].host_bytes - found[0].host_bytes == found[1].weight_bytes
+    data = case_data(0, found[0], trace=True)
+    assert data["strategy"]["reshard_after_forward"] is True
+    assert data["kv_cache"] is None
+
+
 @pytest.mark.parametrize(
     ("changes", "rendered"),
     [
@@ -113,10 +128,19 @@ def test_weights_stand_for_a_ds_config(tmp_path: Path) -> None:
         ({"strategy": {"kind": "accelerate", "device_map": 99}}, "runs[0].strategy.device_map: 99 layers"),
         (
             {
-                "workload": {"kind": "training", "batch_size": 1, "sequence_length": 8},
+                "workload": TRAINING,
                 "strategy": {"kind": "accelerate"},
             },
             "accelerate does not train",
+        ),
+        ({"strategy": {"kind": "fsdp"}}, "runs[0].workload.kind: must be training: fsdp does not generate"),
+        (
+            {"workload": TRAINING, "strategy": {"kind": "fsdp", "lora": {"r": 8}}},
+            "runs[0].strategy.lora: all weights are trained with PyTorch's AdamW here; remove it",
+        ),
+        (
+            {"workload": TRAINING, "strategy": {"kind": "fsdp", "optimizer": "AdamW8bit"}},
+            "runs[0].strategy.optimizer: all weights are trained with PyTorch's AdamW here; remove it",
         ),
         ({"workload": {**RUN["workload"], "prompt_length": 5000}}, "exceed the 2048 positions"),
         (
