@@ -531,6 +531,9 @@ class CompiledCosts(Frozen):
     Python."""
     sequence: Sourced[Seconds]
     """Time of a step for every sequence of it: scheduling, its input, and its output."""
+    prompt_token: Sourced[Seconds]
+    """Time for every token of a prompt: adding the request, hashing its blocks, finding and allocating
+    them."""
     block: Sourced[Seconds]
     """Time of a connector for every block of a prefix: finding it, a place for it, and its end."""
     block_copy: Sourced[Seconds]
@@ -555,6 +558,8 @@ class CompiledReference(Multiples):
     """Multiple of calling those in MXFP4."""
     sequence: Sourced[PositiveMultiple]
     """Multiple of a sequence of a step."""
+    prompt_token: Sourced[PositiveMultiple]
+    """Multiple of a token of a prompt."""
     block: Sourced[PositiveMultiple]
     """Multiple of a block of a prefix that a connector loads."""
     block_copy: Sourced[PositiveMultiple]

@@ -132,6 +132,11 @@ class InferencePlan(Plan):
         return tuple(module for stage in self.stages for module in stage.distinct_modules)
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether a step is prepared and launched before the tokens of the one before are taken."""
+        return False
+
+    @property
     def fused(self) -> bool:
         """Whether kernels are fused, as those of vLLM and of compiled code are, whose cache is in pages."""
         return self.compiled
@@ -187,7 +192,7 @@ class InferencePlan(Plan):
 
     def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
         """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
-        code = CompiledCode(self) if self.compiled else None
+        code = CompiledCode(self, followed=forward.followed) if self.compiled else None
         return (
             *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
             *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
@@ -412,6 +417,7 @@ class InferencePlan(Plan):
         if (moves := self.block_moves) is not None:
             prefill, *others = block_phases(moves, self._transfers)
             alone = tuple(others)
+        prefill = prefill._replace(followed=self.asynchronous and self.workload.decode_steps > 0)
         waits = Phase(_ALLOCATION, "allocation", lambda _: self._allocations())
         return (
             *([self._phase(first, "first pass")] if self.traced else []),

@@ -16,7 +16,7 @@ from simoffload.results import cause_text
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import memory_stages
-from simoffload.strategies.cache.kv_cache import BlockMoves
+from simoffload.strategies.cache.kv_cache import BlockMoves, submission_s
 from tests.strategies import scenarios
 
 PROMPT, PREFIX = 1024, 512
@@ -42,6 +42,10 @@ def scenario(
 
 def simulated(**keys: Any) -> Any:
     return so.simulate(scenario(**keys))
+
+
+COPY_S = scenario().machine.host.compiled_costs.block_copy.value
+"""Time of submitting a copy [s]."""
 
 
 def moves(found: LoadedScenario) -> BlockMoves:
@@ -139,9 +143,17 @@ def test_an_infinitely_fast_tier_leaves_the_prefill_of_the_rest() -> None:
         from simoffload.engine import execute
 
         times = execute(with_speeds(loaded, cache=1e9)).makespan, execute(alone).makespan
-        blocks = 0 if layerwise else moves(scenario()).loads(0)[0].number  # the host finds each of them
-        found = round(blocks * plan.machine.host.compiled_costs.block.value * 1e12)
+        found = round(before_s(layerwise=layerwise) * 1e12)
         assert times[1] <= times[0] <= times[1] + found + 10_000, "one byte for each copy"
+
+
+def before_s(*, layerwise: bool = False, batch: int = 2) -> float:
+    """Time in which the host hashes and finds a prefix [s], with a step that is only for its load."""
+    found = scenario(batch=batch)
+    costs = found.machine.host.compiled_costs
+    tokens = costs.prompt_token.value * batch * PREFIX
+    blocks = moves(found).loads(0)[0].number * costs.block.value
+    return tokens + (0.0 if layerwise else costs.step.value + blocks)
 
 
 @pytest.mark.parametrize("prompt", [544, 2048])
@@ -153,8 +165,8 @@ def test_layer_by_layer_is_not_slower_with_equal_copies(prompt: int) -> None:
     rest = layers.ttft_s - layers.kv_load_s
     assert layers.ttft_s <= whole.ttft_s
     assert layers.ttft_s >= layers.kv_load_s
-    found_s = 8 * PREFIX / 16 * scenario(**keys).machine.host.compiled_costs.block.value
-    assert whole.ttft_s == pytest.approx(whole.kv_load_s + found_s + simulated_rest(**keys), rel=1e-6)
+    expected = whole.kv_load_s + before_s(batch=8) + simulated_rest(**keys)
+    assert whole.ttft_s == pytest.approx(expected, rel=1e-6)
     assert rest < simulated_rest(**keys)
 
 
@@ -164,7 +176,8 @@ def simulated_rest(**keys: Any) -> float:
 
     plan: Any = scenario(**keys).plan()
     prompt = keys["prompt"]
-    return execute(plan.schedule(plan.forward("prefill", prompt - PREFIX, prompt))).makespan * 1e-12
+    forward = plan.forward("prefill", prompt - PREFIX, prompt)._replace(followed=True)
+    return execute(plan.schedule(forward)).makespan * 1e-12
 
 
 @pytest.mark.parametrize(("block_tokens", "together"), [(16, 83.4e9), (512, 99.25e9)])
@@ -184,12 +197,14 @@ def test_loads_and_stores_together_reach_what_the_link_carries_both_ways(
     alone, both = (simulated(store=store, **keys) for store in (False, True))
     (traffic,) = both.traffic
     assert traffic.read == traffic.written
-    assert (traffic.read + traffic.written) / both.load.time_s == pytest.approx(together, rel=1e-3)
+    submitted = submission_s(4 * 8192 // block_tokens, COPY_S)
+    moving = both.load.time_s - submitted
+    assert (traffic.read + traffic.written) / moving == pytest.approx(together, rel=1e-3)
     carried = {one.link: one for one in both.load.links}
     directions = [one.size for link, one in carried.items() if "gpu0" in link and "<->" not in link]
     assert directions == [traffic.read] * 2
     link = next(one for name, one in carried.items() if "<->" in name and "gpu0" in name)
-    assert link.saturated_s == pytest.approx(both.load.time_s, rel=1e-3)
+    assert link.saturated_s == pytest.approx(moving, rel=1e-3)
     assert simulated(**{**keys, "output": 9}).load.time_s == alone.load.time_s
 
 
@@ -239,8 +254,16 @@ def test_drives_wear_by_what_a_generation_writes() -> None:
 def test_parts_of_blocks_set_the_rate_of_copies() -> None:
     """64 KiB in place of 2 MiB: the host submits 32 copies for a block in place of one."""
     one, apart = (simulated(batch=1, cross_layer_blocks=flag) for flag in (True, False))
-    more = (apart.kv_load_s - one.kv_load_s) / (PREFIX / 16 * 31)
-    assert more == pytest.approx(scenario().machine.host.compiled_costs.block_copy.value, rel=0.01)
+    assert (apart.kv_load_s - one.kv_load_s) / (PREFIX / 16 * 31) == pytest.approx(COPY_S, rel=0.01)
+
+
+def test_copies_move_while_others_are_submitted() -> None:
+    """16,384 copies are submitted before the first moves, at most: 512 blocks of 32 layers, and no more for
+    twice as many."""
+    loads = [simulated(batch=1, prompt=32_768, prefix=prefix).kv_load_s for prefix in (8192, 16_384, 24_576)]
+    first, second = loads[1] - loads[0], loads[2] - loads[1]
+    assert first == pytest.approx(second)
+    assert loads[0] == pytest.approx(first + 16_384 * COPY_S, rel=1e-3)
 
 
 def test_memory_of_another_host_is_shared_by_all_gpus() -> None:

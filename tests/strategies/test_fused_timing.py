@@ -145,7 +145,7 @@ def test_experts_in_mxfp4_are_launched_by_python() -> None:
 
 
 def test_a_decode_step_waits_for_the_next_one_to_be_prepared() -> None:
-    """A model whose kernels take less time than the host's part of a step: 60 operations."""
+    """A model whose kernels take less time than the host's part of a step: 72 operations."""
     host = scenario("opt-125m").machine.host
     assert simulated("opt-125m").tpot_s == pytest.approx(host.compiled_costs.step.value, rel=0.2)
 
@@ -155,6 +155,16 @@ def test_the_host_works_for_every_sequence_of_a_step() -> None:
     costs = scenario("opt-125m").machine.host.compiled_costs
     one, many = (simulated("opt-125m", batch=number, prompt=16).tpot_s or 0.0 for number in (1, 129))
     assert many - one == pytest.approx(128 * costs.sequence.value, rel=0.1)
+
+
+def test_tokens_of_a_prefill_are_taken_when_the_next_step_is_prepared() -> None:
+    """Where the host limits it: asynchronous scheduling launches the next step first, if there is one; each
+    token of a prompt is hashed and found or allocated."""
+    costs = scenario("opt-125m").machine.host.compiled_costs
+    last, more = (simulated("opt-125m", prompt=64, output=output).ttft_s for output in (1, 2))
+    assert more - last == pytest.approx(costs.step.value + costs.sequence.value, rel=0.1)
+    longer = simulated("opt-125m", prompt=320, output=1).ttft_s
+    assert longer - last == pytest.approx(256 * costs.prompt_token.value, rel=0.2)
 
 
 def parts_of(found: FusedTiming, kind: str, name: str = "") -> float:

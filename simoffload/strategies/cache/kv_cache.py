@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, Path, TierKind
+from simoffload.hardware import Machine, TierKind
 from simoffload.models import CacheForm, Layer, ModelShape, Sequences, window_of
 from simoffload.results import Change, StorageTraffic, peak_uses, quality_of_cache
 from simoffload.schedule import Dependency, OpKind, Schedule
@@ -56,7 +56,7 @@ from simoffload.workload import Inference
 # with them (``wait_for_save``), and those of generated tokens are not (``save_decode_cache`` of LMCache).
 #
 # Copies over the link are submitted in one call (``cuMemcpyBatchAsync``), one for each contiguous part of a
-# block: each adds a time of the host thread (``copy_rate``). Both directions at once share what the link's
+# block: each adds a time of the host thread (``submission_s``). Both directions at once share what the link's
 # profile states for copies of that size (``both_ways_by_size``). Storage is read and written by 16 threads, a
 # block as one file, through pinned buffers in host memory or directly (GPUDirect Storage).
 
@@ -66,6 +66,9 @@ THREADS = 16
 """Threads that read, and that write, files of blocks (vLLM 0.33, file tier of ``v1/kv_offload``)."""
 _PORTIONS = 64
 """Parts of at least 16 blocks in which blocks go through pinned buffers, at most: our choice."""
+
+_SUBMITTED = 16_384
+"""Copies of one call that are submitted before the first of them moves, at most."""
 
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -175,17 +178,19 @@ def portion(blocks: Blocks) -> int:
     return min(blocks.number, max(THREADS, -(-blocks.number // _PORTIONS)))
 
 
-def copy_rate(path: Path, blocks: Blocks, submission_s: float) -> int:
-    """Return the rate [B/s] of copies of contiguous parts of blocks, which are submitted in one call.
+def submission_s(copies: int, each_s: float) -> float:
+    """Return for how long [s] copies of one call, ``each_s`` [s] to submit each, do not move yet.
 
     Notes
     -----
-    A copy takes the time [s] of its submission and that of its bytes at the rate of large copies: with
-    12,288 copies of 8 KiB on an H100, submitting them took 6.3 ms, and the copies themselves 1.9, 52 GB/s
-    (vllm-project/vllm pull request 48434). Until March 2026 vLLM submitted each on its own, some 6 us more
-    (pull request 38460).
+    The GPU begins when all are submitted, or some 16,384: of 1,024 to 8,192 copies of 64 KiB in one call of
+    cuMemcpyBatchAsync on an H200, transfers take as much longer than their bytes as the call takes, 0.85 us a
+    copy; of 16,384 to 65,536 they take 6 to 18 ms longer, median 14 (h200-2026-11-29d/copies.json.gz in
+    docs/measurements). So do 12,288 copies of 8 KiB on an H100: 6.3 ms to submit them, and 1.9 for the copies
+    themselves (vllm-project/vllm pull request 48434). Until March 2026 vLLM submitted each on its own, some
+    6 us more (pull request 38460).
     """
-    return max(1, int(blocks.part / (submission_s + blocks.part / path.curve.points[-1][1])))
+    return each_s * min(copies, _SUBMITTED)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -383,14 +388,25 @@ class PagedBlocks(Hook):
         moves, forward = self._moves, self._forward
         for number in self._stages(out):
             loads = moves.loads(number) if forward.loads else ()
+            after: tuple[Dependency, ...] = ()
+            if loads and self._compiled:
+                out.launch("blocks", self._before_s(out))
+                after = out.so_far(HOST)
             for blocks in loads[:1] if self._layerwise else loads:
-                self._loaded[number] = self._move(blocks, (), out, load=True)
+                self._loaded[number] = self._move(blocks, after, out, load=True)
             for blocks in moves.stores(number) if forward.stores and not self._layerwise else ():
                 if moves.parts:  # that of the pass before leaves a buffer for the tier at the same time
                     for way in (STORE, WRITE) if self._staged else (STORE,):
                         self._transfer(way, blocks, (), out, parts=moves.parts)
                 else:
                     self._move(blocks, (), out, load=False)
+
+    def _before_s(self, out: PassWriter) -> float:
+        """Return the time of the host before it loads blocks [s]: the tokens of the prefix are hashed and
+        looked up, and all blocks at once take a step of their own, in which the request waits."""
+        costs = out.machine.host.compiled_costs
+        tokens = self._moves.workload.batch_size * self._connector.loaded
+        return costs.prompt_token.value * tokens + (0.0 if self._layerwise else costs.step.value)
 
     def _stages(self, out: PassWriter) -> Iterator[int]:
         for number in range(len(self._moves.stages)):
@@ -468,7 +484,7 @@ class PagedBlocks(Hook):
         """Write one half of the way: between GPU and host memory, or that of the tier."""
         one, inward = self._connector, way in (LOAD, READ)
         kind: OpKind = "copy"
-        if way in (READ, WRITE) or one.direct:
+        if stored := way in (READ, WRITE) or one.direct:
             kind = "read" if inward else "write"
             size, in_flight, written = blocks.size, THREADS * blocks.size, not inward
             route, fixed = out.file(
@@ -484,12 +500,14 @@ class PagedBlocks(Hook):
             reach = out.machine.host_to_device if inward else out.machine.device_to_host
             cause = copy_cause(to_device=inward, pinned=True).of_cache(one.tier)
             path, hops = out.way((cause, blocks.part), partial(reach, pinned=True, size=blocks.part))
-            submission_s = out.machine.host.compiled_costs.block_copy.value
-            route = out.builder.route(cause=cause, hops=hops, cap=copy_rate(path, blocks, submission_s))
+            route = out.builder.route(cause=cause, hops=hops, cap=int(path.curve.points[-1][1]))
             fixed = picoseconds(path.latency)
         if (out.stage_number, way) in self._begun:
             fixed = 0
         self._begun.add((out.stage_number, way))
+        if not stored:
+            copies, costs = -(-blocks.number * blocks.parts // parts), out.machine.host.compiled_costs
+            fixed += picoseconds(submission_s(copies, costs.block_copy.value))
         size = -(-blocks.total // parts)
         stream = self.first + way
         return out.add(kind, stream, fixed=fixed, size=size, route=route, label="blocks", after=after)

@@ -19,11 +19,12 @@ class CompiledCode(Hook):
     """The host thread prepares the input of a step of compiled code, and takes care of each of its sequences,
     and launches its kernels: one by one, or as CUDA graphs.
 
-    The input of a decode step was prepared beside the one before, and its kernels are one graph.
+    The input of a decode step was prepared beside the one before, and its kernels are one graph. If the next
+    step is launched before the tokens of this one are taken, it is prepared at the end of a prefill, too.
     """
 
-    def __init__(self, plan: InferencePlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: InferencePlan, *, followed: bool) -> None:
+        self._plan, self._followed = plan, followed
         self._graphs: dict[int, Graphs] = {}
         self.carry: Graphs = "none"
 
@@ -38,7 +39,9 @@ class CompiledCode(Hook):
         if captured:
             out.launch("graph", out.machine.host.compiled_costs.kernel.value)
         else:
-            out.launch("step", self._step_s(out))
+            prompts = sum(one.number * one.new_tokens for one in out.now.batch if one.new_tokens > 1)
+            known = out.machine.host.compiled_costs.prompt_token.value * prompts
+            out.launch("step", self._step_s(out) + known)
 
     @staticmethod
     def _step_s(out: PassWriter) -> float:
@@ -57,8 +60,9 @@ class CompiledCode(Hook):
             out.launch(label, seconds)
 
     def finish(self, out: PassWriter) -> bool:
-        """Prepare the next step, beside the kernels of a graph; nothing else is at the end of a pass."""
-        if self._graphs[out.stage_number] == "whole":
+        """Prepare the next step, beside the kernels of a graph, or before the tokens are taken; nothing else
+        is at the end of a pass."""
+        if self._graphs[out.stage_number] == "whole" or self._followed:
             out.label = "next step"
             out.spend(self._step_s(out))
             out.flush()

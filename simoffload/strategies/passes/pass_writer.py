@@ -452,6 +452,8 @@ class ForwardPass(NamedTuple):
     """Whether blocks of the prefixes are loaded for it."""
     stores: bool = False
     """Whether blocks are stored during it."""
+    followed: bool = False
+    """Whether the host prepares and launches the next pass before it takes the tokens of this one."""
 
 
 class Call(NamedTuple):

@@ -149,6 +149,11 @@ class TensorParallelPlan(InferencePlan):
         return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
 
     @property
+    def asynchronous(self) -> bool:
+        """vLLM's engine does so by default (``async_scheduling``)."""
+        return self.engine is not None
+
+    @property
     def captured(self) -> int:
         """Most tokens of a pass for which the engine captures CUDA graphs."""
         return CAPTURED if self.engine is None else self.engine.captured
