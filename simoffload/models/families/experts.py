@@ -15,6 +15,7 @@ from simoffload.models.families.rotary import LLAMA_OPERATIONS, RotaryConfig, ll
 from simoffload.models.modules import (
     Module,
     Parameter,
+    Strided,
     Traits,
     activation,
     container,
@@ -89,7 +90,12 @@ class ExpertsConfig(RotaryConfig):
 
     def _routed(self, block: str = "mlp", router: str = "gate", *, bias: bool = False) -> tuple[Module, ...]:
         """Return a block of experts: its sum of the chosen experts' results, weighed (1 read, 1 written) and
-        added (2, 1), the router, and the experts."""
+        added (2, 1), the router, and the experts.
+
+        Weighing broadcasts a column, and gate and up are halves of the rows of one product (``_apply_gate``
+        of transformers' ``integrations/moe.py``), so that PyTorch vectorizes neither, as in the traces of
+        docs/measurements/h200-2026-11-29d.
+        """
         hidden, wide, experts = self.hidden_size, self._width, self._experts
         share, summed = self.num_experts_per_tok / experts, self.num_experts_per_tok * hidden
         name = f"{block}.experts"
@@ -107,11 +113,13 @@ class ExpertsConfig(RotaryConfig):
             flat=True,
             parallel="experts",
         )
+        gated = activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=share)
+        summing = container(block, reads=3 * summed, writes=2 * summed, code="mlp")
         return (
-            container(block, reads=3 * summed, writes=2 * summed, code="mlp"),
+            summing._replace(strided=Strided(summed, 2 * summed)),
             linear(f"{block}.{router}", hidden, experts, kind="router", bias=bias),
             both,
-            activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=share),
+            gated._replace(strided=Strided(2 * experts * wide, 5 * experts * wide)),
         )
 
     def _mixed(
