@@ -22,21 +22,27 @@ Targets = Sequence[str] | Literal["all-linear"]
 
 
 def with_lora(
-    shape: ModelShape, *, r: int, target_modules: Targets = ALL_LINEAR, single: bool = False
+    shape: ModelShape,
+    *,
+    r: int,
+    target_modules: Targets = ALL_LINEAR,
+    single: bool = False,
+    autocast: bool = False,
 ) -> ModelShape:
     """Freeze a model and add adapters of rank ``r`` to every linear layer that one of the names matches.
 
     A name matches as in PEFT: the module's own or the end of its path after a dot. "all-linear" are all
     linear layers but the output layer; experts in one tensor and routers are not linear layers (transformers
     5: parameters). Each target is followed by ``lora_A`` (``r`` x in) and ``lora_B`` (out x ``r``), without
-    bias or dropout, and the sum of both results. ``single``: they compute in single precision. Raises
-    InputError for a rank below 1, a name that matches nothing and one that matches a module without a single
-    matrix.
+    bias or dropout, and the sum of both results. ``single``: they are in single precision, and compute in it
+    unless under ``autocast``. Raises InputError for a rank below 1, a name that matches nothing and one that
+    matches a module without a single matrix.
     """
     if r < 1:
         raise InputError.at("lora.r", f"{r} is not a valid rank; give at least 1")
     _check(shape.distinct_modules, target_modules)
-    adapted = partial(_adapted, r=r, targets=target_modules, single=single and shape.dtype_bytes < SINGLE)
+    single = single and shape.dtype_bytes < SINGLE
+    adapted = partial(_adapted, r=r, targets=target_modules, single=single, autocast=autocast)
     return replace(
         shape,
         modules_before=adapted(shape.modules_before),
@@ -45,18 +51,27 @@ def with_lora(
     )
 
 
-def _adapted(modules: Sequence[Module], *, r: int, targets: Targets, single: bool) -> tuple[Module, ...]:
+def _adapted(
+    modules: Sequence[Module], *, r: int, targets: Targets, single: bool, autocast: bool
+) -> tuple[Module, ...]:
     found: list[Module] = []
+    cast_bytes = (2 if autocast else SINGLE) if single else 0
     for module in modules:
         frozen = tuple(parameter._replace(trainable=False) for parameter in module.parameters)
         found.append(module._replace(parameters=frozen))
         if _is_target(module, targets):
             share, name, (wide, out) = module.share, module.name, (module.in_features, module.out_features)
             parts = (
-                linear(f"{name}.lora_A", wide, r, share=share),
+                linear(f"{name}.lora_A", wide, r, share=share)._replace(cast_bytes=cast_bytes),
                 linear(f"{name}.lora_B", r, out, share=share),
                 adapter_sum(
-                    f"{name}.lora", wide, out, copied=_is_quantized(module), single=single, share=share
+                    f"{name}.lora",
+                    wide,
+                    out,
+                    copied=_is_quantized(module),
+                    single=single,
+                    autocast=autocast,
+                    share=share,
                 ),
             )
             found += (one._replace(expert=module.expert) for one in parts)

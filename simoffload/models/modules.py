@@ -221,6 +221,9 @@ class Module(NamedTuple):
     more: int = 0
     """Elements that element-wise kernels of the backward pass read and write for each token beyond twice
     those of the forward pass, without those for gradients of its weights."""
+    cast_bytes: int = 0
+    """[B] of an element of the copy of its input in another type, which training keeps instead of the input;
+    0 if there is none."""
     flat: bool = False
     """Whether a linear layer is called with all tokens of all sequences in one dimension."""
     cached: bool = False
@@ -394,6 +397,7 @@ def adapter_sum(
     *,
     copied: bool = False,
     single: bool = False,
+    autocast: bool = False,
     share: float = 1.0,
 ) -> Module:
     """Build what PEFT does around the two products of an adapter: the result of the second one is scaled (1
@@ -406,12 +410,18 @@ def adapter_sum(
     and the sum in single precision (3, 2) is cast back (2, 1); a ``copied`` result is added after the cast
     (2, 1; 2, 1). Backward, the gradient is cast (1, 2), and that of the frozen layer back (2, 1), if it is
     not copied; that of the input is cast back (2, 1). Casts to single precision and the sum are not
-    vectorized.
+    vectorized. With ``autocast`` the products have 16 bits all the same: the input is cast and cast back (1,
+    2; 2, 1), as is its gradient. Beside 4 bits all else is in single precision then, as without it
+    (``prepare_model_for_kbit_training``).
     """
     wide, out = in_features, out_features
     reads, writes, back = (4 if copied else 3) * out, (3 if copied else 2) * out, 2 * out + 3 * wide
-    strided = Strided()
-    if single:
+    strided = strided_back = Strided()
+    if single and autocast and not copied:
+        reads, writes, back = reads + 3 * wide, writes + 3 * wide, back + 6 * wide
+        strided = strided_back = Strided(wide, 3 * wide)
+    elif single:
+        strided_back = Strided(out, 3 * out)
         reads, writes = 2 * wide + 7 * out, 2 * wide + 6 * out
         back = (9 if copied else 12) * out + 8 * wide
         strided = Strided(wide + (0 if copied else out), 3 * wide + (0 if copied else 5 * out))
@@ -421,7 +431,7 @@ def adapter_sum(
         in_features=reads,
         out_features=writes,
         strided=strided,
-        strided_back=Strided(out, 3 * out) if single else Strided(),
+        strided_back=strided_back,
         more=back - 2 * (reads + writes),
         share=share,
         width=wide,

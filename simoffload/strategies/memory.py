@@ -274,7 +274,8 @@ def saved_by_layer(model: ModelShape, layer: Layer, *, batch: int, length: int) 
             if module.share < 1.0:  # an expert gathers its tokens and weights its results
                 total += int((2 * model.hidden_size / model.intermediate_size + 1) * wide * size)
         elif module.share == 1.0 and _trains(module):
-            total += int(inputs.pop(module.in_features, 0))
+            cast = tokens * module.in_features * module.cast_bytes
+            total += cast or int(inputs.pop(module.in_features, 0))
             if module.name.endswith("lora_A"):
                 inputs[module.out_features] = tokens * module.out_features * size
     return total

@@ -513,7 +513,11 @@ class StepWork(Plan):
             length=length,
             zero3=self.zero3,
             launch_factor=self.launch_factor,
+            casts=self.casts,
         )
+
+    casts: int = 0
+    """[B] of traffic per element with which weights of products are cast in each pass."""
 
     @property
     def launch_factor(self) -> float:

@@ -210,6 +210,13 @@ class TransformersTraining(Strategy):
     elsewhere: ClassVar = {"kv_cache": "training keeps no cache; remove the section"}
 
     kind: Literal["transformers"] = "transformers"
+    mixed_precision: bool = True
+    """Whether trained weights, gradients and moments are in single precision and products have the model's
+    type (``torch.autocast``, ``bf16`` of Trainer); if not, all have the model's type, and adapters that
+    ``lora.autocast_adapter_dtype`` keeps in single precision compute in it."""
+    optim: Literal["adamw_torch_fused", "adamw_torch"] = "adamw_torch_fused"
+    """AdamW of PyTorch as one kernel for many tensors, Trainer's default since PyTorch 2.8, or as a sequence
+    of kernels, PyTorch's own default."""
     lora: Lora | None = None
     """Adapters that are trained instead of all weights."""
 
@@ -244,7 +251,15 @@ class TransformersTraining(Strategy):
         check_capability(TRANSFORMERS, model, machine)
         from simoffload.strategies.programs.zero_training import plan_whole_copies
 
-        return plan_whole_copies(model, workload, machine, ranks=self.ranks, lora=self.lora)
+        return plan_whole_copies(
+            model,
+            workload,
+            machine,
+            ranks=self.ranks,
+            lora=self.lora,
+            mixed_precision=self.mixed_precision,
+            fused=self.optim == "adamw_torch_fused",
+        )
 
 
 @dataclass(frozen=True)

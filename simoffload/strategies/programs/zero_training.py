@@ -19,7 +19,7 @@ from pydantic import Field
 from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Repeated
+from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import AnyTier, Basis, Description, Held, Plan, Tunable, Tunables
@@ -37,7 +37,7 @@ from simoffload.strategies.ds_config import (
     stages,
 )
 from simoffload.strategies.passes.pass_writer import Routes, StagePass
-from simoffload.strategies.passes.timing import ranks_beyond, without_deepspeed
+from simoffload.strategies.passes.timing import TRAINED_PASS, ranks_beyond, without_deepspeed
 from simoffload.strategies.plan import StepPart, StepWork
 from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
@@ -69,6 +69,7 @@ from simoffload.strategies.training.state import (
     Places,
     RankFiles,
     StorageStage,
+    TorchTraining,
     TrainingState,
     Update,
     check_buffers,
@@ -78,7 +79,12 @@ from simoffload.strategies.training.state import (
     sums_of,
     with_paging,
 )
-from simoffload.strategies.training.step import StepPlan, SuperOffloadStep, ZenFlowStep
+from simoffload.strategies.training.step import (
+    StepPlan,
+    SuperOffloadStep,
+    TorchStep,
+    ZenFlowStep,
+)
 from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.replay import LayerStack, Parameters
 from simoffload.strategies.zero.trace import parts_of_training
@@ -103,6 +109,8 @@ class ZeroTrainingPlan(StepWork):
     """Configuration from which the settings of the run and of its checkpoints are read."""
     saved: CheckpointPlan | None = None
     """Plan of the run's checkpoints; None if it saves none."""
+    torch: TorchTraining | None = None
+    """How PyTorch trains without DeepSpeed; None under it."""
 
     @property
     def basis(self) -> Basis:
@@ -199,6 +207,10 @@ class ZeroTrainingPlan(StepWork):
         size = work.tokens * model.hidden_size * model.dtype_bytes
         return ActivationOffload(size=size, layers=layers, version=self.settings.params.version)
 
+    def overhead_s(self, _part: StepPart, /) -> float:
+        """Host time of a part beside its modules [s]."""
+        return self.machine.host.deepspeed.pass_overhead.value
+
     # -- bytes ----------------------------------------------------------------------------------
 
     @cached_property
@@ -252,7 +264,7 @@ class ZeroTrainingPlan(StepWork):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds at each stage of the run."""
-        found = TrainingMemory(self.state, self.workload, self.machine, self.peak).held()
+        found = TrainingMemory(self.state, self.workload, self.machine, self.peak, self.torch).held()
         stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
         return tuple(
             one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
@@ -530,17 +542,32 @@ _DIVIDE = "set strategy.kind: deepspeed, which divides and offloads them"
 
 
 def plan_whole_copies(
-    model: ModelShape, workload: Training, machine: Machine, *, ranks: int, lora: Lora | None = None
+    model: ModelShape,
+    workload: Training,
+    machine: Machine,
+    *,
+    ranks: int,
+    lora: Lora | None = None,
+    mixed_precision: bool = True,
+    fused: bool = True,
 ) -> Plan:
-    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0).
+    """Return the plan of plain data parallelism, with a full copy on every GPU (ZeRO stage 0) that PyTorch
+    trains.
 
-    DeepSpeed gives adapters the model's data type; PEFT alone keeps them in single precision.
+    DeepSpeed gives adapters the model's data type; PEFT alone keeps them in single precision. All weights are
+    in single precision with ``mixed_precision``, and AdamW may be ``fused``.
     """
     config = DeepSpeedConfig.model_validate({"zero_optimization": {"stage": 0}})
-    model = model if lora is None else lora.adapt(model, machine, single=lora.autocast_adapter_dtype)
+    if lora is not None:
+        model = lora.adapt(model, machine, single=lora.autocast_adapter_dtype, autocast=mixed_precision)
     plan = ZeroTraining(ranks=ranks, ds_config=config).plan(model, workload, machine)
     given = {one.name: getattr(plan, one.name) for one in fields(plan)}
     given["warnings"] = (*plan.warnings, *(lora.warnings if lora is not None else ()))
+    single = mixed_precision if lora is None else lora.autocast_adapter_dtype
+    element = SINGLE if single else model.dtype_bytes
+    casts = lora is None and element != model.dtype_bytes
+    given["torch"] = TorchTraining(element, casts=casts, fused=fused)
+    given["settings"] = plan.settings._replace(gradient_bytes=element)
     return _WholeCopiesTrained(**given)
 
 
@@ -555,6 +582,22 @@ def stages_of_zero(plan: Plan) -> Iterator[Change]:
 class _WholeCopiesTrained(ZeroTrainingPlan):
     """Plan of plain data parallelism: ZeRO stage 0, with no settings that reduce memory, and without
     DeepSpeed itself, whose launches take longer."""
+
+    @cached_property
+    def step(self) -> StepPlan:
+        """AdamW of PyTorch, with gradients that autograd leaves in place."""
+        assert self.torch is not None
+        return TorchStep(self, self.torch)
+
+    @property
+    def casts(self) -> int:  # type: ignore[override]  # given by the precision
+        """[B] of traffic per element with which weights of products are cast in each pass."""
+        assert self.torch is not None
+        return self.torch.element + self.model.dtype_bytes if self.torch.casts else 0
+
+    def overhead_s(self, part: StepPart, /) -> float:
+        """Host time of a part beside its modules [s]: of the operations that a forward pass has there."""
+        return TRAINED_PASS * self.timing.operation_s if part.phase == "forward" else 0.0
 
     @property
     def launch_factor(self) -> float:

@@ -57,9 +57,12 @@ class Lora(Frozen):
         """Warnings about keys that were given in their old form."""
         return () if self.quantize is None else (_QUANTIZE,)
 
-    def adapt(self, model: ModelShape, machine: Machine, *, single: bool = False) -> ModelShape:
-        """Return the model, frozen, with its adapters, which may compute in ``single`` precision. Raises
-        InputError for layers that it lacks, and for weights and GPUs that PEFT or bitsandbytes refuse."""
+    def adapt(
+        self, model: ModelShape, machine: Machine, *, single: bool = False, autocast: bool = False
+    ) -> ModelShape:
+        """Return the model, frozen, with its adapters, which may be in ``single`` precision, also where
+        ``torch.autocast`` lets them compute in the model's type. Raises InputError for layers that it lacks,
+        and for weights and GPUs that PEFT or bitsandbytes refuse."""
         if self.quantize is not None and model.quantization is None:
             model = quantized(model, QUANTIZATIONS[_FOUR_BIT])
         if model.quantization is not None and methods_of(model) != {"bitsandbytes-4bit"}:
@@ -70,7 +73,9 @@ class Lora(Frozen):
             raise InputError.at("model.quantization", text)
         check_capability(TRANSFORMERS, model, machine)
         try:
-            return with_lora(model, r=self.r, target_modules=self.target_modules, single=single)
+            return with_lora(
+                model, r=self.r, target_modules=self.target_modules, single=single, autocast=autocast
+            )
         except InputError as error:
             raise InputError(one._replace(key=f"strategy.{one.key}") for one in error.problems) from None
 

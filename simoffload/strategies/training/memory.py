@@ -35,6 +35,7 @@ from simoffload.strategies.memory import activations_of, held_quantized, system_
 from simoffload.strategies.training.state import (
     PAGED,
     Partitions,
+    TorchTraining,
     TrainingState,
     Update,
     Weight,
@@ -205,12 +206,19 @@ class TrainingMemory:
     """TrainingMemory computes the memory that a run needs from its state, its workload and the machine."""
 
     def __init__(
-        self, state: TrainingState, workload: Training, machine: Machine, peak: ReplayPeaks | None
+        self,
+        state: TrainingState,
+        workload: Training,
+        machine: Machine,
+        peak: ReplayPeaks | None,
+        torch: TorchTraining | None = None,
     ) -> None:
         """``peak`` has the parameters that a replayed micro-step of stage 3 gathers. Without it an upper
         bound is used: from ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` for all gathered
-        parameters, from the prefetch bucket and the largest module for a single call."""
+        parameters, from the prefetch bucket and the largest module for a single call. ``torch``: how PyTorch
+        alone trains."""
         self.state, self.workload, self.machine, self.peak = state, workload, machine, peak
+        self.torch = torch
         self.settings, self.partitions = state.settings, state.partitions
         self.stage, self.ranks = self.settings.stage, state.places.ranks
         self.per_host = machine.ranks_per_node(self.ranks)
@@ -225,6 +233,10 @@ class TrainingMemory:
             dtype_bytes=self.size,
             gradient_bytes=self.settings.gradient_bytes,
         )
+        if torch is not None:
+            trained, element = self.partitions.trained_numel, torch.element
+            frozen = _parameters(self.partitions, self.size, frozen=True).total(int)
+            self.states = StateBytes(frozen + element * trained, element * trained, 0, 2 * element * trained)
         self.parameter_sizes = _parameters(self.partitions, self.size)
         """Size that one rank keeps of every tensor [B]."""
         self.largest = _largest(self.partitions.trained)
@@ -290,6 +302,14 @@ class TrainingMemory:
         overflow."""
         start = self._start_of_stage_3() if self.stage == 3 else self._start_below_stage_3()
         worst = max(self._instants(), key=lambda terms: sum(term.size for term in terms))
+        appear = self.torch is not None and self.workload.gradient_accumulation_steps == 1
+        if appear:
+            # Gradients come into being as activations are released (``set_to_none``).
+            beside = sum(term.size for term in worst)
+            left = max(0, self.states.gradients - beside)
+            worst = (*worst, _term("gradients beyond the activations", left, _KEPT, "optimizer"))
+        if self.torch is not None and self.torch.casts:
+            worst = (*worst, _term("weights cast by autocast", self.size * self.partitions.trained_numel))
         check = _term("temporary copies in the overflow check", self.overflow_check, _OPTIMIZER)
         checking = self._on_gpu(*(() if self.state.offloads_optimizer else (check,)))
         # Only stage 3 keeps its bucket in the optimizer step.
@@ -299,7 +319,7 @@ class TrainingMemory:
                 *self._on_gpu(*start, moments=False, buckets=False),
                 *self._host_initialisation(),
             ),
-            MICRO_STEP: (*self._on_gpu(*worst), *self._in_host(MICRO_STEP)),
+            MICRO_STEP: (*self._on_gpu(*worst, gradients=not appear), *self._in_host(MICRO_STEP)),
             OVERFLOW_CHECK: (*checking, *self._in_host(OVERFLOW_CHECK)) if self.state.checks_overflow else (),
             OPTIMIZER_STEP: (*updating, *self._in_host(OPTIMIZER_STEP)),
         }
@@ -310,7 +330,9 @@ class TrainingMemory:
 
     # -- on the GPU -----------------------------------------------------------------------------
 
-    def _on_gpu(self, *instant: Held, moments: bool = True, buckets: bool = True) -> tuple[Held, ...]:
+    def _on_gpu(
+        self, *instant: Held, moments: bool = True, buckets: bool = True, gradients: bool = True
+    ) -> tuple[Held, ...]:
         """Return the need of an instant, with what there always is; ``moments`` exist from the first step."""
         pools = []
         if (
@@ -318,14 +340,14 @@ class TrainingMemory:
         ):  # into which GDS reads parameters
             pools.append(_term("swap buffers", self.parameter_buffers, _BUFFERS, "staging"))
         return (
-            *self._gpu_states(moments=moments),
+            *self._gpu_states(moments=moments, gradients=gradients),
             *pools,
             *(self._buckets() if buckets else ()),
             *instant,
             _term("CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
         )
 
-    def _gpu_states(self, *, moments: bool) -> Iterator[Held]:
+    def _gpu_states(self, *, moments: bool, gradients: bool) -> Iterator[Held]:
         states, settings = self.states, self.settings
         if self.stage < 3 or self.state.weights_on == "hbm":
             name = "parameters" if self.stage < 3 else "parameter partition"
@@ -333,7 +355,7 @@ class TrainingMemory:
         yield from held_quantized(self.state.model, self.workload)
         if not self.state.offloads_optimizer:
             # Below stage 3 gradients are allocated in the first backward pass.
-            present = moments or self.stage == 3
+            present = gradients and (moments or self.stage == 3)
             yield _term("gradients", states.gradients if present else 0, _OPTIMIZER, "optimizer")
             yield _term("master weights", states.master, _OPTIMIZER, "optimizer")
             size, pages = (states.moments - self.paged, self.paged) if moments else (0, 0)
@@ -431,6 +453,9 @@ class TrainingMemory:
 
     def _update(self) -> Iterator[Held]:
         """Return the need of flattening and casting gradients: by sub-group in stage 3, else all."""
+        if self.torch is not None:
+            yield _term("temporaries of AdamW", self.torch.temporaries * self.partitions.trained_numel)
+            return
         gradient = self.settings.gradient_bytes
         norm = 0 if self.state.offloads_optimizer else _DOUBLE * self.part_of(self.largest)
         numel = max((group.numel for group in self.state.on_gpu.distinct), default=0)

@@ -129,6 +129,11 @@ class GradientHooks:
     shared = False
     """Whether gradients in single precision are in memory shared with another process, never page-locked."""
 
+    def in_place(self, *, adds: bool) -> int | None:  # noqa: ARG002 - a method to override
+        """Return the traffic per element [B] with which autograd leaves a gradient where the optimizer reads
+        it, and ``adds`` it to that of earlier micro-steps; None if it goes through a bucket."""
+        return None
+
     def passes(self, _tensor: Tensor, /) -> int:
         """Return how often the GPU reads or writes a gradient before its copy into the bucket."""
         return 0
@@ -180,7 +185,7 @@ class MicroStepWriter(PassWriter, GradientSink):
         self._reduced_before = 0  # number of buckets that were reduced before the present part
         self._gathers: list[Gather] = []  # those that had not been waited for when it began
         self.kernel_waits = KernelWaits()
-        self.spend(self.costs.pass_overhead.value)
+        self.spend(plan.overhead_s(part))
 
     def memory(self, before: Sequence[int] = (), handles: Sequence[int] = ()) -> Memory:
         """Return what determines further operations, beside the state of the streams and the gradients that
@@ -238,6 +243,10 @@ class MicroStepWriter(PassWriter, GradientSink):
 
     def gradient(self, tensor: Tensor, *, contiguous: bool) -> None:
         """Copy a complete gradient into the bucket, unless it is larger than the bucket."""
+        in_place = self._handling.in_place(adds=self._accumulates)
+        if in_place is not None:
+            self.kernel("reduce", in_place * tensor.numel, stream=COMPUTE)
+            return
         self.spend(self._more.gradient.value)
         self.flush()
         passes = (2 if contiguous else 0) + self._handling.passes(tensor)
@@ -247,6 +256,8 @@ class MicroStepWriter(PassWriter, GradientSink):
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
         """Reduce a bucket, and move its partitions to the memory in which they are accumulated."""
+        if self._handling.in_place(adds=self._accumulates) is not None:
+            return
         if self._settings.stage == 3 and len(self._reduces) > _MAX_REDUCE_EVENTS:
             self.host_waits(self.gradients, self._reduces[-1 - _MAX_REDUCE_EVENTS])
         self.spend(self._more.reduce_call.value)

@@ -681,6 +681,33 @@ TORCH_WEIGHT_DECAY = _Operation(1).traffic
 """[B] of additional memory traffic per parameter in ``torch.optim.AdamW`` (``param.mul_``)."""
 
 
+class TorchTraining(NamedTuple):
+    """A TorchTraining is how PyTorch alone trains whole copies."""
+
+    element: int
+    """[B] of an element of trained weights, their gradients and moments."""
+    casts: bool
+    """Whether ``torch.autocast`` casts weights to the model's type for each pass, and gradients back."""
+    fused: bool
+    """Whether AdamW is one kernel for many tensors (``fused``), not a sequence of them (``foreach``)."""
+
+    @property
+    def temporaries(self) -> int:
+        """[B] per trained element that an update needs beside the states: ``_foreach_sqrt``."""
+        return 0 if self.fused else self.element
+
+    @property
+    def traffic(self) -> float:
+        """Traffic per trained element of an update [B], as if it moved at the rate of copies."""
+        count = DEEPSPEED_ADAM if self.fused else TORCH_FOREACH + TORCH_WEIGHT_DECAY
+        return count * self.element / SINGLE / _ADAMW_SHARE[self.fused, self.element]
+
+
+_ADAMW_SHARE = {(True, 4): 0.71, (True, 2): 0.465, (False, 4): 0.876, (False, 2): 0.68}
+"""Rates of PyTorch's AdamW over the rate of copies, by whether it is fused and [B] of an element: 1.07 to
+2.02 billion elements on an H200 (docs/measurements/training.md); assumed for other GPUs, too."""
+
+
 def overflow_check_traffic(element: int = 2) -> int:
     """Return the memory traffic per gradient of ``element`` [B] in ZeRO-3's search for overflow [B].
 

@@ -37,6 +37,7 @@ from simoffload.strategies.training.state import (
     DEEPSPEED_ADAM,
     TORCH_ADAM,
     TORCH_ADAM_NEW,
+    TorchTraining,
     Update,
     overflow_check_traffic,
     update_traffic,
@@ -373,6 +374,54 @@ class CpuWork:
         out.add(
             "cpu", self._stream, fixed=fixed, size=traffic, route=route, label=cause_text(cause), after=after
         )
+
+
+# --------------------------------------------------------------------------------------------------
+# PyTorch alone: autograd's gradients, and AdamW on the GPU (torch/optim/adamw.py, 2.11).
+
+
+_ADAMW_OPERATIONS = {True: 1.8, False: 3.8}
+"""Host time of AdamW for each tensor in operations without DeepSpeed, by whether it is fused: steps of 42 and
+56 small adapters on the same machine."""
+
+
+class TorchStep(StepPlan):
+    """A TorchStep updates whole copies with PyTorch's AdamW on the GPU."""
+
+    def __init__(self, plan: ZeroTrainingPlan, torch: TorchTraining) -> None:
+        super().__init__(plan)
+        self._torch = torch
+
+    def write(self, out: MicroStepWriter, part: StepPart) -> None:  # noqa: ARG002
+        """Write the update of all tensors, whose first kernels start at once; the host waits for the last."""
+        torch, updates = self._torch, self.plan.state.updates
+        out.builder.segment("optimizer")
+        tensors = sum(len(update.tensors) for update in updates)
+        operation = self.plan.machine.host.eager_costs.operation.value
+        size = torch.traffic * sum(update.numel for update in updates)
+        out.add("update", COMPUTE, fixed=self.plan.timing.hbm_traffic(size), label="AdamW")
+        out.spend(_ADAMW_OPERATIONS[torch.fused] * operation * tensors)
+        out.host_waits(COMPUTE)
+
+    def hooks(self) -> GradientHooks:
+        """Return what autograd does with gradients on one GPU; several have buckets, as under ZeRO."""
+        return GradientHooks() if self.plan.places.ranks > 1 else _OwnGradients(self)
+
+    def gradient_traffic(self, *, adds: bool) -> int:
+        """Return the traffic per element [B] of a gradient's cast, and of its sum with earlier ones."""
+        torch = self._torch
+        cast = self.plan.model.dtype_bytes + torch.element if torch.casts else 0
+        return cast + (3 * torch.element if adds else 0)
+
+
+class _OwnGradients(GradientHooks):
+    always = True
+
+    def __init__(self, step: TorchStep) -> None:
+        self._step = step
+
+    def in_place(self, *, adds: bool) -> int:
+        return self._step.gradient_traffic(adds=adds)
 
 
 # --------------------------------------------------------------------------------------------------
