@@ -77,6 +77,8 @@ class Transformers(CachingStrategy):
     elsewhere: ClassVar = {
         "compiled": "compiled code is that of strategy.kind vllm or gpt_fast",
         "lora": "adapters are trained, and inference merges them into the weights; remove the section",
+        "mixed_precision": "it is of training; inference has model.dtype; remove the key",
+        "optim": "inference has no optimizer; remove the key",
     }
 
     kind: Literal["transformers"] = "transformers"
