@@ -27,9 +27,9 @@ _SEVERAL = 4
 """Fewest machines of a class that say how much machines differ."""
 _FEW, _UNLIKE = 1.2, 1.4
 """Factors either way within which 80 % of times are expected for one reason alone: another machine, where no
-class has several, and each thing that no comparable run did. Our choice; with two such things, half of all times are within a factor of 1.28 and nine of ten
-within 1.84, where half of 100 published figures of other machines were within 1.25 of predictions and nine of
-ten within 2."""
+class has several, and each thing that no comparable run did. Our choice; with two such things, half of all
+times are within a factor of 1.28 and nine of ten within 1.84, where half of 100 published figures of other
+machines were within 1.25 of predictions and nine of ten within 2."""
 
 
 class RealTimes(NamedTuple):
