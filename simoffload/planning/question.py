@@ -50,7 +50,7 @@ class QuestionOptions(MachineOptions, total=False):
     """QuestionOptions are what a function takes beside a scenario or the name of a model."""
 
     platform: Hardware
-    """The machine."""
+    """The machine, by the platform that describes it."""
 
 
 def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> LoadedScenario:

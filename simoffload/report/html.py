@@ -199,9 +199,9 @@ def _of_one_column(table: ReportTable) -> ReportTable:
             (*row[: number - 1], _between(row[number - 1], row[number]), *row[number + 1 :])
             for row in table.rows
         )
-        moved = tuple(one - (one > number) for one in table.numbers if one != number)
+        left = tuple(one - (one > number) for one in table.numbers if one != number)
         head = (*table.head[:number], *table.head[number + 1 :])
-        table = table._replace(head=head, rows=tuple(rows), numbers=moved)
+        table = table._replace(head=head, rows=tuple(rows), numbers=left)
     return table
 
 
