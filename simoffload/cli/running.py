@@ -123,8 +123,9 @@ def _reported(
     now_doing("reporting")
     data = result.to_dict() if folder or console.as_json else None
     wording = presentation(result)
-    better = next_texts(following or (result.next_changes.helping if result.next_changes else ()))
-    document = result_document(result, command=arguments.line)._replace(better=better)
+    document = result_document(result, command=arguments.line)
+    if following:
+        document = document._replace(better=next_texts(following))
     note, files = "", report_files(document, data) if folder else {}
     if arguments.trace and wording.shown is not None:
         from simoffload.exchange.chrome_trace import write_trace

@@ -495,7 +495,7 @@ def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
 
 def compare(
     scenario: ScenarioSource,
-    targets: Sequence[str] = (),
+    targets: Sequence[str] | None = None,
     *,
     baseline: str | None = None,
     objective: str | None = None,
@@ -522,7 +522,7 @@ def compare(
     no other answer is left.
     """
     asked = opened(scenario, **machine)
-    retargeted = on_targets(asked, targets) if targets else {asked.name: asked}
+    retargeted = {asked.name: asked} if targets is None else on_targets(asked, targets)
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
         retargeted,
@@ -533,7 +533,7 @@ def compare(
         measured=measured,
         keep_timelines=keep_timelines,
         progress=progress,
-        unoffloaded=bool(targets),
+        unoffloaded=targets is not None,
     )
 
 

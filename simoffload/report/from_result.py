@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from simoffload.errors import printable
 from simoffload.report.charts import timeline
 from simoffload.report.document import ReportDocument, ReportSection, Verdict
+from simoffload.report.first_screen import next_texts
 from simoffload.report.formatting import simulated_work
 from simoffload.report.presentation import headline
 from simoffload.report.sections import background as origin
@@ -53,6 +54,7 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
         name=printable(result.name),
         summary=(answer,),
         facts=facts([result]),
+        better=next_texts(result.next_changes.helping if result.next_changes else ()),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 import simoffload as so
 from simoffload.planning import compare as module
 from simoffload.report.from_comparison import comparison_document
-from simoffload.report.html import page
+from simoffload.report.html import html_text
 from simoffload.report.markdown import markdown
 from simoffload.report.terminal import terminal_text
 from simoffload.results import ADDED
@@ -64,7 +64,7 @@ def test_what_would_be_better_is_a_line_under_the_sentence(compared: so.Comparis
     assert lines[2] == f"Better: {expected}"
     assert f"**Better:** {expected}" in markdown(document).splitlines()
     assert document.to_dict()["better"] == expected
-    verdict, _, rest = page(document).partition('<p class="better">')
+    verdict, _, rest = html_text(document).partition('<p class="better">')
     assert 'class="verdict"' in verdict
     assert rest.index("with host memory") < rest.index('class="facts"')
     assert so.compare("storage/llama-3.1-405b", ["dram", "raid0"]).better == ""
