@@ -103,7 +103,7 @@ def test_a_budget_beyond_the_machine_is_added_to_its_price(program) -> None:
 
 def test_on_another_tier_and_a_model_by_its_name(program) -> None:
     assert "Bandwidth the storage" not in program("advise", "small.yaml", "--on", "dram", *FAST).out
-    answer = program("advise", "bloom-560m", "--on", "dgx-a100:dram", *FAST)
+    answer = program("advise", "bloom-560m", "--on", "dgx-a100:dram", "--program", "vllm", *FAST)
     assert answer.status == 0
     assert "8 × 8 GPUs" not in answer.out
     assert "batch 8 on 8 GPUs" in answer.out

@@ -170,7 +170,7 @@ def test_advice_on_fsdp_and_on_work_without_offload() -> None:
     inference = read_scenario("ddn/bloom-7b1", overrides=["workload.output_length=2"])
     for scenario in (loaded(FSDP), inference.on("resident")):
         found = advise(scenario)
-        assert found.helping[0].change.key.startswith("batch-")
+        assert [one for one in found.helping if one.change.key.startswith("batch-")]
         assert "faster-thread" in gains(found)
         assert not [one for one in found.tried if one.change.kind == "setting"]
 
