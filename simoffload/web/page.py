@@ -49,7 +49,7 @@ def kinds(processors: int, limits: Limits) -> dict[str, Kind]:
         "quick": Kind(each, limits),
         "check": Kind(1, limits.within(_CHECK)),
         "slow": Kind(each, limits, nice=10),
-        **dict.fromkeys(FOLLOWING, Kind(each, limits, nice=10)),
+        **{name: Kind(each, limits, one.nice) for name, one in FOLLOWING.items()},
     }
 
 

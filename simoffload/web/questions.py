@@ -492,9 +492,11 @@ class Following(NamedTuple):
     """Returns its elements for a state and what the part is about, nothing where there is nothing."""
     section: str = ""
     """Section of scenarios that it is about; "": the slider that was moved last."""
+    nice: int = 10
+    """How far its processes give way to others; 0 of what may be the answer to what is asked."""
 
 
-FOLLOWING = {"curve": Following(curve), "stream": Following(requests, section="stream")}
+FOLLOWING = {"curve": Following(curve), "stream": Following(requests, section="stream", nice=0)}
 """Parts that follow the answer, in their order; each has workers of its own."""
 
 
