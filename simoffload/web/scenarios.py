@@ -598,8 +598,8 @@ _SHOWN = re.compile(
     r"|strategy\.(kind|among|uses)$|profiles\..*host/.*\.memory_capacity$"
 )
 """Keys whose changes are seen in the scenario itself."""
-_IMPLIED = {"gpu": ("platform", "memory"), "drive": ("place",), "model": ("quantization",)}
-"""What says nothing more where another thing differs, too."""
+_IMPLIED = {"gpu": ("platform", "memory", "pcie"), "drive": ("place",), "model": ("quantization",)}
+"""What another thing brings along, which is told only of variants that are the same otherwise."""
 
 
 def variant_names(variants: Sequence[Variant]) -> tuple[str, ...]:
@@ -612,6 +612,8 @@ def variant_names(variants: Sequence[Variant]) -> tuple[str, ...]:
     differing = [key for key in keys if len({one.get(key) for one in found}) > 1]
     implied = {key for one in differing for key in _IMPLIED.get(one.partition(" ")[0], ())}
     told = [key for key in differing if key not in implied]
+    if len({tuple(one.get(key) for key in told) for one in found}) < len(found):
+        told = differing
     texts = [", ".join(filter(None, (one.get(key) for key in told))) or one["model"] for one in found]
     return tuple(f"{letter} {_short(text)}" for letter, text in zip(ascii_uppercase, texts, strict=False))
 
