@@ -124,8 +124,7 @@ def _reported(
     data = result.to_dict() if folder or console.as_json else None
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
-    if following:
-        document = document._replace(better=next_texts(following))
+    document = document._replace(better=next_texts(following) or document.better)
     note, files = "", report_files(document, data) if folder else {}
     if arguments.trace and wording.shown is not None:
         from simoffload.exchange.chrome_trace import write_trace

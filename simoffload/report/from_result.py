@@ -43,7 +43,7 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
     ``command`` reproduces the result; a page draws at most ``bars`` operations of its timeline.
     """
     drawn = (timeline(result, bars=bars),) if result.step is not None else ()
-    answer = result_summary(result)
+    answer, advice = result_summary(result), result.next_changes
     return ReportDocument(
         headline(result),
         result.fits,
@@ -54,7 +54,7 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
         name=printable(result.name),
         summary=(answer,),
         facts=facts([result]),
-        better=next_texts(result.next_changes.helping if result.next_changes else ()),
+        better=next_texts(advice.helping) if advice is not None else "",
     )
 
 

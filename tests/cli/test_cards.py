@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +61,16 @@ def test_copies_to_a_gpu_of_a_superchip_have_the_rate_of_copy_engines() -> None:
         for path in (machine.host_to_device(0, pinned=True), machine.device_to_host(0, pinned=True))
     ]
     assert alone == [210e9, 192e9]
+
+
+def test_the_report_of_a_run_says_what_would_be_better(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    question = ("run", "gpt-oss-120b", "--gpu", "rtx-4090", "--memory", "64GB")
+    answer = program(*question, "--output-dir", "out")
+    (following,) = (line for line in answer.out.splitlines() if line.startswith("  next "))
+    page = Path("out/report.html").read_text()
+    assert page.index('class="verdict"') < page.index('class="better"') < page.index('class="facts"')
+    better = json.loads(Path("out/report.json").read_text())["better"]
+    assert following.removeprefix("  next").split("·")[0].strip() in better

@@ -120,6 +120,15 @@ def test_values_of_one_setting_are_one_row(advice: Advice) -> None:
     assert {"raid-5-drives", "raid-8-drives"} <= set(keys)
 
 
+def test_no_table_of_changes_has_an_empty_column(
+    advice: Advice, other_form: Advice, curve: StorageCurve, search: Search
+) -> None:
+    for one in (advice, other_form):
+        for section in document(one, curve, search).sections[:4]:
+            for table in section.tables:
+                assert all(any(column) for column in zip(*table.texts, strict=True)), section.title
+
+
 def test_what_was_looked_for_and_found(search: Search) -> None:
     level = parse_service("ttft=2s", InferenceResult)
     (section,) = searched(search, budget=250_000, service=[level])
