@@ -33,7 +33,7 @@ from simoffload.results import registered
 from simoffload.strategies.registry import register, registered_outside
 from simoffload.web.leftovers import FOLDER
 from simoffload.web.questions import QUESTIONS, START, forget
-from simoffload.web.scenarios import said
+from simoffload.web.scenarios import problem_texts
 
 _BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
 """Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
@@ -332,7 +332,7 @@ def _answered(connection: Connection, question: str, arguments: tuple[Any, ...])
         with watched_by(progress):
             return JobOutcome(QUESTIONS[question](*arguments))
     except InputError as error:
-        return JobOutcome(problems=said(error.problems))
+        return JobOutcome(problems=problem_texts(error.problems))
     except SimulationError as error:
         return JobOutcome(problems=(str(error),))
     except MemoryError:

@@ -127,7 +127,7 @@ def _top() -> Any:
             html.P(id="progress", role="status"),
             html.P(id="stream-progress", role="status", className="following"),
             html.P(id="too-large", role="alert", **{"data-most": str(LARGEST_FILE)}),
-            html.Div([html.Ul(id="problems"), html.Div(id="ways", role="group")], id="wrong", role="alert"),
+            html.Div([html.Ul(id="problems"), html.Div(id="fixes", role="group")], id="wrong", role="alert"),
             html.Div([*copies, *files], role="group", className="files", **{"aria-label": "Take along"}),
             html.Section(
                 [
@@ -269,7 +269,7 @@ _CHANGED = {
     "form": Output("form", "children"),
     "first": Output("first", "children"),
     "asks": Output({"ask": ALL}, "className"),
-    "ways": Output("ways", "children"),
+    "fixes": Output("fixes", "children"),
     "shape": Output("shape", "data"),
     "values": Output({"set": ALL}, "value"),
     "notes": Output({"note": ALL}, "children"),
@@ -294,7 +294,7 @@ _GIVEN = {
     "address": Input("url", "hash"),
     "values": Input({"set": ALL}, "value"),
     "_tries": Input({"try": ALL}, "n_clicks"),
-    "_ways": Input({"way": ALL}, "n_clicks"),
+    "_fixes": Input({"fix": ALL}, "n_clicks"),
     "_asks": Input({"ask": ALL}, "n_clicks"),
     "at": Input("basket", "value"),
     "_clicks": [Input(name, "n_clicks") for name in ("keep", "remove", "use", "again")],
@@ -383,11 +383,11 @@ def _updated(jobs: Jobs, **given: Any) -> dict[str, Any]:
         shown["curve"] = asked[1]
     if outcome.value is None:
         notes = _refused(outcome.problems)
-        ways = [html.Button("Back to the last answer", id={"way": ""})]
+        fixes = [html.Button("Back to the last answer", id={"fix": ""})]
         return shown | {
             "problems": _lines(outcome.problems),
             "notes": notes,
-            "ways": ways,
+            "fixes": fixes,
             "dimmed": "dimmed",
         }
     return shown | _elements(outcome.value, given, names)
@@ -423,8 +423,8 @@ def _question(given: Mapping[str, Any]) -> tuple[str, str, Any]:
             return state._replace(at=given["at"]).text, "", None
         case {"ask": str(asks)} if changed:
             return state.text, ASKS, asks
-        case {"way": str(way)} if changed:
-            return PageState.of(way).text if way else state.text, "", None
+        case {"fix": str(fix)} if changed:
+            return PageState.of(fix).text if fix else state.text, "", None
         case "again" if changed:
             return begun(state.asks).text, "", None
         case "keep" if changed:
@@ -463,7 +463,7 @@ def _elements(found: PageAnswer, given: Mapping[str, Any], names: Sequence[str])
     elements: dict[str, Any] = {
         "hash": f"#{found.state.text}",
         "problems": _lines(found.problems),
-        "ways": [html.Button(label, id={"way": text}) for label, text in found.ways],
+        "fixes": [html.Button(label, id={"fix": text}) for label, text in found.fixes],
         "asks": [
             "chosen" if one["id"]["ask"] == found.state.asks else "" for one in ctx.outputs_grouping["asks"]
         ],

@@ -62,7 +62,7 @@ from simoffload.web.scenarios import (
     load,
     nearest,
     price_list,
-    said,
+    problem_texts,
     variant_names,
 )
 from simoffload.web.state import TUNE, USERS, State, Variant
@@ -82,7 +82,7 @@ class PageAnswer(NamedTuple):
     state: State
     problems: tuple[str, ...]
     """What is wrong with the scenario, which then has no results."""
-    ways: tuple[tuple[str, str], ...]
+    fixes: tuple[tuple[str, str], ...]
     """What can be taken back so that it is right: its name, and the state without it as text."""
     panels: tuple[Panel, ...]
     labels: tuple[str, ...]
@@ -143,14 +143,14 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
         problems = (Problem("", None, None, "", str(error)),)
     scenario = nearest(variant)
     if scenario is None:
-        return PageAnswer(state, said(problems), (), (), labels)
+        return PageAnswer(state, problem_texts(problems), (), (), labels)
     shown = panels(scenario, state, result, problems)
     inputs = [one for panel in shown for one in (*panel.inputs, *panel.more)]
     named = {one.name.removeprefix("edit "): one.label for one in inputs}
     found = PageAnswer(
         state,
-        said(problems, named),
-        tuple(_ways(state, problems, named)),
+        problem_texts(problems, named),
+        tuple(_fixes(state, problems, named)),
         shown,
         labels,
         scenario=yaml_text(scenario.document.data),
@@ -171,7 +171,7 @@ def _changed(state: State, name: str, value: Any) -> State:
     return ask(state, str(value)) if name == ASKS and value in ASKED else changed(state, name, value)
 
 
-def _ways(state: State, problems: Sequence[Problem], labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _fixes(state: State, problems: Sequence[Problem], labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield ways out of problems: names that may be meant, and the edits without which the scenario is right,
     the last one first."""
     variant = state.current
@@ -446,12 +446,12 @@ def requests(state: State, _section_of: str) -> tuple[str, ...]:
     found = stream(scenario, slo=limits, costs=costs(variant))
     document = stream_document(found)
     texts = (*document.verdicts, *document.warnings)
-    told = _users(found, document.verdicts[0])
+    users = _users(found, document.verdicts[0])
     remarks = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
     line = command(variant, "stream", *(word for one in limits for word in ("--slo", one)))
     return (
         Markup('<h2 data-headline="{}">Stream of requests</h2>{}{}').format(
-            told if state.asks == USERS else "", remarks, numbers(tuple(_of_requests(found)))
+            users if state.asks == USERS else "", remarks, numbers(tuple(_of_requests(found)))
         ),
         *map(_section, document.sections),
         Markup("<p>The same answer: <code>{}</code></p>").format(printable(line)),
@@ -551,7 +551,7 @@ def check(variant: Variant) -> tuple[str, ...]:
     try:
         load(variant)
     except InputError as error:
-        return said(error.problems)
+        return problem_texts(error.problems)
     return ()
 
 

@@ -129,7 +129,7 @@ def _unchosen(variant: Variant) -> LoadedScenario:
     return asked(named, DESKTOP, parts=MachineParts(), overrides=edits)
 
 
-def said(problems: Sequence[Problem], labels: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def problem_texts(problems: Sequence[Problem], labels: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return problems as texts: with the ``labels`` of the inputs that set a key, or of the input in place of
     the option of a command, and without the folders of the server's installation."""
     folders = {str(shipped_folder(name).parent) for name in ("scenarios", "hardware_profiles")}
@@ -611,10 +611,10 @@ def variant_names(variants: Sequence[Variant]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for one in found for key in one)
     differing = [key for key in keys if len({one.get(key) for one in found}) > 1]
     implied = {key for one in differing for key in _IMPLIED.get(one.partition(" ")[0], ())}
-    told = [key for key in differing if key not in implied]
-    if len({tuple(one.get(key) for key in told) for one in found}) < len(found):
-        told = differing
-    texts = [", ".join(filter(None, (one.get(key) for key in told))) or one["model"] for one in found]
+    shown = [key for key in differing if key not in implied]
+    if len({tuple(one.get(key) for key in shown) for one in found}) < len(found):
+        shown = differing
+    texts = [", ".join(filter(None, (one.get(key) for key in shown))) or one["model"] for one in found]
     return tuple(f"{letter} {_short(text)}" for letter, text in zip(ascii_uppercase, texts, strict=False))
 
 

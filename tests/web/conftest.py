@@ -50,12 +50,12 @@ def post(app: Dash) -> Post:
         *,
         names: tuple[str, ...] = (),
         asks: tuple[str, ...] = (),
-        ways: tuple[str, ...] = (),
+        fixes: tuple[str, ...] = (),
         **more: Any,
     ) -> Any:
         output = next(key for key in app.callback_map if of in key)
         given = {"url.hash": address, "me.data": PAGE, "shape.data": [], **more, trigger: value}
-        there = {"set": names, "note": names, "ask": asks, "way": ways}
+        there = {"set": names, "note": names, "ask": asks, "fix": fixes}
         body = {
             "output": output,
             "outputs": _filled(app.callback_map[output]["output"], there, {}),

@@ -23,7 +23,7 @@ from simoffload.errors import Problem
 from simoffload.shipped import shipped_folder
 from simoffload.web import server as page_server
 from simoffload.web.jobs import Jobs, _Answers
-from simoffload.web.scenarios import said
+from simoffload.web.scenarios import problem_texts
 from simoffload.web.server import LARGEST_REQUEST, application, is_loopback, listener
 from tests.web.conftest import LOCAL, Post
 
@@ -112,9 +112,9 @@ def port(app: Dash) -> Iterator[int]:
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         yield int(listening.getsockname()[1])
-        server.task_dispatcher.shutdown()
-        server.asyncore.close_all(server._map)
+        server.trigger.pull_trigger(lambda: server.asyncore.close_all(server._map))
         thread.join(timeout=5)
+        server.task_dispatcher.shutdown()
 
 
 def asked(port: int) -> int:
@@ -164,7 +164,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes() -> None:
 
 def test_no_message_has_a_path_of_the_installation() -> None:
     folder = shipped_folder("scenarios")
-    (text,) = said([Problem(str(folder / "x.yaml"), 1, 1, "model", "no such file")])
+    (text,) = problem_texts([Problem(str(folder / "x.yaml"), 1, 1, "model", "no such file")])
     assert text == "scenarios/x.yaml:1:1: model: no such file"
 
 

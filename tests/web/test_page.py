@@ -67,19 +67,19 @@ def test_what_is_asked_and_start_again(update: Post) -> None:
     assert address(update("again.n_clicks", 1, other["url"]["hash"])) == address(asked)
 
 
-def test_a_way_out_is_taken(update: Post) -> None:
+def test_a_fix_is_taken(update: Post) -> None:
     name = "edit workload.batch_size"
     wrong = update(f'{{"set":"{name}"}}.value', "many", names=(name,))
-    (way,) = wrong["ways"]["children"]
+    (way,) = wrong["fixes"]["children"]
     assert way["props"]["children"] == "Undo: batch_size"
-    text = way["props"]["id"]["way"]
+    text = way["props"]["id"]["fix"]
     assert (
-        address(update(json.dumps({"way": text}, separators=(",", ":")) + ".n_clicks", 1, ways=(text,)))
+        address(update(json.dumps({"fix": text}, separators=(",", ":")) + ".n_clicks", 1, fixes=(text,)))
         == START
     )
     refused = update('{"set":"part memory"}.value', "many", names=("part memory",))
-    assert "Back to the last answer" in json.dumps(refused["ways"])
-    assert address(update('{"way":""}.n_clicks', 1, ways=("",))) == START
+    assert "Back to the last answer" in json.dumps(refused["fixes"])
+    assert address(update('{"fix":""}.n_clicks', 1, fixes=("",))) == START
 
 
 def test_what_cannot_be_is_said_at_its_input(update: Post) -> None:

@@ -27,7 +27,7 @@ from simoffload.strategies import BEST, Strategy, strategies
 from simoffload.units import format_seconds
 from simoffload.web import form
 from simoffload.web.questions import ASKS, PageAnswer, answer, check, curve, file, next_changes, requests
-from simoffload.web.scenarios import ASKED, LENGTHS, changed, load, said
+from simoffload.web.scenarios import ASKED, LENGTHS, changed, load, problem_texts
 from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
@@ -273,19 +273,19 @@ def test_another_pcie_generation_is_that_of_the_slots() -> None:
     assert answer(found.state, "pcie", "gen4").state == state
 
 
-def test_a_mistake_has_ways_out() -> None:
+def test_a_mistake_has_fixes_out() -> None:
     state = answer(State((Variant("gpt-oss-120b"),)), "edit workload.context", "4096").state
     wrong = answer(state, "edit workload.batch_size", "many")
     assert wrong.problems == ('batch_size: must be a whole number, got "many"',)
-    labels = [label for label, _ in wrong.ways]
+    labels = [label for label, _ in wrong.fixes]
     assert labels == ["Undo: batch_size"]
-    assert State.of(wrong.ways[0][1]) == state
-    meant, *_ = answer(state, "edit model", "gpt-oss-121b").ways
+    assert State.of(wrong.fixes[0][1]) == state
+    meant, *_ = answer(state, "edit model", "gpt-oss-121b").fixes
     assert meant[0] == "gpt-oss-120b"
     assert answer(State.of(meant[1])).problems == ()
     with pytest.raises(InputError) as error:
         answer(state, "part memory", "many")
-    assert said(error.value.problems)[0].startswith("host memory: ")
+    assert problem_texts(error.value.problems)[0].startswith("host memory: ")
 
 
 def test_advice_is_sorted_and_has_its_rates() -> None:
