@@ -333,9 +333,9 @@ def reached(found: Reach) -> draw.Properties:
     limit = found.service[0].limit if alone else 1.0
     values = [y for one in data for y in one["y"]]
     ends, line = [min(across[1]), max(across[1])], {"color": draw.BLACK, "dash": "dot"}
-    text = draw.at_one(f"limit: {found.service[0].text}" if alone else "limits", 2, 0)
+    text = draw.at_one(f"limit: {found.service[0].text}" if alone else "limits", 2, 1)
     drawn: dict[str, Any] = {"x": ends, "y": [limit] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
-    data.append(draw.points("limit", **drawn, line=line, **text))
+    data.append(draw.points("limit", **drawn, line=line, textposition="top left", **text))
     wide = max(values) > _WIDE * min(values) > 0
     form = {"type": "log"} if wide else {"rangemode": "tozero"}
     metric = found.service[0].metric

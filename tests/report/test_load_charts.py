@@ -19,7 +19,7 @@ def test_values_that_were_tried_are_at_their_places_below_their_limit() -> None:
     assert line["x"] == [float(one.value) for one in timed]
     assert line["y"] == [found.service[0].of(one.result) for one in timed if one.result]
     assert limit["y"] == [30, 30]
-    assert (limit["line"]["dash"], limit["text"][0]) == ("dot", "limit: tpot ≤ 30 s")
+    assert (limit["line"]["dash"], limit["text"][1]) == ("dot", "limit: tpot ≤ 30 s")
     assert len(band["x"]) == 2 * len(timed)
     low, high = so.confidence(timed[0].result).interval("tpot_s")  # type: ignore[arg-type]
     assert (band["y"][0], band["y"][-1]) == (low, high)
