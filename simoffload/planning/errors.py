@@ -103,25 +103,19 @@ class ErrorTable:
         row = self.of(time, without=without)
         wider = sqrt(time.unlike) * log(_UNLIKE)
         if not time.unlike and (row[:3] != time[:3] or row.machines == 1):
-            wider = self.between(time.evidence)
+            wider = self.between
         return exp(-hypot(log(row.low), wider)), exp(hypot(log(row.high), wider))
 
     @cached_property
-    def _machines(self) -> dict[Evidence, float]:
-        """Logarithms of factors, by evidence."""
-        classes: dict[tuple[str, Limit, Evidence], dict[str, list[float]]] = defaultdict(dict)
+    def between(self) -> float:
+        """The logarithm of the factor either way within which the middle runs of 80 % of machines are, in the
+        mean of the classes with several: what one machine, or other runs, do not say."""
+        classes: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(dict)
         for row in self.rows:
             classes[row[:3]].setdefault(row.machine, []).extend(map(log, row.ratios))
-        spreads: dict[Evidence, list[float]] = defaultdict(list)
-        for (_, _, evidence), machines in classes.items():
-            if len(machines) >= _SEVERAL:
-                spreads[evidence].append(stdev(map(median, machines.values())))
-        return {evidence: NormalDist().inv_cdf(0.9) * mean(found) for evidence, found in spreads.items()}
-
-    def between(self, evidence: Evidence) -> float:
-        """Return the logarithm of the factor either way within which the middle runs of 80 % of machines are,
-        in classes with as good numbers and several machines: what one machine, or other runs, do not say."""
-        return self._machines.get(evidence, log(_FEW))
+        several = [machines.values() for machines in classes.values() if len(machines) >= _SEVERAL]
+        spreads = [stdev(map(median, machines)) for machines in several]
+        return NormalDist().inv_cdf(0.9) * mean(spreads) if spreads else log(_FEW)
 
     def _class(self, program: str, limit: Limit, evidence: str, without: str) -> CalibrationError | None:
         key = program, limit, evidence, without
