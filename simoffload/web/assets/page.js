@@ -34,7 +34,7 @@ const amend = () => {
   document.querySelectorAll("input[type=range]").forEach((one) => {
     set(one, "aria-valuetext", one.closest("label").querySelector(".head > :last-child").textContent.trim());
   });
-  document.querySelectorAll("#asks button[id]").forEach((one) => {
+  document.querySelectorAll("#asks > [role=group] button").forEach((one) => {
     set(one, "aria-pressed", String(one.className === "chosen"));
   });
   document.querySelectorAll(".dash-dropdown-focus-target").forEach((one) => set(one, "tabindex", "-1"));
