@@ -106,7 +106,7 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
     (sure,) = (one for one in findings(make_result()) if one.title == "Confidence")
     interval, errors = sure.sentences
-    assert interval == "80 % interval of the throughput: 3.17 to 5.55 tokens/s (raid, 81 % of it, estimated)"
+    assert interval == "80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of it, estimated)"
     assert errors.startswith("error on real runs: too few real runs were like it; expect more than ±13.8 %, ")
     assert "Confidence" not in [one.title for one in findings(make_refusal())]
 
@@ -160,7 +160,7 @@ def test_a_page_says_the_same_without_scripts(
     write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert after.charts == before.charts + 2
-    assert "Confidence 80 % interval of the throughput: 3.17 to 5.55 tokens/s" in before.text
+    assert "Confidence 80 % interval of the throughput: 3.28 to 5.45 tokens/s" in before.text
     assert "Sensitivity to inputs" not in before.text
     assert "It is the bottleneck below 40 GB/s." in after.text
     assert "read +8.0 % −7.0 % −0.75 spec drive/pm1733" in after.text

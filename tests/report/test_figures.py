@@ -75,8 +75,8 @@ def test_times_are_sorted_and_have_intervals(make_result: Make, make_refusal: Ma
     assert figure["layout"]["xaxis"]["rangemode"] == "tozero"
     texts = [note["text"].strip() for note in figure["layout"]["annotations"]]
     assert texts == [
-        "3.86 tokens/s [3.17 to 5.55], fastest",
-        "0.386 tokens/s [0.317 to 0.555], 10× as long",
+        "3.86 tokens/s [3.28 to 5.45], fastest",
+        "0.386 tokens/s [0.328 to 0.545], 10× as long",
         "does not fit",
     ]
 

@@ -88,7 +88,7 @@ def several(make_result: Make, make_refusal: Make, recorded: SimulationResult, t
 
 def test_the_page_reads_without_scripts(single: Page) -> None:
     for description in (
-        "with its weights on raid: 0.815 tokens/s of all 8 sequences (0.671 to 1.17; ",
+        "with its weights on raid: 0.815 tokens/s of all 8 sequences (0.694 to 1.15; ",
         "9.81 s per token of each); raid read takes 98 %",
         "gathered parameters, peak",
         "ttft_s = time of the prefill pass",
@@ -156,10 +156,10 @@ def test_a_result_without_timelines_says_so(make_result: Make, tmp_path: Path) -
 
 def test_the_comparison_reads_without_scripts(several: Page) -> None:
     for description in (
-        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.17 to 5.55; ",
+        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.28 to 5.45; ",
         "2.08 s per token of each), raid takes 4.73× as long; hbm does not fit.",
-        "dram 3.86 tokens/s [3.17 to 5.55], fastest",
-        "dram 2.5 s [1.74 to 3.04] 2.01 s [1.4 to 2.45] 3.86 [3.17 to 5.55] 1× raid read 81 % ",
+        "dram 3.86 tokens/s [3.28 to 5.45], fastest",
+        "dram 2.5 s [1.77 to 2.94] 2.01 s [1.42 to 2.37] 3.86 [3.28 to 5.45] 1× raid read 81 % ",
         "Warning: dram: careful",
         "hbm does not fit: raid needs 14 GB in all, has 10 GB",
         " 4.73× 1.8× raid read 98 % 98 %",

@@ -30,7 +30,7 @@ def summary(*results: SimulationResult) -> str:
 def test_a_win_says_by_how_much(make_result: Make, make_refusal: Make) -> None:
     fast, slow = make_result(target="dram"), make_result(target="nfs", time_s=20)
     assert summary(make_refusal(target="hbm"), slow, fast) == (
-        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.17 to 5.55; 2.08 s per token of each), "
+        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.28 to 5.45; 2.08 s per token of each), "
         "nfs takes 10× as long; hbm does not fit."
     )
 
@@ -45,7 +45,7 @@ def test_a_tie_is_called_one(make_result: Make) -> None:
 def test_the_only_one_that_fits(make_result: Make, make_refusal: Make) -> None:
     text = summary(make_refusal(target="hbm"), make_result(target="dram"))
     assert text == (
-        "only dram fits: 3.86 tokens/s of all 8 sequences (3.17 to 5.55; 2.08 s per token of each)."
+        "only dram fits: 3.86 tokens/s of all 8 sequences (3.28 to 5.45; 2.08 s per token of each)."
     )
 
 

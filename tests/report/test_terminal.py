@@ -21,7 +21,7 @@ Make = Callable[..., SimulationResult]
 
 RESULT = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: bloom-7b1 runs with its weights on raid: 3.86 tokens/s of all 8 sequences (3.17 to 5.55;
+Verdict: bloom-7b1 runs with its weights on raid: 3.86 tokens/s of all 8 sequences (3.28 to 5.45;
   2.08 s per token of each); raid read takes 81 %.
 Warning: thread_count is ignored before DeepSpeed 0.16.4
 
@@ -38,23 +38,23 @@ Capacity
 Speed
                                                           80 %
   metric                                   value      interval  formula
-  time to first token                      2.5 s  1.74 to 3.04  ttft_s = time of the prefill pass,
+  time to first token                      2.5 s  1.77 to 2.94  ttft_s = time of the prefill pass,
                                                                 after a warm-up pass
-  time per output token                   2.01 s   1.4 to 2.45  tpot_s = sum of the decode steps /
+  time per output token                   2.01 s  1.42 to 2.37  tpot_s = sum of the decode steps /
                                                                 number of decode steps (time per
                                                                 output token of a sequence)
-  throughput                       3.86 tokens/s  3.17 to 5.55  tokens_per_s = output_length x
+  throughput                       3.86 tokens/s  3.28 to 5.45  tokens_per_s = output_length x
                                                                 batch_size x replicas / e2e_s, of
                                                                 all sequences together
-  decode throughput                3.97 tokens/s  3.27 to 5.71  decode_tokens_per_s = batch_size x
+  decode throughput                3.97 tokens/s  3.38 to 5.61  decode_tokens_per_s = batch_size x
                                                                 replicas / tpot_s
-  end-to-end time                         16.6 s  11.5 to 20.2  e2e_s = ttft_s + sum of the decode
+  end-to-end time                         16.6 s  11.7 to 19.5  e2e_s = ttft_s + sum of the decode
                                                                 steps
   first pass after loading                   4 s                first_pass_s = time of the warm-up
                                                                 pass: DeepSpeed does not know the
                                                                 order of modules yet and cannot
                                                                 prefetch
-  time per token of all sequences         259 ms    180 to 315  per_token_s = e2e_s / (output_length
+  time per token of all sequences         259 ms    183 to 305  per_token_s = e2e_s / (output_length
                                                                 x batch_size x replicas), time over
                                                                 the tokens of all sequences, as
                                                                 transformers-bloom-inference and
@@ -86,7 +86,7 @@ Links
   time); saturated: share of the time at full capacity
 
 Confidence
-  80 % interval of the throughput: 3.17 to 5.55 tokens/s (raid, 81 % of it, estimated)
+  80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of it, estimated)
   error on real runs: too few real runs were like it; expect more than ±13.8 %, the mean error of 10
     held-out times of DeepSpeed ZeRO on 2 machines, limited by storage and predicted with any
     profile (the worst +28 %)
@@ -97,7 +97,7 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (6.34 to 11.1; 1.04 s per token of each),
+Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (6.57 to 10.9; 1.04 s per token of each),
   raid takes 1.8× as long; hbm does not fit.
 Warning: nfs: slow
 
@@ -112,9 +112,9 @@ Comparison
   nfs      23.8 s  19.1 s     0.406           19×        10×  raid read 81 %                74 %
   80 % interval
   weights              TTFT              TPOT        tokens/s
-  dram     869 ms to 1.52 s  700 ms to 1.22 s    6.34 to 11.1
-  raid       1.56 to 2.74 s     1.26 to 2.2 s    3.52 to 6.16
-  nfs        16.5 to 28.9 s    13.3 to 23.3 s  0.334 to 0.584
+  dram     884 ms to 1.47 s  712 ms to 1.18 s    6.57 to 10.9
+  raid       1.59 to 2.64 s    1.28 to 2.13 s    3.65 to 6.06
+  nfs        16.8 to 27.9 s    13.5 to 22.5 s  0.346 to 0.574
   ttft_s = time of the prefill pass, after a warm-up pass
   tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together

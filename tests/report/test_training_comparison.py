@@ -34,7 +34,7 @@ Comparison
   raid     raid                                                                     does not fit
   80 % interval
   weights  optimizer            step         forward        backward       opt. step        tokens/s
-  hbm      raid       27.8 to 48.6 s  7.72 to 9.46 s  11.6 to 15.7 s  13.2 to 23.1 s  2,695 to 4,713
+  hbm      raid         28.3 to 47 s  7.72 to 9.46 s  11.6 to 15.7 s  13.4 to 22.3 s  2,791 to 4,632
   dram     dram       20.3 to 24.8 s  7.72 to 9.46 s  11.6 to 15.7 s                  5,276 to 6,468
   step_s = forward_s + backward_s + optimizer_s: one optimizer step
   forward_s = forward passes of all micro-steps of a step

@@ -37,7 +37,7 @@ def single(make_training: Make, timeline: Timeline, tmp_path: Path) -> str:
 
 def test_the_page_reads_without_scripts(single: str) -> None:
     for description in (
-        "llama-2-7b trains with its weights in HBM and its optimizer on raid: 40 s per step (27.8 to 48.6 s)",
+        "llama-2-7b trains with its weights in HBM and its optimizer on raid: 40 s per step (28.3 to 47 s)",
         "hbm total 30 GiB 40 GiB 10 GiB per GPU fits forward and backward",
         "stage hbm per GPU dram per host raid in all",
         "initialisation 2 GiB 64 GiB 0 B forward and backward 30 GiB 16 GiB 80 GB",
@@ -103,7 +103,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     for description in (
         "hbm+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long; raid+raid does",
         "weights optimizer step forward backward opt. step tokens/s step vs hbm+raid bottleneck",
-        "hbm raid 40 s [27.8 to 48.6] 8 s [",
+        "hbm raid 40 s [28.3 to 47] 8 s [",
         "hbm dram 21 s [20.3 to 24.8] 8 s [",
         "raid+raid does not fit: raid needs 100 GB",
         "optimizer_s = from the end of the last backward pass",

@@ -20,8 +20,8 @@ Make = Callable[..., TrainingResult]
 
 RESULT = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-Verdict: llama-2-7b trains with its weights in HBM and its optimizer on raid: 40 s per step (27.8 to
-  48.6 s); raid write takes 24 %.
+Verdict: llama-2-7b trains with its weights in HBM and its optimizer on raid: 40 s per step (28.3 to
+  47 s); raid write takes 24 %.
 Warning: pinned memory is scarce
 
 Capacity
@@ -41,7 +41,7 @@ Capacity
 
 Speed
   metric                                  value   80 % interval  share  formula
-  time per step                            40 s    27.8 to 48.6         step_s = forward_s +
+  time per step                            40 s      28.3 to 47         step_s = forward_s +
                                                                         backward_s + optimizer_s:
                                                                         one optimizer step
   forward passes                            8 s    7.72 to 9.46   20 %  forward_s = forward passes
@@ -50,21 +50,21 @@ Speed
                                                                         of all micro-steps, with
                                                                         recomputation and reduction
                                                                         of gradients
-  optimizer step                           19 s    13.2 to 23.1   48 %  optimizer_s = from the end
+  optimizer step                           19 s    13.4 to 22.3   48 %  optimizer_s = from the end
                                                                         of the last backward pass to
                                                                         the end of the step
-  throughput                     3,277 tokens/s  2,695 to 4,713         tokens_per_s = batch_size x
+  throughput                     3,277 tokens/s  2,791 to 4,632         tokens_per_s = batch_size x
                                                                         sequence_length x
                                                                         gradient_accumulation_steps
                                                                         x replicas / step_s
-  throughput in sequences         1.6 samples/s     1.32 to 2.3         samples_per_s = batch_size x
+  throughput in sequences         1.6 samples/s    1.36 to 2.26         samples_per_s = batch_size x
                                                                         gradient_accumulation_steps
                                                                         x replicas / step_s
-  model FLOP/s per GPU               75 TFLOP/s     61.7 to 108         tflops_per_gpu = FLOP of
+  model FLOP/s per GPU               75 TFLOP/s     63.9 to 106         tflops_per_gpu = FLOP of
                                                                         forward and backward /
                                                                         step_s / 1e12 (recomputation
                                                                         is not counted)
-  FLOP/s per GPU, with               99 TFLOP/s     81.4 to 142         hardware_tflops_per_gpu =
+  FLOP/s per GPU, with               99 TFLOP/s     84.3 to 140         hardware_tflops_per_gpu =
   recomputation                                                         FLOP carried out,
                                                                         recomputation included /
                                                                         step_s / 1e12
@@ -109,7 +109,7 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  80 % interval of the time per step: 27.8 to 48.6 s (raid, 46 % of it, estimated)
+  80 % interval of the time per step: 28.3 to 47 s (raid, 46 % of it, estimated)
   error on real runs: too few real runs were like it; expect more than ±13.8 %, the mean error of 10
     held-out times of DeepSpeed ZeRO on 2 machines, limited by storage and predicted with any
     profile (the worst +28 %)
