@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -11,7 +12,24 @@ import simoffload as so
 from simoffload.documents import Document
 from simoffload.scenario.loading import LoadedScenario, resolve
 
-RECORD = Path(__file__).parents[3] / "docs" / "measurements" / "h200-2026-11-29c" / "eager-steps.json.gz"
+RECORDS = Path(__file__).parents[3] / "docs" / "measurements" / "h200-2026-11-29c"
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads(gzip.decompress((RECORDS / f"{name}.json.gz").read_bytes()))[
+        "runs"
+    ]
+    return runs
+
+
+def as_run(run: dict[str, Any], optim: str = "adamw_torch") -> LoadedScenario:
+    """Return the scenario of a recorded run."""
+    trained = run["trained"]
+    more: dict[str, Any] = {"mixed_precision": trained.endswith("autocast")}
+    if trained.startswith("adapters"):
+        more["lora"] = {"r": 16, "autocast_adapter_dtype": "float32" in trained}
+    sizes = {key: run[key] for key in ("model", "layers", "batch", "length", "checkpointing")}
+    return scenario(optim=optim, **sizes, **more)
 
 
 def scenario(batch: int = 1, length: int = 4096, layers: int = 4, **strategy: Any) -> LoadedScenario:
@@ -84,12 +102,21 @@ def test_later_micro_steps_add_gradients_to_those_that_are_there() -> None:
 
 
 def test_memory_is_within_two_percent_of_measured_runs() -> None:
-    """24 runs on an H200, 8 of them held out; their peaks exclude CUDA's context."""
-    for run in json.loads(gzip.decompress(RECORD.read_bytes()))["runs"]:
-        trained = run["trained"]
-        more: dict[str, Any] = {"mixed_precision": trained.endswith("autocast")}
-        if trained.startswith("adapters"):
-            more["lora"] = {"r": 16, "autocast_adapter_dtype": trained.endswith("float32")}
-        sizes = {key: run[key] for key in ("model", "layers", "batch", "length", "checkpointing")}
-        loaded = scenario(optim="adamw_torch", **sizes, **more)
-        assert needed(loaded) == pytest.approx(run["memory"], rel=0.02), run["name"]
+    """30 runs on two H200, 14 of them held out; their peaks exclude CUDA's context."""
+    for run in recorded("eager-steps") + recorded("eager-autocast"):
+        assert needed(as_run(run)) == pytest.approx(run["memory"], rel=0.02), run["name"]
+
+
+def test_steps_of_adapters_under_autocast_are_those_of_measured_runs() -> None:
+    """All held out, on a machine whose host was not measured."""
+    errors = []
+    for run in recorded("eager-autocast"):
+        for optim, steps in zip(("adamw_torch", "adamw_torch_fused"), run["steps"].values(), strict=True):
+            result = so.simulate(as_run(run, optim))
+            step, forward = (median(one[part] for one in steps[2:]) for part in ("step", "forward"))
+            assert result.forward_s == pytest.approx(forward, rel=0.04), run["name"]
+            low, high = result.intervals()["step_s"]
+            assert low < step < high
+            errors.append(abs((result.step_s or 0.0) / step - 1))
+    assert mean(errors) < 0.05
+    assert max(errors) < 0.1
