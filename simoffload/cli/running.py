@@ -270,7 +270,7 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
     if len(sources) == 1 and alone and not arguments.measured:
         message = (
             "one scenario is not a comparison; give several scenarios, --on TARGET,…, --drive ID,ID, "
-            "--models NAME,…, --strategy FILE or --measured FILE"
+            "--models NAME,…, --platforms ID,…, --strategy FILE or --measured FILE"
         )
         raise refusal("compare", message)
     if several and arguments.on:

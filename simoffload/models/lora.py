@@ -55,11 +55,12 @@ def _adapted(
     modules: Sequence[Module], *, r: int, targets: Targets, single: bool, autocast: bool
 ) -> tuple[Module, ...]:
     found: list[Module] = []
-    cast_bytes = (2 if autocast else SINGLE) if single else 0
     for module in modules:
         frozen = tuple(parameter._replace(trainable=False) for parameter in module.parameters)
         found.append(module._replace(parameters=frozen))
         if _is_target(module, targets):
+            quantized = _is_quantized(module)
+            cast_bytes = 0 if not single or (autocast and quantized) else 2 if autocast else SINGLE
             share, name, (wide, out) = module.share, module.name, (module.in_features, module.out_features)
             parts = (
                 linear(f"{name}.lora_A", wide, r, share=share)._replace(cast_bytes=cast_bytes),
@@ -68,7 +69,7 @@ def _adapted(
                     f"{name}.lora",
                     wide,
                     out,
-                    copied=_is_quantized(module),
+                    copied=quantized,
                     single=single,
                     autocast=autocast,
                     share=share,

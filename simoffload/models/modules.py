@@ -411,13 +411,13 @@ def adapter_sum(
     (2, 1; 2, 1). Backward, the gradient is cast (1, 2), and that of the frozen layer back (2, 1), if it is
     not copied; that of the input is cast back (2, 1). Casts to single precision and the sum are not
     vectorized. With ``autocast`` the products have 16 bits all the same: the input is cast and cast back (1,
-    2; 2, 1), as is its gradient. Beside 4 bits all else is in single precision then, as without it
-    (``prepare_model_for_kbit_training``).
+    2; 2, 1), as is its gradient. Beside 4 bits nothing is cast then (``requires_conversion`` of bnb.py).
     """
+    single = single and not (copied and autocast)
     wide, out = in_features, out_features
     reads, writes, back = (4 if copied else 3) * out, (3 if copied else 2) * out, 2 * out + 3 * wide
     strided = strided_back = Strided()
-    if single and autocast and not copied:
+    if single and autocast:
         reads, writes, back = reads + 3 * wide, writes + 3 * wide, back + 6 * wide
         strided = strided_back = Strided(wide, 3 * wide)
     elif single:

@@ -522,6 +522,7 @@ def compare(
     no other answer is left.
     """
     asked = opened(scenario, **machine)
+    targets = [targets] if isinstance(targets, str) else targets
     retargeted = {asked.name: asked} if targets is None else on_targets(asked, targets)
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -88,7 +89,10 @@ class MeasuredTable:
                 problems += error.problems
         if problems:
             raise InputError(dict.fromkeys(problems))
-        twice = [one for one in found if [other[:2] for other in found].count(one[:2]) > 1]
+        if not found:
+            raise InputError.at("", f"has no value; {_FORM}", path=self._path)
+        count = Counter((one.label, one.metric.name) for one in found)
+        twice = [one for one in found if count[one.label, one.metric.name] > 1]
         if twice:
             name = f"{twice[0].label}: {twice[0].metric.name}"
             raise InputError.at(name, "is given twice; leave out one of the rows", path=self._path)
@@ -139,7 +143,18 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if LABEL not in columns or len(set(columns) - {LABEL, SOURCE}) == 0:
         given = f"{LABEL!r} is missing" if LABEL not in columns else "there is no column of a metric"
         raise InputError([Problem(str(path), 1, None, "", f"{given}; {_FORM}")])
-    for row in reader:
+    twice = [one for one, number in Counter(columns).items() if number > 1]
+    if twice:
+        text = "is the name of two columns; leave one out"
+        raise InputError([Problem(str(path), 1, None, shortened(twice[0]), text)])
+    rows = iter(reader)
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise InputError([Problem(str(path), reader.line_num, None, "", f"is no CSV: {error}")]) from None
+        if row is None:
+            return
         if "" in row:
             text = f"has more cells than the first line, which has {len(columns)}"
             raise InputError([Problem(str(path), reader.line_num, None, "", text)])

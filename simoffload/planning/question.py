@@ -62,20 +62,32 @@ def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> Loaded
     machine = [] if platform is None else [Edit(("platform",), platform).assignment]
     found, program = read_source(source, overrides=[*machine, *overrides]), options.get("program")
     found = with_parts(found if program is None else with_program(found, program), parts)
-    return found.on(options["on"]) if "on" in options else found
+    tier = options.get("on")
+    return found if tier is None else found.on(tier)
 
 
 def _about(model: str, **options: Unpack[QuestionOptions]) -> LoadedScenario:
     platform, parts, overrides = _named(options)
     found = asked(model, platform, parts=parts, program=options.get("program"), overrides=overrides)
-    return found.on(options["on"]) if "on" in options else found
+    tier = options.get("on")
+    return found if tier is None else found.on(tier)
 
 
 def _named(options: QuestionOptions) -> tuple[str | None, MachineParts, list[str]]:
-    """Return the platform, the parts and the overrides among options."""
+    """Return the platform, the parts and the overrides among options. Raises InputError for what is none."""
+    known = QuestionOptions.__annotations__
+    for key, value in options.items():
+        if key not in known:
+            text = f"is no argument{suggest(key, known)}; a key of a scenario goes into overrides"
+            raise InputError.at(key, f"{text}, such as overrides={{'workload.batch_size': 8}}")
+        whole = key in ("gpus", "context")
+        wrong = not isinstance(value, int if whole else str) or isinstance(value, bool)
+        if wrong and value is not None and (whole or key in ("memory", "program", "on")):
+            raise InputError.at(key, f"must be {'a whole number' if whole else 'a text'}, got {value!r:.40}")
     gpu, drive = _id(options.get("gpu")), _id(options.get("drive"))
     overrides = assignments(options.get("overrides", ()))
-    overrides += [f"workload.context={options['context']}"] if "context" in options else []
+    context = options.get("context")
+    overrides += [] if context is None else [f"workload.context={context}"]
     return (
         _id(options.get("platform")),
         MachineParts(gpu, options.get("gpus"), options.get("memory"), drive),
@@ -94,7 +106,7 @@ def _id(named: Hardware | None) -> str | None:
 def assignments(overrides: Overrides) -> list[str]:
     """Return overrides as ``--set`` takes them. Raises InputError for a value that no file can hold."""
     if not isinstance(overrides, Mapping):
-        return list(overrides)
+        return [overrides] if isinstance(overrides, str) else list(overrides)
     plain = plain_document(overrides, name="overrides").data
     return [Edit(parse_path(path), value).assignment for path, value in plain.items()]
 

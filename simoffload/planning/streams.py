@@ -15,12 +15,12 @@ from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
-from simoffload.planning.question import QuestionOptions, loaded
+from simoffload.planning.question import QuestionOptions, assignments, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import stage, step, steps
 from simoffload.results import InferenceResult, PassResult
-from simoffload.scenario import LoadedScenario, ScenarioSource
+from simoffload.scenario import LoadedScenario, ScenarioSource, names_model
 from simoffload.scenario.streams import (
     Clients,
     Closed,
@@ -456,10 +456,16 @@ def stream(
     largest rate, or number of users, at which enough of them keep the limits.
 
     ``costs`` is a list of prices and powers, by default the shipped one. ``exact_steps`` simulates every step
-    instead of interpolating between some. ``machine`` as in ``simulate``. Raises InputError for a scenario
-    without the section, and for requests that can never be served.
+    instead of interpolating between some. ``machine`` as in ``simulate``; a model that is named alone gets
+    requests of a chat. Raises InputError for a scenario without the section, and for requests that can never
+    be served.
     """
+    of_model = not isinstance(scenario, LoadedScenario | Mapping) and names_model(str(scenario))
+    if of_model:
+        stated = assignments(machine.get("overrides", ()))
+        machine["overrides"] = [*chat_overrides(stated), *stated]
     asked = loaded(scenario, **machine)
+    asked = with_requests_named(asked) if of_model else asked
     if asked.scenario.stream is not None:
         asked = _with_limits(asked, slo)
     return simulated_stream(StreamSimulation(asked, exact=exact_steps), search=bool(slo), costs=costs)

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -101,6 +102,8 @@ def protect(server: Flask, *, scripts: list[str], token: str) -> None:
 def _refusal(error: Exception) -> tuple[str, int, dict[str, str]]:
     """Return one line about a request that cannot be answered."""
     text, code = "this page has no such request", 400
+    if os.environ.get("SIMOFFLOAD_DEBUG") == "1" and not isinstance(error, HTTPException):
+        sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, HTTPException):
         text, code = str(error.description), error.code or 500
     return f"{text}\n", code, {"Content-Type": "text/plain; charset=utf-8"}
@@ -197,7 +200,8 @@ def serve(
     used.
     """
     token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP):
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    if threading.current_thread() is threading.main_thread() and not ignored:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # a terminal that is closed ends it
     with _listening(host, port) as listening:
         jobs = Jobs(kinds(os.cpu_count() or 2, limits), prepare)

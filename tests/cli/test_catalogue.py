@@ -75,11 +75,11 @@ def test_profiles_show_every_number_with_its_origin(program) -> None:
 def test_profiles_show_the_spreads_that_a_profile_states(program) -> None:
     numbers = json.loads(program("profiles", "show", "dgx-h200-2tb", "--json").out)["numbers"]
     spreads = {number["key"]: number["spread"] for number in numbers}
-    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.27", "")
+    assert (spreads["host_factor"], spreads["memory_capacity"]) == ("0.31", "")
     lines = program("profiles", "show", "dgx-h200-2tb").out.splitlines()
     head = next(line for line in lines if line.startswith("KEY"))
     factor = next(line for line in lines if line.startswith("host_factor "))
-    assert factor[head.index("SPREAD") :].startswith("0.27 ")
+    assert factor[head.index("SPREAD") :].startswith("0.31 ")
 
 
 def test_a_platform_shows_what_it_is_made_of(program) -> None:

@@ -114,3 +114,22 @@ def test_the_command_prints_and_writes_them(
 def test_a_machine_for_a_model_takes_no_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "qwen3-8b", "--budget", "5000", "--measured", "table.csv"]) == 2
     assert "leave out --measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label,tokens_per_s\ndram,\n", "has no value"),
+        ("label,tokens_per_s,tokens_per_s\ndram,15,16\n", "tokens_per_s: is the name of two columns"),
+    ],
+)
+def test_values_that_nobody_would_see_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(so.InputError, match=message):
+        so.compare("micron/opt-30b", ["dram", "gen5"], measured=tmp_path / "table.csv")
+
+
+def test_a_cell_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("label,tokens_per_s\n" + "x" * 200_000)
+    with pytest.raises(so.InputError, match=r"long\.csv:\d+: is no CSV: field larger than field limit"):
+        so.compare("micron/opt-30b", ["dram", "gen5"], measured=tmp_path / "long.csv")

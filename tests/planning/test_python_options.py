@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,34 @@ def test_a_sweep_tells_how_far_it_is_writes_its_rows_and_continues(tmp_path: Pat
     lines.clear()
     assert so.sweep(SCENARIO, axis, workers=1, output=output, resume=True, progress=lines.append) == first
     assert lines == ["2 of 2 points"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 8}, "batch_size: is no argument; a key of a scenario goes into overrides"),
+        ({"drives": "x"}, 'drives: is no argument; did you mean "drive"'),
+        ({"gpus": 2.5}, "gpus: must be a whole number, got 2.5"),
+        ({"gpus": True}, "gpus: must be a whole number, got True"),
+        ({"memory": 64}, "memory: must be a text, got 64"),
+        ({"program": 3}, "program: must be a text, got 3"),
+        ({"on": 3}, "on: must be a text, got 3"),
+    ],
+)
+def test_what_is_no_argument_is_refused(options: dict[str, Any], message: str) -> None:
+    """A batch that nobody read was the answer for one sequence."""
+    with pytest.raises(so.InputError, match=re.escape(message)):
+        so.simulate("qwen3-8b", gpu="rtx-4090", **options)
+
+
+def test_none_is_what_is_not_given_and_a_text_is_one_item() -> None:
+    none: dict[str, Any] = dict.fromkeys(("gpus", "memory", "drive", "program", "on", "context"))
+    plain, given = so.fit("qwen3-8b", gpu="rtx-4090"), so.fit("qwen3-8b", gpu="rtx-4090", **none)
+    assert given.capacity == plain.capacity
+    found = so.question("qwen3-8b", gpu="rtx-4090", overrides="workload.batch_size=2")  # type: ignore[arg-type]
+    assert found.scenario.workload.batch_size == 2
+
+
+def test_requests_of_a_chat_arrive_at_a_model() -> None:
+    found = so.stream("qwen3-8b", gpu="rtx-4090", overrides={"stream.num_prompts": 50})
+    assert any("requests of a chat arrive" in one for one in found.scenario.remarks)

@@ -291,7 +291,6 @@ def test_accumulation_spares_updates() -> None:
 
 def test_transformers_is_stage_0_launched_without_deepspeed() -> None:
     copies, stage_0 = step(strategy={"kind": "transformers"}, ranks=2), step({"stage": 0}, ranks=2)
-    assert [one.needed for one in copies.capacity] == [one.needed for one in stage_0.capacity]
     of_copies, of_stage_0 = (
         {
             (phase.name, cause.cause_text): cause.busy_ps

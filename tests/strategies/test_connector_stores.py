@@ -98,7 +98,7 @@ def test_loads_layer_by_layer_share_the_link_with_weights(strategy: dict[str, An
 @pytest.mark.parametrize("strategy", OFFLOADED)
 def test_a_prefix_is_there_before_the_first_kernel_reads_weights(strategy: dict[str, Any]) -> None:
     """As a whole it is loaded before the pass, which then takes as long as without a load, beside the host's
-    work for each block."""
+    work for each block and token and a step in which the request waits."""
     plain: Any = scenario(strategy=strategy).plan()
     from simoffload.engine import execute
 
@@ -106,7 +106,8 @@ def test_a_prefix_is_there_before_the_first_kernel_reads_weights(strategy: dict[
     times = [execute(plain.schedule(forward._replace(loads=loads))).makespan for loads in (True, False)]
     load = execute(plain.phases[1].schedule({})).makespan
     assert plain.phases[1].kind == "load"
-    found = 2 * PREFIX // 16 * plain.machine.host.compiled_costs.block.value
+    costs = plain.machine.host.compiled_costs
+    found = 2 * PREFIX // 16 * costs.block.value + 2 * PREFIX * costs.prompt_token.value + costs.step.value
     assert times[0] == pytest.approx(times[1] + load + found * 1e12, abs=2)
 
 

@@ -461,7 +461,7 @@ def test_advice_names_faster_memory_and_what_helps_prompts() -> None:
     sets = ("strategy.cpu_moe=all", "model.quantization=q4_k_m", "workload.prompt_length=4096")
     advice = so.advise(scenario("qwen3-30b-a3b", *sets), objective="tpot_s")
     (faster,) = (one for one in advice.uncertain if one.change.key == "faster-memory")
-    assert 1.05 < (faster.gain or 0) < 1.2 < 1 + (faster.margin or 0)
+    assert 1.05 < (faster.gain or 0) < 1.15 < 1 + (faster.margin or 0)
     sooner = {one.change.key: one.first_token_gain(advice.result) for one in advice.sooner}
     assert sooner["ubatch-4096"] > sooner["ubatch-2048"] > sooner["ubatch-1024"] > 1.1
     assert sooner["load-mode-none"] > 1.1

@@ -56,9 +56,10 @@ from simoffload.workload import Inference
 # with them (``wait_for_save``), and those of generated tokens are not (``save_decode_cache`` of LMCache).
 #
 # Copies over the link are submitted in one call (``cuMemcpyBatchAsync``), one for each contiguous part of a
-# block: each adds a time of the host thread (``submission_s``). Both directions at once share what the link's
-# profile states for copies of that size (``both_ways_by_size``). Storage is read and written by 16 threads, a
-# block as one file, through pinned buffers in host memory or directly (GPUDirect Storage).
+# block: each delays the transfer by the time of its submission (``submission_s``). Both directions at once
+# share what the link's profile states for copies of that size (``both_ways_by_size``). Storage is read and
+# written by 16 threads, a block as one file, through pinned buffers in host memory or directly (GPUDirect
+# Storage).
 
 
 _KEY = "strategy.kv_cache.connector"
@@ -68,7 +69,8 @@ _PORTIONS = 64
 """Parts of at least 16 blocks in which blocks go through pinned buffers, at most: our choice."""
 
 _SUBMITTED = 16_384
-"""Copies of one call that are submitted before the first of them moves, at most."""
+"""Copies of one call that are submitted before the first of them moves, at most
+(docs/measurements/h200-2026-11-29d/copies.json.gz)."""
 
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -178,19 +180,22 @@ def portion(blocks: Blocks) -> int:
     return min(blocks.number, max(THREADS, -(-blocks.number // _PORTIONS)))
 
 
-def submission_s(copies: int, each_s: float) -> float:
-    """Return for how long [s] copies of one call, ``each_s`` [s] to submit each, do not move yet.
+def submission_s(copies: int, each_s: float, moving_s: float) -> float:
+    """Return for how long [s] copies of one call do not move: ``each_s`` [s] to submit one, and ``moving_s``
+    [s] to move all.
 
     Notes
     -----
     The GPU begins when all are submitted, or some 16,384: of 1,024 to 8,192 copies of 64 KiB in one call of
-    cuMemcpyBatchAsync on an H200, transfers take as much longer than their bytes as the call takes, 0.85 us a
-    copy; of 16,384 to 65,536 they take 6 to 18 ms longer, median 14 (h200-2026-11-29d/copies.json.gz in
-    docs/measurements). So do 12,288 copies of 8 KiB on an H100: 6.3 ms to submit them, and 1.9 for the copies
-    themselves (vllm-project/vllm pull request 48434). Until March 2026 vLLM submitted each on its own, some
-    6 us more (pull request 38460).
+    cuMemcpyBatchAsync on an H200, transfers take as much longer than their bytes as the call takes, 0.85 us
+    a copy; of 16,384 to 65,536 they take 6 to 18 ms longer, median 14 (h200-2026-11-29d/copies.json.gz in
+    docs/measurements). So do 12,288 copies of 8 KiB on an H100: 6.3 ms to submit them, and 1.9 for the
+    copies themselves (vllm-project/vllm pull request 48434). Of more copies the others are submitted while
+    bytes move: 65,536 of 16 KiB from an H200 take 61 ms, their submission 56. Until March 2026 vLLM
+    submitted each on its own, some 6 us more (pull request 38460).
     """
-    return each_s * min(copies, _SUBMITTED)
+    first = min(copies, _SUBMITTED)
+    return each_s * first + max(0.0, each_s * (copies - first) - moving_s)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -505,10 +510,11 @@ class PagedBlocks(Hook):
         if (out.stage_number, way) in self._begun:
             fixed = 0
         self._begun.add((out.stage_number, way))
-        if not stored:
-            copies, costs = -(-blocks.number * blocks.parts // parts), out.machine.host.compiled_costs
-            fixed += picoseconds(submission_s(copies, costs.block_copy.value))
         size = -(-blocks.total // parts)
+        if not stored:
+            copies = -(-blocks.number * blocks.parts // parts)
+            each = out.machine.host.compiled_costs.block_copy
+            fixed += picoseconds(submission_s(copies, each.value, size / path.curve.points[-1][1]))
         stream = self.first + way
         return out.add(kind, stream, fixed=fixed, size=size, route=route, label="blocks", after=after)
 

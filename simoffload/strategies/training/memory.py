@@ -378,6 +378,8 @@ class TrainingMemory:
     def _buckets(self) -> Iterator[Held]:
         """Return the buckets in which gradients are collected (``contiguous_gradients``)."""
         settings = self.settings
+        if self.torch is not None and self.ranks > 1:  # of all gradients, which are no views of them
+            yield _term("buckets of DDP", self.states.gradients)
         if self.stage in (1, 2):
             # Stage 1 reduces what was accumulated, in its type.
             size = settings.gradient_bytes if self.stage == 1 else self.size

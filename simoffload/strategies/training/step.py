@@ -382,7 +382,7 @@ class CpuWork:
 
 _ADAMW_OPERATIONS = {True: 1.8, False: 3.8}
 """Host time of AdamW for each tensor in operations without DeepSpeed, by whether it is fused: steps of 42 and
-56 small adapters on the same machine."""
+56 small adapters on one H200 (docs/measurements/training.md)."""
 
 
 class TorchStep(StepPlan):

@@ -37,7 +37,7 @@ def scenario(batch: int = 1, length: int = 4096, layers: int = 4, **strategy: An
     work = {"kind": "training", "batch_size": batch, "sequence_length": length}
     work |= {"gradient_checkpointing": strategy.pop("checkpointing", True)}
     work |= {"gradient_accumulation_steps": strategy.pop("accumulation", 1)}
-    data = {"name": "x", "platform": "h200-1gpu-vm", "workload": work}
+    data = {"name": "x", "platform": strategy.pop("platform", "h200-1gpu-vm"), "workload": work}
     return resolve(Document("", {**data, "model": model, "strategy": {"kind": "transformers", **strategy}}))
 
 
@@ -120,3 +120,9 @@ def test_steps_of_adapters_under_autocast_are_those_of_measured_runs() -> None:
             errors.append(abs((result.step_s or 0.0) / step - 1))
     assert mean(errors) < 0.05
     assert max(errors) < 0.1
+
+
+def test_several_gpus_have_buckets_of_all_gradients() -> None:
+    """DDP's ``gradient_as_bucket_view`` is off by default."""
+    one, two = (scenario(ranks=ranks, platform="dgx-h200") for ranks in (1, 2))
+    assert needed(two) - needed(one) == 4 * one.model.num_parameters
