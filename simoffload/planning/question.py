@@ -80,10 +80,11 @@ def _named(options: QuestionOptions) -> tuple[str | None, MachineParts, list[str
         if key not in known:
             text = f"is no argument{suggest(key, known)}; a key of a scenario goes into overrides"
             raise InputError.at(key, f"{text}, such as overrides={{'workload.batch_size': 8}}")
-        whole = key in ("gpus", "context")
-        wrong = not isinstance(value, int if whole else str) or isinstance(value, bool)
-        if wrong and value is not None and (whole or key in ("memory", "program", "on")):
-            raise InputError.at(key, f"must be {'a whole number' if whole else 'a text'}, got {value!r:.40}")
+        counted = key in ("gpus", "context")
+        wrong = not isinstance(value, int if counted else str) or isinstance(value, bool)
+        if wrong and value is not None and (counted or key in ("memory", "program", "on")):
+            kind = "a whole number" if counted else "a text"
+            raise InputError.at(key, f"must be {kind}, got {shortened(repr(value))}")
     gpu, drive = _id(options.get("gpu")), _id(options.get("drive"))
     overrides = assignments(options.get("overrides", ()))
     context = options.get("context")
