@@ -160,6 +160,10 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOME[name]), name)
+    if not isinstance(value, type):
+        from simoffload.public import public
+
+        value = public(value)  # type: ignore[arg-type]
     globals()[name] = value  # the next access does not come here
     return value
 

@@ -80,8 +80,6 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate all points of a sweep and write them as a table."""
     from simoffload.planning.sweep import MOST_POINTS, check_files, define_sweep, find_points, run_sweep
 
-    if arguments.resume and arguments.overwrite:
-        raise refusal("sweep", "--resume keeps what --overwrite would replace; give one of them")
     folder = OutputFolder.of(arguments)
     pages = [path for path in arguments.outputs or () if path.suffix == _PAGE]
     tables = [path for path in arguments.outputs or () if path.suffix != _PAGE]

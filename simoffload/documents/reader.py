@@ -122,11 +122,17 @@ def plain_document(data: Mapping[str, Any], *, name: str) -> Document:
     return replace(parse_json(text, name=name, root=Path()), marks={})
 
 
+_MOST_OF_RANGE = 1_000_000
+"""Longest range that is written as a list."""
+
+
 def _plain(value: Any) -> Any:
     """Return numbers and arrays of NumPy, ranges and paths as plain data."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, range):
+        if value[_MOST_OF_RANGE:]:
+            raise ValueError(f"a range of more than {_MOST_OF_RANGE:,} values is too long")
         return list(value)
     if hasattr(value, "tolist"):
         return value.tolist()

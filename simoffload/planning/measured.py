@@ -166,9 +166,6 @@ def _rows_of(source: Any) -> Iterator[tuple[None, Mapping[str, Any]]]:
     if hasattr(source, "to_dict") and hasattr(source, "index"):
         labelled = source if LABEL in source.columns else source.rename_axis(LABEL).reset_index()
         source = dict(enumerate(labelled.to_dict("records")))
-    if not isinstance(source, Mapping) or not all(isinstance(one, Mapping) for one in source.values()):
-        text = 'must be a path, a data frame, or {"label": {"tokens_per_s": 12.3}}'
-        raise TypeError(f"measured {text}, not {type(source).__name__}")
     for label, row in source.items():
         yield None, {LABEL: label, **row}
 

@@ -21,7 +21,7 @@ from simoffload.workload import Checkpointing
 
 Hardware = str | Path | Platform | ProfileSummary
 """A device or a machine: its id, the path of its file, or what was loaded or listed."""
-Overrides = Sequence[str] | Mapping[str, Any]
+Overrides = str | Sequence[str] | Mapping[str, Any]
 """Values that replace others: ``{"workload.batch_size": 8}``, or ``["workload.batch_size=8"]``."""
 
 
@@ -49,7 +49,7 @@ class MachineOptions(TypedDict, total=False):
 class QuestionOptions(MachineOptions, total=False):
     """QuestionOptions are what a function takes beside a scenario or the name of a model."""
 
-    platform: Hardware
+    platform: Hardware | None
     """The machine, by the platform that describes it."""
 
 
@@ -74,24 +74,14 @@ def _about(model: str, **options: Unpack[QuestionOptions]) -> LoadedScenario:
 
 
 def _named(options: QuestionOptions) -> tuple[str | None, MachineParts, list[str]]:
-    """Return the platform, the parts and the overrides among options. Raises InputError for what is none."""
-    known = QuestionOptions.__annotations__
-    for key, value in options.items():
-        if key not in known:
-            text = f"is no argument{suggest(key, known)}; a key of a scenario goes into overrides"
-            raise InputError.at(key, f"{text}, such as overrides={{'workload.batch_size': 8}}")
-        counted = key in ("gpus", "context")
-        wrong = not isinstance(value, int if counted else str) or isinstance(value, bool)
-        if wrong and value is not None and (counted or key in ("memory", "program", "on")):
-            kind = "a whole number" if counted else "a text"
-            raise InputError.at(key, f"must be {kind}, got {shortened(repr(value))}")
+    """Return the platform, the parts and the overrides among options."""
     gpu, drive = _id(options.get("gpu")), _id(options.get("drive"))
-    overrides = assignments(options.get("overrides", ()))
-    context = options.get("context")
+    overrides = assignments(options.get("overrides") or ())
+    context, gpus = options.get("context"), options.get("gpus")
     overrides += [] if context is None else [f"workload.context={context}"]
     return (
         _id(options.get("platform")),
-        MachineParts(gpu, options.get("gpus"), options.get("memory"), drive),
+        MachineParts(gpu, None if gpus is None else int(gpus), options.get("memory"), drive),
         overrides,
     )
 
@@ -113,7 +103,7 @@ def assignments(overrides: Overrides) -> list[str]:
 
 
 def question(
-    model: str, platform: Hardware | None = None, **options: Unpack[MachineOptions]
+    model: str | Path, platform: Hardware | None = None, **options: Unpack[MachineOptions]
 ) -> LoadedScenario:
     """Return the scenario of a question: a model, by name or file, on a machine, under the best program.
 
@@ -123,9 +113,7 @@ def question(
     holds the weights. ``overrides`` (``a.b=value``) replace any of these. Raises InputError for an unknown
     name, for a machine that is not named, and for what the program that was named refuses.
     """
-    return chosen(
-        _about(model, **options) if platform is None else _about(model, platform=platform, **options)
-    )
+    return chosen(_about(str(model), platform=platform, **options))
 
 
 def asked(
@@ -218,7 +206,7 @@ def loaded(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> Loaded
     """Return a scenario, which is loaded first unless it was, with what is named beside it, under a program
     that is chosen where it states none.
 
-    Raises InputError for what is wrong, and TypeError for what is no source of a scenario.
+    Raises InputError for what is wrong.
     """
     return chosen(opened(source, **options))
 

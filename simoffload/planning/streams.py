@@ -462,7 +462,7 @@ def stream(
     """
     of_model = not isinstance(scenario, LoadedScenario | Mapping) and names_model(str(scenario))
     if of_model:
-        stated = assignments(machine.get("overrides", ()))
+        stated = assignments(machine.get("overrides") or ())
         machine["overrides"] = [*chat_overrides(stated), *stated]
     asked = loaded(scenario, **machine)
     asked = with_requests_named(asked) if of_model else asked

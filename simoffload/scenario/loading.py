@@ -764,18 +764,13 @@ def read_scenario(
 def read_source(source: ScenarioSource, *, overrides: Sequence[str] = ()) -> LoadedScenario:
     """Return a scenario with overrides, which is read first unless it was loaded.
 
-    Raises what ``read_scenario`` raises, and TypeError for what is no source of a scenario.
+    Raises what ``read_scenario`` raises.
     """
     if isinstance(source, LoadedScenario):
         return resolve(source.document, overrides=overrides, cache=source.cache) if overrides else source
     if isinstance(source, Mapping):
         return resolve(plain_document(source, name="scenario"), overrides=overrides)
-    try:
-        path = Path(source)
-    except TypeError:
-        text = "write what load_scenario() returns, a mapping, the path of a file, or the name of a shipped "
-        raise TypeError(f"a scenario cannot be {type(source).__name__}; {text}scenario") from None
-    return read_scenario(path, overrides=overrides)
+    return read_scenario(Path(source), overrides=overrides)
 
 
 @limited

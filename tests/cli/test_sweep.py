@@ -174,7 +174,7 @@ def test_what_was_begun_is_continued_or_replaced_only_on_request(program) -> Non
         ((*AXES, "--max-points", "3"), "sweep.axes: 2 x 2 = 4 points are more than 3"),
         (
             (*AXES, "--resume", "--overwrite"),
-            "simoffload sweep: --resume keeps what --overwrite",
+            "--resume: keeps what --overwrite",
         ),
         ((*AXES, "--set", "model=nosuch"), '--set: model: unknown model "nosuch"'),
         ((*AXES, "--constraint", "batch < 1"), '--constraint: "batch < 1": there is no "batch"'),

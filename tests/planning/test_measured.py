@@ -89,9 +89,16 @@ def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str])
     assert "none.csv: no such file" in capsys.readouterr().err
 
 
-def test_what_is_no_table_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="measured must be a path, a data frame, or"):
-        so.compare(SCENARIO, ["dram"], measured=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (3, "measured: must be a text, a path, a mapping of texts to a mapping or a DataFrame, got 3"),
+        ({"dram": 3}, "measured: must be a text, a path, a mapping of texts to a mapping or a DataFrame"),
+    ],
+)
+def test_what_is_no_table_is_refused(table: Any, message: str) -> None:
+    with pytest.raises(so.InputError, match=message):
+        so.compare(SCENARIO, ["dram"], measured=table)
 
 
 def test_the_command_prints_and_writes_them(

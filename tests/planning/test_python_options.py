@@ -28,7 +28,7 @@ def test_a_model_and_a_gpu_are_the_scenario_of_the_question() -> None:
 
 
 def test_a_model_alone_says_which_machine_it_needs() -> None:
-    with pytest.raises(so.InputError, match="a model needs a machine: --gpu ID"):
+    with pytest.raises(so.InputError, match='a model needs a machine: gpu="ID", such as gpu="rtx-4090"'):
         so.simulate("qwen3-8b")
 
 
@@ -93,6 +93,13 @@ def test_axes_are_mappings_of_values_and_ranges() -> None:
         ({"workload.batchsize": [1]}, 'unknown key; did you mean "batch_size"?'),
         ({"workload.batch_size": []}, "must be a list of at least 1"),
         ({"workload.batch_size": {"min": 1}}, "range.max: required key is missing"),
+        ({"workload.batch_size": range(10**9)}, "more than the 1,000,000 values that a sweep may have"),
+        ({"workload.batch_size": range(10**30)}, "more than the 1,000,000 values that a sweep may have"),
+        ({"workload.batch_size": {"choices": range(10**9)}}, "a range of more than 1,000,000 values is too"),
+        (
+            {"workload.batch_size": range(1, 2000), "workload.output_length": range(2, 2000)},
+            "1,999 x 1,998 = 3,994,002 points are more than 1,000,000; take fewer values",
+        ),
     ],
 )
 def test_a_wrong_axis_is_refused(axes: dict[str, Any], message: str) -> None:
@@ -101,13 +108,42 @@ def test_a_wrong_axis_is_refused(axes: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
+def test_an_axis_that_is_given_twice_is_refused() -> None:
+    axis = {"workload.batch_size": [1]}
+    for axes in ((axis, axis), (axis, "workload.batch_size=2")):
+        with pytest.raises(so.InputError, match=r"axes: workload\.batch_size: is given twice"):
+            so.sweep(SCENARIO, *axes, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers: must be a whole number above 0, got 0"),
+        ({"workers": "2"}, "workers: must be a whole number above 0, got '2'"),
+        ({"resume": True}, "resume: needs output, the file whose journal it continues"),
+        ({"resume": True, "overwrite": True, "output": "a.csv"}, "resume: keeps what overwrite=True would"),
+        ({"constraints": [1]}, "constraints: must be a text or a list of texts, got [1]"),
+        ({"constraints": "batchsize < 2"}, 'constraints: "batchsize < 2": there is no "batchsize"'),
+        ({"worker": 2}, 'worker: is no argument; did you mean "workers"?'),
+    ],
+)
+def test_a_wrong_option_of_a_sweep_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(so.InputError, match=f"^{re.escape(message)}"):
+        so.sweep(SCENARIO, {"workload.batch_size": [1, 2]}, **{"workers": 1} | options)
+
+
+def test_one_constraint_is_a_text() -> None:
+    found = so.sweep(SCENARIO, {"workload.batch_size": [1, 2]}, constraints="batch_size < 2", workers=1)
+    assert [row["workload.batch_size"] for row in found.rows] == [1]
+
+
 def test_a_sweep_tells_how_far_it_is_writes_its_rows_and_continues(tmp_path: Path) -> None:
     lines: list[str] = []
     output, axis = tmp_path / "rows.csv", {"workload.batch_size": [1, 2]}
     first = so.sweep(SCENARIO, axis, workers=1, output=output, progress=lines.append)
     assert lines == ["0 of 2 points", "1 of 2 points", "2 of 2 points"]
     assert len(output.read_text().splitlines()) == 3
-    with pytest.raises(so.InputError, match="a sweep was started here"):
+    with pytest.raises(so.InputError, match="continue it with resume=True, or start again with overwrite"):
         so.sweep(SCENARIO, axis, workers=1, output=output)
     lines.clear()
     assert so.sweep(SCENARIO, axis, workers=1, output=output, resume=True, progress=lines.append) == first
@@ -119,8 +155,11 @@ def test_a_sweep_tells_how_far_it_is_writes_its_rows_and_continues(tmp_path: Pat
     [
         ({"batch_size": 8}, "batch_size: is no argument; a key of a scenario goes into overrides"),
         ({"drives": "x"}, 'drives: is no argument; did you mean "drive"'),
-        ({"gpus": 2.5}, "gpus: must be a whole number, got 2.5"),
-        ({"gpus": True}, "gpus: must be a whole number, got True"),
+        ({"gpus": 2.5}, "gpus: must be a whole number from 0, got 2.5"),
+        ({"gpus": True}, "gpus: must be a whole number from 0, got True"),
+        ({"gpus": -1}, "gpus: must be a whole number from 0, got -1"),
+        ({"context": 0}, "context: must be a whole number above 0, got 0"),
+        ({"progress": True}, "progress: must be a function such as print, got True"),
         ({"memory": 64}, "memory: must be a text, got 64"),
         ({"program": 3}, "program: must be a text, got 3"),
         ({"on": 3}, "on: must be a text, got 3"),

@@ -849,8 +849,8 @@ def _check_names(grid: Grid, most: int) -> None:
             raise InputError((other.written._replace(message=text),))
     if grid.size > most:
         sizes = " x ".join(f"{len(axis.values):,}" for axis in grid.axes)
-        text = f"{sizes} = {grid.size:,} points are more than {most:,}; take fewer values, or --max-points"
-        raise InputError.at("sweep.axes", text)
+        text = f"{sizes} = {grid.size:,} points are more than {most:,}; take fewer values"
+        raise InputError.at("sweep.axes", f"{text} (--max-points allows more)")
 
 
 def _with_files(grid: Grid, cache: ScenarioCache) -> Document:

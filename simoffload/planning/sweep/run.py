@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, Unpack
@@ -683,6 +683,8 @@ def check_files(
 ) -> None:
     """Raise InputError unless the files can be written and nothing is lost by it; the ``journal`` is by
     default that of the first of them."""
+    if resume and overwrite:
+        raise InputError.at("--resume", "keeps what --overwrite would replace; give one of them")
     journal = journal or journal_of(outputs[0])
     for path in outputs:
         check_format(path)
@@ -832,7 +834,7 @@ class SweepResult(ReportedAnswer):
 def sweep(
     scenario: ScenarioSource,
     *axes: str | Mapping[str, Any],
-    constraints: Sequence[str] = (),
+    constraints: str | Sequence[str] = (),
     workers: int | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -851,8 +853,14 @@ def sweep(
     Raises InputError for axes or constraints that are invalid, and for a file that exists unless ``resume``
     or ``overwrite``.
     """
+    if resume and output is None:
+        raise InputError.at("resume", "needs output, the file whose journal it continues")
     texts = [one for one in axes if isinstance(one, str)]
     mappings = [one for one in axes if not isinstance(one, str)]
+    named = Counter([*(one.partition("=")[0].strip() for one in texts), *chain.from_iterable(mappings)])
+    if twice := [path for path, number in named.items() if number > 1]:
+        raise InputError.at(str(twice[0]), "is given twice", path="--axis")
+    constraints = [constraints] if isinstance(constraints, str) else constraints
     source = _varied(scenario, machine)
     defined = define_sweep(_with_axes(source, mappings), axes=texts, constraints=constraints)
     with TemporaryDirectory() as folder:
@@ -882,7 +890,8 @@ def _varied(scenario: ScenarioSource, machine: QuestionOptions) -> Document:
 def _with_axes(document: Document, mappings: Sequence[Mapping[str, Any]]) -> Document:
     """Return the document with axes in its section ``sweep``: each a list of values, or a range."""
     for axes in mappings:
-        for path, values in plain_document(axes, name="axes").data.items():
+        written = {path: _in_short(values) for path, values in axes.items()}
+        for path, values in plain_document(written, name="axes").data.items():
             spec = (
                 values
                 if isinstance(values, dict)
@@ -891,6 +900,13 @@ def _with_axes(document: Document, mappings: Sequence[Mapping[str, Any]]) -> Doc
             spec = spec if spec.keys() & {"choices", "range"} else {"range": spec}
             document = edited(document, [Edit((SWEEP, "axes", path), spec)])
     return document
+
+
+def _in_short(values: Any) -> Any:
+    """Return a range of Python as that of a sweep, which is not listed before its length is checked."""
+    if not isinstance(values, range) or not values or values.step < 0:
+        return values
+    return {"min": values[0], "max": values[-1], "step": values.step}
 
 
 def _follow(progress: Watcher, counts: Counts) -> None:
