@@ -40,6 +40,10 @@ def _is_number(value: Any, kind: type, least: float = math.ulp(0.0)) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and bool(least <= value < _MOST)  # type: ignore[operator]
 
 
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
 _PATH = _Kind("a path", lambda value: isinstance(value, PathLike))
 _KINDS = {
     "None": _Kind("", lambda value: value is None),
@@ -50,9 +54,8 @@ _KINDS = {
     "float": _Kind("a number above 0", lambda value: _is_number(value, Real)),
     "Path": _PATH,
     "FilePath": _PATH,
-    "Callable": _Kind("a function such as print", callable),
-    "Options": _Kind("a function", callable),
-    "type": _Kind("a class of results", lambda value: isinstance(value, type)),
+    "Callable": _Kind("a function such as print", _is_function),
+    "Options": _Kind("a function", _is_function),
 }
 """Kinds of values by their annotations; other names are those of classes."""
 _FROM_ZERO = {
@@ -74,6 +77,8 @@ def _kinds(annotation: str, names: Mapping[str, Any]) -> Iterator[_Kind]:
             yield _sequence(tuple(_kinds(inner, names)))
         elif name == "Mapping":
             yield _mapping(tuple(_kinds(inner.partition(", ")[2], names)))
+        elif name == "type":
+            yield _Kind("a class of results", partial(_is_class, inner))
         elif union is not None and not isinstance(union, type):
             yield from _kinds(union if isinstance(union, str) else str(union), names)
         else:
@@ -81,7 +86,7 @@ def _kinds(annotation: str, names: Mapping[str, Any]) -> Iterator[_Kind]:
 
 
 def _sequence(inner: tuple[_Kind, ...]) -> _Kind:
-    words = either([f"{one.words.removeprefix('a ')}s" for one in inner if one.words])
+    words = either([f"{one.words.partition(' ')[2]}s" for one in inner if one.words])
 
     def allows(value: Any) -> bool:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -102,8 +107,13 @@ def _mapping(inner: tuple[_Kind, ...]) -> _Kind:
 
 def _instance(name: str) -> _Kind:
     """Return the kind of the objects of a class, which nothing need import to know it."""
-    words = "" if name in _INTERNAL else f"a {name}"
-    return _Kind(words, lambda value: name in (one.__name__ for one in type(value).__mro__))
+    words = "" if name in _INTERNAL else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return _Kind(words, lambda value: _is_class(name, type(value)))
+
+
+def _is_class(name: str, value: Any) -> bool:
+    """Return whether a value is the class of a name, or one that derives from it."""
+    return isinstance(value, type) and name in (one.__name__ for one in value.__mro__)
 
 
 # -- public functions ------------------------------------------------------------------------------
@@ -207,7 +217,7 @@ _ARGUMENTS = {
     "axis": "axes",
     "constraint": "constraints",
     "id": "identifier",
-    "from": "files",
+    "from": "base",
     "buffer-size": "size",
 }
 """Arguments with other names than their options."""

@@ -223,13 +223,19 @@ def count_or_none(text: str) -> int:
     try:
         return 0 if text == "0" else count(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, nor 0") from None
+        raise argparse.ArgumentTypeError(str(error).replace("above 0", "from 0")) from None
+
+
+_DIGITS = 9
+"""Most digits of a count."""
 
 
 def count(text: str) -> int:
     """Read a whole number above zero."""
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not int(text):
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0')
+    if len(text) > _DIGITS:
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" has more than {_DIGITS} digits')
     return int(text)
 
 

@@ -13,7 +13,6 @@ from simoffload.cli.option_types import given_limits
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import (
     CommandChanges,
-    check_context,
     load,
     move,
     naming_others,
@@ -176,6 +175,7 @@ def _machines(arguments: Namespace, folder: OutputFolder | None, console: Consol
     """Compare machines for a model, each with its best program."""
     from simoffload.planning.costs import load_costs
     from simoffload.planning.machines import compare_machines
+    from simoffload.planning.question import check_context
 
     model, budget = _model_alone(arguments), arguments.budget
     overrides = CommandChanges.of(arguments).overrides

@@ -117,7 +117,7 @@ class CommandChanges(NamedTuple):
         offers = getattr(arguments, "offers", None) or ()
         networked = bool(getattr(arguments, "machines", False)) or any(map(behind_network, offers))
         parts = MachineParts(arguments.gpu, arguments.gpus, arguments.memory, arguments.drive, networked)
-        room = [] if arguments.context is None else [f"{_CONTEXT}={arguments.context}"]
+        room = [] if arguments.context is None else [f"workload.context={arguments.context}"]
         return cls([*arguments.overrides, *room], parts, model, arguments.program)
 
     @property
@@ -149,7 +149,7 @@ def load(
     or there are targets. For these it lacks the overrides of the platform, which :func:`move` applies on each
     of them. A note names the keys of the work that the command does not use: it ``uses`` the section workload
     or stream."""
-    from simoffload.planning.question import chosen, with_parts, with_program
+    from simoffload.planning.question import check_context, chosen, with_parts, with_program
     from simoffload.scenario import names_model, of_platform, read_scenario, resolve
 
     keep(given_limits(changes.overrides))
@@ -173,25 +173,6 @@ def load(
             found = with_model(found, model, placed=not targets, option="--model")
     check_context(found, overrides)
     return chosen(found) if choosing and not targets else found
-
-
-_CONTEXT = "workload.context"
-
-
-def check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
-    """Raise InputError for a room that the command line asks for and that prompt and output exceed."""
-    from simoffload.documents import split_assignment
-    from simoffload.workload import Inference
-
-    work = scenario.scenario.workload
-    if not isinstance(work, Inference) or all(split_assignment(one)[0] != _CONTEXT for one in overrides):
-        return
-    needed = work.prompt_length + work.output_length
-    if work.context is not None and work.context < needed:
-        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
-        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
-        text = f"{text}, or lower workload.prompt_length or output_length"
-        raise InputError.at("", text, path="--context")
 
 
 def _note_unused(

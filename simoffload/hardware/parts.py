@@ -165,9 +165,11 @@ def installed_memory(size: str) -> str:
     Raises InputError for what is no size.
     """
     try:
-        parse_bytes(size)
+        number = parse_bytes(size)
     except ValueError as error:
         raise InputError.at("", str(error)) from None
+    if not number:
+        raise InputError.at("", f'must be above 0, got "{size}"; write e.g. 64GB')
     return re.sub(r"([GTgt])[Bb]$", r"\1iB", size.strip())
 
 
@@ -179,8 +181,11 @@ def platforms_with(library: Library, gpu: str, gpus: int) -> list[str]:
     sizes = _sizes(library, gpu)
     fit = [name for name, size in sizes.items() if size >= gpus]
     if not fit:
-        has = f"; the largest has {max(sizes.values())}" if sizes else ""
-        raise InputError.at("", f"no shipped platform has {plural(gpus, 'GPU')} {gpu}{has}")
+        hint = "name a platform with --set platform=ID, which then gets this GPU"
+        if sizes:
+            hint = f"the largest has {max(sizes.values())}, and one takes at most {MOST_GPUS} cards; "
+            hint += "give fewer, or several machines (--set nodes=N)"
+        raise InputError.at("", f"no shipped platform has {plural(gpus, 'GPU')} {gpu}; {hint}")
     return sorted(fit, key=lambda name: (sizes[name], name))
 
 

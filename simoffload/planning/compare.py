@@ -282,12 +282,12 @@ class Comparison(ReportedAnswer):
     """Values of real runs, beside what is predicted for them."""
 
     def _report(self) -> Report:
-        from simoffload.report.from_comparison import comparison_document
+        from simoffload.report.from_comparison import agreed, comparison_document
 
         # What does not fit has no planner, which would search for what makes it fit.
         shown = (one if one.step else replace(one, planner=None) for one in self.results.values())
         document = comparison_document(tuple(shown), notes=self.notes, measured=self.measured)
-        return document._replace(better=self.better)
+        return agreed(document._replace(better=self.better), self.measured)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from simoffload.hardware import Platform, ProfileSummary
 from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, names_model, read_source
 from simoffload.scenario import default_scenario as of_model
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
-from simoffload.workload import Checkpointing
+from simoffload.workload import Checkpointing, Inference
 
 # -- the scenario of a question --------------------------------------------------------------------
 
@@ -62,6 +62,7 @@ def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> Loaded
     machine = [] if platform is None else [Edit(("platform",), platform).assignment]
     found, program = read_source(source, overrides=[*machine, *overrides]), options.get("program")
     found = with_parts(found if program is None else with_program(found, program), parts)
+    check_context(found, overrides)
     tier = options.get("on")
     return found if tier is None else found.on(tier)
 
@@ -69,6 +70,7 @@ def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> Loaded
 def _about(model: str, **options: Unpack[QuestionOptions]) -> LoadedScenario:
     platform, parts, overrides = _named(options)
     found = asked(model, platform, parts=parts, program=options.get("program"), overrides=overrides)
+    check_context(found, overrides)
     tier = options.get("on")
     return found if tier is None else found.on(tier)
 
@@ -100,6 +102,20 @@ def assignments(overrides: Overrides) -> list[str]:
         return [overrides] if isinstance(overrides, str) else list(overrides)
     plain = plain_document(overrides, name="overrides").data
     return [Edit(parse_path(path), value).assignment for path, value in plain.items()]
+
+
+def check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
+    """Raise InputError for a room that ``overrides`` ask for and that prompt and output exceed."""
+    work = scenario.scenario.workload
+    stated = any(split_assignment(one)[0] == "workload.context" for one in overrides)
+    if not (stated and isinstance(work, Inference)):
+        return
+    needed = work.prompt_length + work.output_length
+    if work.context is not None and work.context < needed:
+        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
+        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
+        text = f"{text}, or lower workload.prompt_length or output_length"
+        raise InputError.at("", text, path="--context")
 
 
 def question(

@@ -32,6 +32,7 @@ from simoffload.report.document import (
     ReportDocument,
     ReportSection,
     ReportTable,
+    Verdict,
     fraction,
     held,
 )
@@ -93,6 +94,12 @@ def comparison_document(
         answers,
         facts(results),
     )
+
+
+def agreed(document: ReportDocument, measured: Sequence[MeasuredValue]) -> ReportDocument:
+    """Return a document whose answer ends with how measured values agree with it, if there are any."""
+    told = (Verdict.of(agreement(measured)),) if measured else ()
+    return document._replace(verdicts=(*document.verdicts, *told), summary=(*document.summary, *told))
 
 
 def _after(found: Sequence[Group]) -> tuple[ReportSection, ...]:

@@ -123,13 +123,10 @@ class MachineParts(NamedTuple):
         library = Library()
         with _option("--gpu"):
             gpu = library.find(self.gpu, ("accelerator",)).profile.id
-            try:
-                with suppress(InputError):
-                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
-                return platforms_for_more(library, gpu, self.gpus or 1)
-            except InputError as error:
-                hint = "name a platform with --set platform=ID, which then gets this GPU"
-                raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+        with _option("--gpu" if self.gpus in (None, 1) else "--gpus"):
+            with suppress(InputError):
+                return self._connected(platforms_with(library, gpu, self.gpus or 1))
+            return platforms_for_more(library, gpu, self.gpus or 1)
 
     def _connected(self, platforms: list[str]) -> list[str]:
         """Return platforms; those with a network first if that is preferred, or the drive is behind one."""

@@ -122,7 +122,11 @@ CASES: tuple[Case, ...] = (
     command(
         "gpu-in-no-platform",
         "run opt-30b --gpu rtx-4090 --gpus 9",
-        ("--gpu:", "no shipped platform has 9 GPUs rtx-4090; the largest has 2; name a platform with"),
+        (
+            "--gpus:",
+            "no shipped platform has 9 GPUs rtx-4090; the largest has 2, and one takes",
+            "give fewer",
+        ),
     ),
     command(
         "gpus-not-possible",

@@ -268,7 +268,11 @@ def test_the_cpu_alone_has_no_cache_in_hbm_and_no_gpu_in_a_stream(program: Progr
     assert stream.status == 0, stream.err
     assert " GPU" not in stream.out.splitlines()[0]
     wrong = program("run", "qwen3-8b", "--gpu", "rtx-4090", "--gpus", "-1")
-    assert (wrong.status, "not a whole number above 0, nor 0" in wrong.err) == (2, True)
+    assert (wrong.status, '"-1" is not a whole number from 0' in wrong.err) == (2, True)
+    many = program("run", "qwen3-8b", "--gpu", "rtx-4090", "--gpus", "1000000000")
+    assert (many.status, '"1000000000" has more than 9 digits' in many.err) == (2, True)
+    none = program("run", "qwen3-8b", "--gpu", "rtx-4090", "--memory", "0GB")
+    assert (none.status, '--memory: must be above 0, got "0GB"' in none.err) == (2, True)
 
 
 def test_with_no_gpus_the_cpu_computes_everything(program: Program) -> None:

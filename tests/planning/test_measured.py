@@ -38,6 +38,11 @@ def test_values_stand_beside_predictions(comparison: so.Comparison) -> None:
     assert [one["label"] for one in comparison.to_dict()["measured"]] == ["dram", "dram", "nvme"]
 
 
+def test_what_python_shows_ends_with_how_they_agree(comparison: so.Comparison) -> None:
+    assert " of 3 measured values are within their 80 % intervals; predicted over " in repr(comparison)
+    assert "measured values are within" in (comparison._repr_html_() or "")
+
+
 def test_a_data_frame_says_the_same(comparison: so.Comparison) -> None:
     frame = pd.DataFrame.from_dict(VALUES, orient="index")
     for table in (frame, frame.reset_index(names="label")):
