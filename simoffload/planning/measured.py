@@ -122,7 +122,8 @@ class MeasuredTable:
             value = _parsed(metric, cell)
         except (TypeError, ValueError):
             unit = f" [{metric.unit.name}]" if metric.unit.name else ""
-            text = f"{quoted(str(cell))} is no number{unit}"
+            also = f'; write 17 or "17 {metric.written_unit}"' if metric.written_unit else ""
+            text = f"{quoted(str(cell))} is no number{unit}{also}"
             raise self._error(line, metric.name, text) from None
         if not 0 < value < math.inf:
             raise self._error(line, metric.name, f"must be above zero and finite, not {quoted(str(cell))}")
@@ -181,7 +182,7 @@ def _parsed(metric: Metric, cell: Any) -> float:
     try:
         return float(cell)
     except ValueError:
-        return float(metric.unit.parse(cell.strip()))
+        return metric.parse(cell.strip())
 
 
 def agreement(values: Collection[MeasuredValue]) -> str:

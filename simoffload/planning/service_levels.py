@@ -80,7 +80,7 @@ def parse_service(text: str, result: type[WithMetrics]) -> ServiceLevel:
         hint = suggest(name, mine) or f"; this kind of work has {', '.join(mine)}"
         raise _refusal(text, f"unknown metric {quoted(name)}{hint}; {example}")
     try:
-        limit = metric.unit.parse(value)
+        limit = metric.parse(value)
     except ValueError as error:
         reason = str(error).partition("; write e.g.")[0]
         if metric.unit.parse is float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from functools import cached_property, partial
@@ -12,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from simoffload import units
+from simoffload.errors import shortened
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult
@@ -99,6 +101,9 @@ _UNITS = (
     MetricUnit("currency", units.format_number, "lower"),
     MetricUnit("", units.percent),
 )
+_NUMBER = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?) *([^\d\s.].*)")
+_ALSO = {"tokens/s": ("token/s", "tok/s", "t/s")}
+"""What benchmark tools write for a unit."""
 _DOCSTRING = re.compile(r"(?P<label>[^:\[]+?)( \[(?P<unit>[^]]*)\])?: (?P<formula>.*?)\.?")
 
 
@@ -136,6 +141,26 @@ class Metric:
     def larger(self) -> bool:
         """Whether the larger value is the better one."""
         return self.better == "higher"
+
+    @property
+    def written_unit(self) -> str:
+        """The unit as people write it: "tokens/s", "ms"; "" for a number without one."""
+        return self.text(1.0).partition(" ")[2] or self.unit.name
+
+    def parse(self, text: str) -> float:
+        """Read a value with its unit, as "17 tokens/s" or "200 ms", or without one where numbers have one
+        unit. Raises ValueError."""
+        if self.unit.parse is not float:
+            return self.unit.parse(text)
+        with suppress(ValueError):
+            return float(text)
+        if found := _NUMBER.fullmatch(text.strip()):
+            number, unit = float(found[1]), found[2]
+            if units.is_unit(self.unit.name):
+                return units.in_unit(text.strip(), self.unit.name)
+            if unit in (self.written_unit, *_ALSO.get(self.written_unit, ())):
+                return number / float(self.text(1.0).partition(" ")[0])  # a fraction is written as percent
+        raise ValueError(f'"{shortened(text)}" is no number in {self.written_unit or "1"}')
 
     def short(self, value: float) -> str:
         """Return a value below or beside a name that says what a rate counts."""

@@ -50,6 +50,20 @@ def test_a_data_frame_says_the_same(comparison: so.Comparison) -> None:
         assert [one.to_dict() for one in again.measured] == [one.to_dict() for one in comparison.measured]
 
 
+@pytest.mark.parametrize(
+    ("metric", "cell", "value"),
+    [
+        ("tokens_per_s", "17 tokens/s", 17.0),
+        ("tokens_per_s", "17tok/s", 17.0),
+        ("tokens_per_s", " 1.7e1 t/s ", 17.0),
+        ("tpot_s", "17 ms", 0.017),
+    ],
+)
+def test_a_cell_may_have_the_unit_of_its_column(metric: str, cell: str, value: float) -> None:
+    (found,) = so.compare(SCENARIO, ["dram"], measured={"dram": {metric: cell}}).measured
+    assert found.value == value
+
+
 def test_one_scenario_has_its_own_name() -> None:
     found = so.compare("qwen3-8b", gpu="rtx-4090", measured={"qwen3-8b": {"tokens_per_s": 50}})
     assert found.measured[0].predicted == found.results["qwen3-8b"].metrics()["tokens_per_s"]
@@ -63,7 +77,12 @@ def test_one_scenario_has_its_own_name() -> None:
             "label,tokens_per_t\ndram,1\n",
             'tokens_per_t: is no metric of inference; did you mean "tokens_per_s"?',
         ),
-        ("label,tokens_per_s\ndram,fast\n", '2: tokens_per_s: "fast" is no number [1/s]'),
+        (
+            "label,tokens_per_s\ndram,fast\n",
+            '2: tokens_per_s: "fast" is no number [1/s]; write 17 or "17 tokens/s"',
+        ),
+        ("label,tokens_per_s\ndram,17 ms\n", '2: tokens_per_s: "17 ms" is no number [1/s]'),
+        ("label,tokens_per_s\ndram,17 samples/s\n", '2: tokens_per_s: "17 samples/s" is no number [1/s]'),
         ("label,ttft\ndram,-2\n", '2: ttft_s: must be above zero and finite, not "-2"'),
         ("label,ttft\ndram,2 m\n", '2: ttft_s: "2 m" is no number [s]'),
         ("label,ttft\ndram,nan\n", '2: ttft_s: must be above zero and finite, not "nan"'),
