@@ -32,6 +32,15 @@ def named_values(one: object, values: Mapping[str, Any]) -> str:
     return in_lines(f"{type(one).__name__}({', '.join(given)})")
 
 
+class Listing(tuple[Any, ...]):
+    """A Listing is a tuple that shows how many it has, and of many the first ones."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return in_lines(f"{len(self)} in all: {', '.join(map(str, self))}" if self else "none")
+
+
 def in_lines(*paragraphs: str, most: int = MOST_LINES) -> str:
     """Return paragraphs as lines that are no longer than ``WIDTH``; the last of ``most`` lines ends in "…" if
     there are more."""

@@ -17,6 +17,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, NamedTuple
 
+from simoffload.brief import Listing
 from simoffload.documents import either, suggest
 from simoffload.errors import InputError, Problem, SimoffloadError, shortened
 
@@ -120,7 +121,8 @@ def _is_class(name: str, value: Any) -> bool:
 
 
 def public(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a public function that refuses wrong arguments, with InputError in words of Python.
+    """Return a public function that refuses wrong arguments, with InputError in words of Python, and whose
+    lists are shown in a few lines.
 
     A missing argument is a TypeError, as of any function.
     """
@@ -140,10 +142,11 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
         if wrong:
             raise InputError(wrong)
         try:
-            return function(*values, **named)
+            found = function(*values, **named)
         except SimoffloadError as error:
             _translate(error, arguments)
             raise
+        return Listing(found) if type(found) is tuple else found
 
     asked.__module__, asked.__qualname__ = __package__, function.__name__  # where pickle finds it
     return asked

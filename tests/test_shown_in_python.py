@@ -43,6 +43,9 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "does not fit": lambda: so.simulate(so.question("llama-3.3-70b", gpu="rtx-4090", program="vllm")),
     "fit": lambda: so.fit(scenario()),
     "largest": lambda: so.largest(scenario()),
+    "list_models": so.list_models,
+    "list_profiles": so.list_profiles,
+    "list_scenarios": so.list_scenarios,
     "load_costs": so.load_costs,
     "load_model": lambda: so.load_model("qwen3-8b"),
     "load_platform": lambda: so.load_platform("dgx-a100"),
@@ -57,6 +60,7 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "storage_curve": lambda: so.storage_curve(scenario()),
     "stream": lambda: so.stream("serving/llama-3.1-8b-chat"),
     "sweep": lambda: so.sweep(scenario(), "workload.batch_size=1,2", workers=1),
+    "sweep rows": lambda: so.sweep(scenario(), "workload.batch_size=1,2", workers=1).rows,
     "timeline": lambda: next(iter(so.simulate(scenario(), keep_timelines=True).timelines.values())),
     "training": lambda: so.simulate(hurried()),
 }

@@ -53,8 +53,9 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
 
 def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
     """Load the scenario, on the tiers that ``--on`` names."""
-    target = arguments.on
-    targets = None if target is None else (target,)
+    from simoffload.planning.targets import one_target
+
+    targets = None if arguments.on is None else one_target(arguments.on)
     changes = CommandChanges.of(arguments, model=arguments.model)
     scenario = load(arguments.scenario, changes, targets=targets, console=console)
     if targets is None:

@@ -149,7 +149,7 @@ def load(
     or there are targets. For these it lacks the overrides of the platform, which :func:`move` applies on each
     of them. A note names the keys of the work that the command does not use: it ``uses`` the section workload
     or stream."""
-    from simoffload.planning.question import check_context, chosen, with_parts, with_program
+    from simoffload.planning.question import check_context, chosen, with_model, with_parts, with_program
     from simoffload.scenario import names_model, of_platform, read_scenario, resolve
 
     keep(given_limits(changes.overrides))
@@ -306,47 +306,6 @@ def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterato
         yield scenario.edited(name, *edits).on(target)
 
 
-_OF_ANY_MODEL = ("dtype", "attention", "quantization")
-"""Keys of the section ``model`` that hold for any model."""
-
-
-def with_model(
-    scenario: LoadedScenario, model: str, *, placed: bool = True, option: str = "--models"
-) -> LoadedScenario:
-    """Return the scenario with another model, by name or file. Raises InputError for one that does not
-    exist."""
-    from simoffload.documents import Edit, edited
-    from simoffload.models import is_model_file, model_file, model_label, states_form
-    from simoffload.scenario import resolve
-
-    section = scenario.document.data["model"]
-    kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
-    if states_form(model):
-        kept.pop("quantization", None)
-    name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
-    key, file = "name", model_file(model)
-    if file or is_model_file(model):  # a path on the command line begins in the working directory
-        key, model = "config", _from_folder(file or model, scenario.document.root)
-        scenario.cache.allow_model(model)
-    written = {key: model, **kept} if kept else model  # a plain text is a name or a file
-    edits = (Edit(("name",), name), Edit(("model",), written))
-    try:
-        found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
-    except InputError as error:
-        raise InputError(
-            one._replace(path=option, line=None, column=None) for one in error.problems
-        ) from None
-    return replace(found, remarks=scenario.remarks)
-
-
-def _from_folder(path: str, folder: Path | None) -> str:
-    """Return a path of the working directory as one of the folder of a scenario, if it is in there."""
-    from simoffload.documents import resolved
-
-    absolute, root = resolved(path), resolved(folder or Path())
-    return str(absolute.relative_to(root) if absolute.is_relative_to(root) else absolute)
-
-
 # -- several scenarios ---------------------------------------------------------------------------
 
 
@@ -364,7 +323,7 @@ def scenario_set(
     """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
     ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
     problems."""
-    from simoffload.planning.question import chosen_once
+    from simoffload.planning.question import chosen_once, with_model
 
     scenario_of = partial(load, changes=changes, targets=targets, choosing=not drives, console=console)
     if len(sources) == 1 and not strategies and not models and targets:

@@ -104,6 +104,9 @@ class ProfileSummary(NamedTuple):
     name: str
     path: str
 
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.id}"
+
 
 class Entry(NamedTuple):
     """A profile that was read, with its document."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from pydantic import TypeAdapter
 
@@ -27,7 +29,7 @@ from simoffload.planning.economics import Costed, CostVerdict, Economics, verdic
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
 from simoffload.planning.measured import MeasuredSource, MeasuredTable, MeasuredValue
-from simoffload.planning.question import QuestionOptions, loaded, opened
+from simoffload.planning.question import QuestionOptions, loaded, opened, with_model
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
@@ -36,6 +38,7 @@ from simoffload.scenario import (
     LoadedScenario,
     ScenarioSource,
     canonical_target,
+    names_model,
     read_scenario,
 )
 from simoffload.simulation import fit, simulate
@@ -494,9 +497,10 @@ def _comparable(one: SimulationResult, other: SimulationResult) -> bool:
 
 
 def compare(
-    scenario: ScenarioSource,
-    targets: Sequence[str] | None = None,
+    scenario: ScenarioSource | Sequence[ScenarioSource] | None = None,
+    targets: str | Sequence[str] | None = None,
     *,
+    models: Sequence[str | Path] = (),
     baseline: str | None = None,
     objective: str | None = None,
     costs: CostList | None = None,
@@ -506,9 +510,11 @@ def compare(
     progress: Watcher | None = None,
     **machine: Unpack[QuestionOptions],
 ) -> Comparison:
-    """Simulate a scenario on each of several targets, and say what each costs.
+    """Simulate a scenario on each of several targets, or several scenarios, and say what each costs.
 
-    Each result has the label of its target in ``on_targets``, or the name of the scenario without targets.
+    ``scenario`` is one, or a list of several, of which each may be the name of a model on the machine that
+    ``machine`` names; ``models`` are others to compare it with, or with each other. Each result has the label
+    of its target in ``on_targets``, after the name of its scenario if there are several, or this name.
     ``measured`` are values of real runs to set beside the predictions: a mapping of labels to metrics and
     numbers, ``{"raid": {"tokens_per_s": 12.3}}``, a data frame, or the path of a CSV file. Where weights are
     offloaded and the GPUs of the machine could hold them together, a result without offloading follows
@@ -521,9 +527,16 @@ def compare(
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
     """
-    asked = opened(scenario, **machine)
+    if isinstance(targets, str) and names_model(targets):
+        raise InputError.at("targets", f"{targets} is a model; give several models as a list")
     targets = [targets] if isinstance(targets, str) else targets
-    retargeted = {asked.name: asked} if targets is None else on_targets(asked, targets)
+    retargeted = named = _named_scenarios(scenario, models, machine)
+    if targets is not None:
+        retargeted = {
+            label if len(named) == 1 else f"{name} {label}": one
+            for name, asked in named.items()
+            for label, one in on_targets(asked, targets).items()
+        }
     baseline = None if baseline is None else canonical_target(baseline)
     return compare_scenarios(
         retargeted,
@@ -536,6 +549,28 @@ def compare(
         progress=progress,
         unoffloaded=targets is not None,
     )
+
+
+def _named_scenarios(
+    scenario: ScenarioSource | Sequence[ScenarioSource] | None,
+    models: Sequence[str | Path],
+    machine: QuestionOptions,
+) -> dict[str, LoadedScenario]:
+    """Return what is compared by name. Raises InputError for nothing, and for a name that two have."""
+    if scenario is None:
+        given = [opened(model, **machine) for model in models]
+    else:
+        several = isinstance(scenario, Sequence) and not isinstance(scenario, str)
+        sources = cast("Sequence[ScenarioSource]", scenario if several else [scenario])
+        given = [opened(one, **machine) for one in sources]
+        given += [with_model(one, str(model)) for one in tuple(given) for model in models]
+    if not given:
+        raise InputError.at("scenario", "is missing; name scenarios or models, such as models=[…]")
+    count = Counter(one.name for one in given)
+    if twice := [name for name, number in count.items() if number > 1]:
+        text = f"two of them are called {twice[0]}; compare_scenarios takes a name for each"
+        raise InputError.at("scenario", text)
+    return {one.name: one for one in given}
 
 
 def compare_scenarios(

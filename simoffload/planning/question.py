@@ -8,10 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from simoffload.documents import Edit, either, parse_path, plain_document, split_assignment, suggest
+from simoffload.documents import (
+    Edit,
+    edited,
+    either,
+    parse_path,
+    plain_document,
+    resolved,
+    split_assignment,
+    suggest,
+)
 from simoffload.errors import InputError, shortened
 from simoffload.hardware import Platform, ProfileSummary
-from simoffload.scenario import LoadedScenario, MachineParts, ScenarioSource, names_model, read_source
+from simoffload.models import is_model_file, model_file, model_label, states_form
+from simoffload.scenario import (
+    LoadedScenario,
+    MachineParts,
+    ScenarioSource,
+    names_model,
+    read_source,
+    resolve,
+)
 from simoffload.scenario import default_scenario as of_model
 from simoffload.strategies import BEST, canonical_kind, kinds, strategy_for
 from simoffload.workload import Checkpointing, Inference
@@ -63,16 +80,26 @@ def opened(source: ScenarioSource, **options: Unpack[QuestionOptions]) -> Loaded
     found, program = read_source(source, overrides=[*machine, *overrides]), options.get("program")
     found = with_parts(found if program is None else with_program(found, program), parts)
     check_context(found, overrides)
-    tier = options.get("on")
-    return found if tier is None else found.on(tier)
+    return _on(found, options.get("on"))
 
 
 def _about(model: str, **options: Unpack[QuestionOptions]) -> LoadedScenario:
     platform, parts, overrides = _named(options)
+    if platform is None and parts.gpu is None:
+        platform = (options.get("on") or "").rpartition(":")[0] or None
     found = asked(model, platform, parts=parts, program=options.get("program"), overrides=overrides)
     check_context(found, overrides)
-    tier = options.get("on")
-    return found if tier is None else found.on(tier)
+    return _on(found, options.get("on"))
+
+
+def _on(scenario: LoadedScenario, place: str | None) -> LoadedScenario:
+    """Return a scenario with its weights, or a part, on a tier, also of another platform."""
+    if place is None:
+        return scenario
+    from simoffload.planning.targets import on_targets, one_target
+
+    targets = one_target(place)
+    return next(iter(on_targets(scenario, targets).values())) if ":" in place else scenario.on(place)
 
 
 def _named(options: QuestionOptions) -> tuple[str | None, MachineParts, list[str]]:
@@ -207,6 +234,42 @@ def with_parts(scenario: LoadedScenario, parts: MachineParts) -> LoadedScenario:
         edits = (*edits, Edit.at("strategy.uses", tier))
     found = scenario.edited(*edits)
     return replace(found, remarks=(*found.remarks, *parts.assumed(scenario)))
+
+
+_LONGEST_NAME = 200  # [characters] of the name of a scenario
+_OF_ANY_MODEL = ("dtype", "attention", "quantization")
+"""Keys of the section ``model`` that hold for any model."""
+
+
+def with_model(
+    scenario: LoadedScenario, model: str, *, placed: bool = True, option: str = "--models"
+) -> LoadedScenario:
+    """Return the scenario with another model, by name or file. Raises InputError for one that does not
+    exist."""
+    section = scenario.document.data["model"]
+    kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
+    if states_form(model):
+        kept.pop("quantization", None)
+    name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
+    key, file = "name", model_file(model)
+    if file or is_model_file(model):  # a path on the command line begins in the working directory
+        key, model = "config", _from_folder(file or model, scenario.document.root)
+        scenario.cache.allow_model(model)
+    written = {key: model, **kept} if kept else model  # a plain text is a name or a file
+    edits = (Edit(("name",), name), Edit(("model",), written))
+    try:
+        found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)
+    except InputError as error:
+        raise InputError(
+            one._replace(path=option, line=None, column=None) for one in error.problems
+        ) from None
+    return replace(found, remarks=scenario.remarks)
+
+
+def _from_folder(path: str, folder: Path | None) -> str:
+    """Return a path of the working directory as one of the folder of a scenario, if it is in there."""
+    absolute, root = resolved(path), resolved(folder or Path())
+    return str(absolute.relative_to(root) if absolute.is_relative_to(root) else absolute)
 
 
 def load_scenario(source: ScenarioSource, *, overrides: Overrides = ()) -> LoadedScenario:

@@ -18,7 +18,7 @@ from simoffload.planning.economics import Economics, economics
 from simoffload.planning.question import QuestionOptions, assignments, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
 from simoffload.planning.service_levels import parse_services
-from simoffload.progress import stage, step, steps
+from simoffload.progress import Watcher, stage, step, steps, watched_by
 from simoffload.results import InferenceResult, PassResult
 from simoffload.scenario import LoadedScenario, ScenarioSource, names_model
 from simoffload.scenario.streams import (
@@ -450,6 +450,7 @@ def stream(
     slo: str | Sequence[str] = (),
     costs: CostList | None = None,
     exact_steps: bool = False,
+    progress: Watcher | None = None,
     **machine: Unpack[QuestionOptions],
 ) -> StreamResult:
     """Simulate the requests of a scenario's section ``stream``, and with ``slo`` (``ttft=2s``) also find the
@@ -468,7 +469,8 @@ def stream(
     asked = with_requests_named(asked) if of_model else asked
     if asked.scenario.stream is not None:
         asked = _with_limits(asked, slo)
-    return simulated_stream(StreamSimulation(asked, exact=exact_steps), search=bool(slo), costs=costs)
+    with watched_by(progress):
+        return simulated_stream(StreamSimulation(asked, exact=exact_steps), search=bool(slo), costs=costs)
 
 
 def simulated_stream(

@@ -44,6 +44,14 @@ class Misplaced(LoadedScenario):
         raise PlacementError(self.problems)
 
 
+def one_target(target: str) -> tuple[str]:
+    """Return the only target of a question that has one. Raises InputError for "all"."""
+    if target.rpartition(":")[2].rpartition("=")[2] == ALL:
+        text = "stands for several places; name one"
+        raise InputError.at(target, text, path="--on")
+    return (target,)
+
+
 def on_targets(
     scenario: ScenarioSource, targets: Sequence[str], *, overrides: Sequence[str] = ()
 ) -> dict[str, LoadedScenario]:

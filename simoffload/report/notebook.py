@@ -18,6 +18,8 @@ _AROUND, _LINE = 240, 33
 """[px] of a frame without its chart and its sentences, and of a line of a sentence."""
 _LETTERS = 45
 """Letters of a line of a sentence in a narrow notebook."""
+_OF_COMMANDS = re.compile(r" \(--[^()]*\)")
+"""What an opening says of options in parentheses."""
 _HEIGHT = re.compile(r'<svg role="img"[^>]* height="(\d+)')
 
 
@@ -29,9 +31,11 @@ def opening(document: ReportDocument) -> str:
 
 
 def result_opening(scenario: LoadedScenario, result: SimulationResult) -> str:
-    """Return what the terminal says first of a result."""
-    lines = opening_lines(scenario, result)
-    return in_lines(*(f"{one.label}: {one.text}".removeprefix(": ") for one in lines if one.text))
+    """Return what the terminal says first of a result, without options of commands."""
+    lines = (
+        f"{one.label}: {one.text}".removeprefix(": ") for one in opening_lines(scenario, result) if one.text
+    )
+    return in_lines(*(_OF_COMMANDS.sub("", line) for line in lines))
 
 
 def frame(document: ReportDocument) -> str:

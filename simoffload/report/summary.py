@@ -79,6 +79,10 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
     return Verdict.of(f"{title}{only}: {value}", *settings, *cost)
 
 
+_CLEAR = 1.1
+"""Ratio from which two digits tell it."""
+
+
 def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     """Return the answers of a comparison: one for all models of which each has one row, else one for each
     model and kind of work."""
@@ -91,7 +95,7 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     text = f"{first.title} {first.best}: {_value(first.rows[0].result, first.measure)}"
     ratios = [max(value, best) / min(value, best) for value, _ in timed]
     times = [
-        f"{group.title.replace(', ', ' ')} {format_number(ratio, digits=2)}×"
+        f"{group.title.replace(', ', ' ')} {format_number(ratio, digits=2 if ratio >= _CLEAR else 3)}×"
         for (_, group), ratio in zip(timed, ratios, strict=True)
     ]
     text += f"; {', '.join(times[1:])} as long"

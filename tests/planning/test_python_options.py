@@ -183,5 +183,51 @@ def test_none_is_what_is_not_given_and_a_text_is_one_item() -> None:
 
 
 def test_requests_of_a_chat_arrive_at_a_model() -> None:
-    found = so.stream("qwen3-8b", gpu="rtx-4090", overrides={"stream.num_prompts": 50})
+    lines: list[str] = []
+    found = so.stream("qwen3-8b", gpu="rtx-4090", overrides={"stream.num_prompts": 50}, progress=lines.append)
+    assert any("replication 1" in one for one in lines)
     assert any("requests of a chat arrive" in one for one in found.scenario.remarks)
+
+
+def test_models_are_compared_by_their_names() -> None:
+    models = ["qwen3-8b", "llama-3.1-8b"]
+    found = so.compare(models=models, gpu="rtx-4090")
+    assert list(found.results) == models
+    assert found.results["qwen3-8b"].metrics() == so.simulate("qwen3-8b", gpu="rtx-4090").metrics()
+    listed = so.compare(models, ["hbm", "dram"], gpu="rtx-4090")
+    assert [one for one in listed.results if "qwen3-8b" in one][:2] == ["qwen3-8b hbm", "qwen3-8b dram"]
+    beside = so.compare("accelerate/opt-30b", models=["opt-13b"])
+    assert [one.rpartition(", ")[2] for one in beside.results][1] == "opt-13b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "scenario: is missing; name scenarios or models, such as models=[…]"),
+        ({"scenario": []}, "scenario: is missing"),
+        ({"scenario": [1, 2]}, "scenario: must be a LoadedScenario, a text, a path, a mapping or a list of"),
+        ({"models": "qwen3-8b"}, "models: must be a list of texts or paths, got 'qwen3-8b'"),
+        ({"models": ["qwen3-8b", "qwen9"]}, "qwen9: no such file, and no shipped scenario or model"),
+        (
+            {"scenario": "accelerate/opt-30b", "models": ["qwen9"]},
+            'models: model.name: unknown model "qwen9"',
+        ),
+        ({"scenario": ["qwen3-8b", "qwen3-8b"]}, "scenario: two of them are called qwen3-8b"),
+        (
+            {"scenario": "qwen3-8b", "targets": "llama-3.1-8b"},
+            "targets: llama-3.1-8b is a model; give several",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], message: str) -> None:
+    machine = {} if "accelerate/opt-30b" in arguments.values() else {"gpu": "rtx-4090"}
+    with pytest.raises(so.InputError, match=f"^{re.escape(message)}"):
+        so.compare(**arguments, **machine)
+
+
+def test_a_place_names_the_platform_of_a_model() -> None:
+    found = so.question("qwen3-8b", on="rtx-4090-2gpu:hbm")
+    assert (found.machine.platform, found.places[0]) == ("rtx-4090-2gpu", "hbm")
+    for place in ("all", "rtx-4090-2gpu:all"):
+        with pytest.raises(so.InputError, match=f"^on: {place}: stands for several places"):
+            so.question("qwen3-8b", gpu="rtx-4090", on=place)
