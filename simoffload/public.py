@@ -129,10 +129,11 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
     signature, arguments = inspect.signature(function), _arguments(function)
     if arguments is None:
         return function
+    unnamed = {one.name for one in signature.parameters.values() if one.kind is one.VAR_POSITIONAL}
 
     @wraps(function)
     def asked(*values: Any, **named: Any) -> Any:
-        if unknown := [name for name in named if name not in arguments]:
+        if unknown := [name for name in named if name not in arguments or name in unnamed]:
             raise InputError(_unknown(name, arguments) for name in unknown)
         try:
             given = signature.bind(*values, **named).arguments
@@ -186,6 +187,8 @@ def _each(given: Mapping[str, Any], signature: inspect.Signature) -> Iterator[tu
 
 
 def _unknown(name: str, arguments: _Arguments) -> Problem:
+    if name in arguments:
+        return Problem("", None, None, name, "are given without this name, after the first argument")
     text = f"is no argument{suggest(name, arguments)}"
     if "overrides" in arguments:
         text += "; a key of a scenario goes into overrides, such as overrides={'workload.batch_size': 8}"

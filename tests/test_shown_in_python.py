@@ -121,6 +121,27 @@ def test_tab_offers_what_a_user_wants() -> None:
             getattr(type(one), name, None) or vars(one)[name]  # each exists
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("advise", {"change", "kind", "gain", "helps", "extra"}),
+        ("compare", {"fits", "tokens_per_s"}),
+        ("reach", {"batch_size", "tpot [s]"}),
+        ("search_catalogue", {"configuration"}),
+        ("simulate", {"cause", "time_s"}),
+        ("stream", {"metric", "value"}),
+        ("sweep", {"workload.batch_size", "tokens_per_s"}),
+    ],
+)
+def test_every_answer_has_a_table(name: str, columns: set[str]) -> None:
+    found = ANSWERS[name]()
+    table = found.to_frame()
+    assert columns <= set(table.columns)
+    assert len(table) > 0
+    if name != "search_catalogue":  # which has no chart
+        assert found.plot().data
+
+
 def test_a_long_text_ends_in_dots() -> None:
     lines = in_lines(*(f"line {number}" for number in range(12))).splitlines()
     assert len(lines) == MOST_LINES

@@ -733,8 +733,11 @@ def _labelled(
     scenarios: Mapping[str, LoadedScenario], results: dict[str, SimulationResult]
 ) -> dict[str, SimulationResult]:
     """Return the results with their labels as names, if something else than weights was moved, whose tiers
-    name results."""
-    if not any(scenario.moved_part for scenario in scenarios.values()):
+    name results, or if these are called alike."""
+    from simoffload.report.comparison import need_labels
+
+    moved = any(scenario.moved_part for scenario in scenarios.values())
+    if not (moved or need_labels(results.values())):
         return results
     return {label: replace(result, label=label) for label, result in results.items()}
 

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
+
     from simoffload.report.document import ReportDocument
 
 Report: TypeAlias = "ReportDocument"
@@ -27,3 +30,15 @@ class ReportedAnswer(ABC):
         from simoffload.report.notebook import frame
 
         return frame(self._report())
+
+    def plot(self) -> Figure | None:
+        """Return the first chart of its report; None of an answer that has none."""
+        from simoffload.report.notebook import first_chart
+
+        return first_chart(self._report())
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the first table of its report, numbers in the units that its columns name."""
+        from simoffload.report.notebook import first_table
+
+        return first_table(self._report())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from simoffload.errors import printable
+from simoffload.errors import InputError, printable
 from simoffload.planning.confidence import confidence, margin, tie
 from simoffload.planning.measured import MeasuredValue
 from simoffload.report import plotting as draw
@@ -204,15 +204,13 @@ def groups(
 
     ``published`` and ``baseline`` identify rows by target, scenario name or ``exact_name``; values that were
     ``measured`` know their result. The baseline of a
-    group is the row that is named, or else its first row with a time. Raises ValueError if ``baseline`` names
+    group is the row that is named, or else its first row with a time. Raises InputError if ``baseline`` names
     no row.
     """
-    comparable: dict[tuple[str, str], list[SimulationResult]] = {}
-    for result in results:
-        comparable.setdefault((presentation(result).kind, result.model), []).append(result)
+    comparable = _comparable(results)
     if baseline is not None and not any(baseline in _names(result) for result in results):
         known = ", ".join(dict.fromkeys(name for result in results for name in _names(result)[1:]))
-        raise ValueError(f"no result is called {baseline!r} (there are: {known})")
+        raise InputError.at("baseline", f"no result is called {baseline!r} (there are: {known})")
     mixed = len({kind for kind, _ in comparable}) > 1
     found = []
     for (kind, model), mine in comparable.items():
@@ -221,6 +219,19 @@ def groups(
         title = printable(f"{model}, {kind}" if mixed else model)
         found.append(Group(kind, printable(model), title, rows, chosen))
     return tuple(found)
+
+
+def _comparable(results: Iterable[SimulationResult]) -> dict[tuple[str, str], list[SimulationResult]]:
+    """Return results by kind of work and model."""
+    found: dict[tuple[str, str], list[SimulationResult]] = {}
+    for result in results:
+        found.setdefault((presentation(result).kind, result.model), []).append(result)
+    return found
+
+
+def need_labels(results: Iterable[SimulationResult]) -> bool:
+    """Return whether results have names that do not tell them apart."""
+    return any(_distinct(mine) is None for mine in _comparable(results).values())
 
 
 def _measured_of(result: SimulationResult, measured: Sequence[MeasuredValue]) -> dict[str, float]:
@@ -281,11 +292,15 @@ def _labels(results: Sequence[SimulationResult]) -> list[str]:
     labels = [printable(result.label) for result in results]
     if all(labels):
         return labels
+    last = [presentation(result).labels[-1] for result in results]
+    return _distinct(results) or [f"{label} ({number})" for number, label in enumerate(last, start=1)]
+
+
+def _distinct(results: Sequence[SimulationResult]) -> list[str] | None:
     for names in zip(*(presentation(result).labels for result in results), strict=True):
-        labels = list(names)
-        if len(set(labels)) == len(labels):
-            return list(apart(labels)[1])
-    return [f"{label} ({number})" for number, label in enumerate(labels, start=1)]
+        if len(set(names)) == len(names):
+            return list(apart(names)[1])
+    return None
 
 
 def apart(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:

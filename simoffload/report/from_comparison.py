@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from simoffload.errors import printable
+from simoffload.errors import InputError, printable
 from simoffload.planning.confidence import confidence
 from simoffload.planning.economics import Costed
 from simoffload.planning.measured import MeasuredValue, agreement
@@ -68,11 +68,11 @@ def comparison_document(
     """Return the document of several results.
 
     ``comparison.groups`` explains ``published``, ``baseline`` and ``measured``; ``notes`` are sentences to
-    begin with, and ``command`` is the command line that reproduces the comparison. Raises ValueError if
+    begin with, and ``command`` is the command line that reproduces the comparison. Raises InputError if
     there are no results or ``baseline`` names none of them.
     """
     if not results:
-        raise ValueError("there is nothing to compare")
+        raise InputError.at("results", "there is nothing to compare")
     found = groups(results, published=published, baseline=baseline, measured=measured)
     numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
     origins = Counter(origin for _, _, _, origin, *_ in numbers)

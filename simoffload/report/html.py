@@ -58,7 +58,7 @@ def write_comparison(
 
     ``notes`` are sentences to begin with, such as those of a comparison (``Comparison.notes``).
 
-    Raises ValueError if there are no results or ``baseline`` names none of them, InputError if the file
+    Raises InputError if there are no results, if ``baseline`` names none of them, and if the file
     cannot be written.
     """
     document = comparison_document(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from simoffload.brief import in_lines
-from simoffload.report.document import ReportDocument, ReportSection
+from simoffload.report.document import Datum, ReportDocument, ReportSection, shown
 from simoffload.report.first_screen import opening_lines
 from simoffload.report.html import html_text
+from simoffload.report.plotting import of_plotly
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import plural
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from plotly.graph_objects import Figure
 
 _AROUND, _LINE = 240, 33
 """[px] of a frame without its chart and its sentences, and of a line of a sentence."""
@@ -36,6 +42,28 @@ def result_opening(scenario: LoadedScenario, result: SimulationResult) -> str:
         f"{one.label}: {one.text}".removeprefix(": ") for one in opening_lines(scenario, result) if one.text
     )
     return in_lines(*(_OF_COMMANDS.sub("", line) for line in lines))
+
+
+def first_chart(document: ReportDocument) -> Figure | None:
+    """Return the first chart of a report as a figure, if it has one."""
+    charts = [chart for one in document.sections for chart in one.charts]
+    return of_plotly(charts[0].draw()) if charts else None
+
+
+def first_table(document: ReportDocument) -> pd.DataFrame:
+    """Return the first table of a report: numbers, in the unit that the name of a column has, and texts."""
+    import pandas as pd
+
+    found = [table for one in document.sections for table in one.tables if table.rows]
+    columns = {}
+    for at, head in enumerate(found[0].head) if found else ():
+        cells = [row[at] for row in found[0].rows]
+        units = {one.unit for one in cells if isinstance(one, Datum) and one.value is not None}
+        unit = f" [{units.pop()}]" if len(units) == 1 and "" not in units else ""
+        columns[f"{head}{unit}" or "note"] = [
+            one.value if isinstance(one, Datum) and one.value is not None else shown(one) for one in cells
+        ]
+    return pd.DataFrame(columns)
 
 
 def frame(document: ReportDocument) -> str:

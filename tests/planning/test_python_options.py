@@ -124,6 +124,7 @@ def test_an_axis_that_is_given_twice_is_refused() -> None:
         ({"resume": True, "overwrite": True, "output": "a.csv"}, "resume: keeps what overwrite=True would"),
         ({"constraints": [1]}, "constraints: must be a text or a list of texts, got [1]"),
         ({"constraints": "batchsize < 2"}, 'constraints: "batchsize < 2": there is no "batchsize"'),
+        ({"axes": {"workload.batch_size": [1]}}, "axes: are given without this name, after the first"),
         ({"worker": 2}, 'worker: is no argument; did you mean "workers"?'),
     ],
 )
@@ -223,6 +224,15 @@ def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], message: 
     machine = {} if "accelerate/opt-30b" in arguments.values() else {"gpu": "rtx-4090"}
     with pytest.raises(so.InputError, match=f"^{re.escape(message)}"):
         so.compare(**arguments, **machine)
+
+
+def test_results_that_are_called_alike_have_the_labels_that_are_given() -> None:
+    cards = {"mine": so.question("qwen3-8b", gpu="rtx-4090"), "new": so.question("qwen3-8b", gpu="rtx-5090")}
+    found = so.compare_scenarios(cards)
+    assert "new gives" in repr(found)
+    assert {one.label for one in found.results.values()} == set(cards)
+    apart = so.compare("accelerate/opt-30b", ["dram", "nvme"])
+    assert {one.label for one in apart.results.values()} == {""}
 
 
 def test_a_place_names_the_platform_of_a_model() -> None:

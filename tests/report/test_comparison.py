@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from simoffload.errors import InputError
 from simoffload.report.comparison import Published, causes_compared, groups, warnings
 from simoffload.results.result import SimulationResult
 from tests.report.conftest import checked, compare_text
@@ -29,7 +30,7 @@ def test_the_baseline_may_be_named(make_result: Make, name: str) -> None:
 
 
 def test_an_unknown_baseline_names_the_known_ones(make_result: Make) -> None:
-    with pytest.raises(ValueError, match=r"'nfs' \(there are: small, raid\)"):
+    with pytest.raises(InputError, match=r"'nfs' \(there are: small, raid\)"):
         groups([make_result()], baseline="nfs")
 
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from simoffload.documents import parse_yaml
+from simoffload.errors import InputError
 from simoffload.report.comparison import Published
 from simoffload.report.document import INTERVAL, Datum, ReportDocument, ReportSection, ReportTable
 from simoffload.report.html import contents, with_intervals, write_comparison, write_report
@@ -176,7 +177,7 @@ def test_inputs_of_a_comparison_are_listed_once(several: Page) -> None:
 
 
 def test_comparing_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(InputError, match="nothing to compare"):
         write_comparison([], tmp_path / "page.html")
 
 

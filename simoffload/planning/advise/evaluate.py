@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from simoffload.brief import brief
 from simoffload.documents import Edit, Location
@@ -27,6 +27,9 @@ from simoffload.results import Change, Metric, SimulationResult, by_name
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import BEYOND
 from simoffload.workload import Checkpointing, Inference
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # -- what changes and purchases are ranked by ------------------------------------------------------
 # Throughput, latency, cost, or any metric.
@@ -277,6 +280,25 @@ class Advice(ReportedAnswer):
         from simoffload.report.from_result import advice_document
 
         return advice_document(self, None)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each change that was tried: what it is, its gain with P10 and P90, whether it
+        helps, its cost, and the metrics it leads to."""
+        import pandas as pd
+
+        rows = [
+            {
+                "change": one.change.description,
+                "kind": one.change.kind,
+                **dict(zip(("gain_p10", "gain_p90"), one.gain_interval or (None, None), strict=True)),
+                "gain": one.gain,
+                "helps": one.helps,
+                "extra": one.extra,
+                **one.result.metrics(),
+            }
+            for one in self.tried
+        ]
+        return pd.DataFrame(rows)
 
     @property
     def price_dates(self) -> str:
