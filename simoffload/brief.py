@@ -32,8 +32,8 @@ def named_values(one: object, values: Mapping[str, Any]) -> str:
     return in_lines(f"{type(one).__name__}({', '.join(given)})")
 
 
-class Listing(tuple[Any, ...]):
-    """A Listing is a tuple that shows how many it has, and of many the first ones."""
+class BriefTuple(tuple[Any, ...]):
+    """A BriefTuple is a tuple that shows how many it has, and of many the first ones."""
 
     __slots__ = ()
 

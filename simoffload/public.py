@@ -17,7 +17,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, NamedTuple
 
-from simoffload.brief import Listing
+from simoffload.brief import BriefTuple
 from simoffload.documents import either, suggest
 from simoffload.errors import InputError, Problem, SimoffloadError, shortened
 
@@ -27,7 +27,7 @@ from simoffload.errors import InputError, Problem, SimoffloadError, shortened
 class _Kind(NamedTuple):
     """A _Kind is a kind of value that an annotation names."""
 
-    words: str
+    named_as: str
     """The kind in a message; "" for one of which users have none."""
     allows: Callable[[Any], bool]
 
@@ -87,29 +87,29 @@ def _kinds(annotation: str, names: Mapping[str, Any]) -> Iterator[_Kind]:
 
 
 def _sequence(inner: tuple[_Kind, ...]) -> _Kind:
-    words = either([f"{one.words.partition(' ')[2]}s" for one in inner if one.words])
+    named_as = either([f"{one.named_as.partition(' ')[2]}s" for one in inner if one.named_as])
 
     def allows(value: Any) -> bool:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         return listed and all(any(one.allows(item) for one in inner) for item in value)
 
-    return _Kind(f"a list of {words}", allows)
+    return _Kind(f"a list of {named_as}", allows)
 
 
 def _mapping(inner: tuple[_Kind, ...]) -> _Kind:
-    words = [one.words for one in inner if one.words]
+    named_as = [one.named_as for one in inner if one.named_as]
 
     def allows(value: Any) -> bool:
-        named = isinstance(value, Mapping) and (not words or all(isinstance(key, str) for key in value))
+        named = isinstance(value, Mapping) and (not named_as or all(isinstance(key, str) for key in value))
         return named and all(any(one.allows(item) for one in inner) for item in value.values())
 
-    return _Kind(f"a mapping of texts to {either(words)}" if words else "a mapping", allows)
+    return _Kind(f"a mapping of texts to {either(named_as)}" if named_as else "a mapping", allows)
 
 
 def _instance(name: str) -> _Kind:
     """Return the kind of the objects of a class, which nothing need import to know it."""
-    words = "" if name in _INTERNAL else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-    return _Kind(words, lambda value: _is_class(name, type(value)))
+    named_as = "" if name in _INTERNAL else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return _Kind(named_as, lambda value: _is_class(name, type(value)))
 
 
 def _is_class(name: str, value: Any) -> bool:
@@ -147,7 +147,7 @@ def public(function: Callable[..., Any]) -> Callable[..., Any]:
         except SimoffloadError as error:
             _translate(error, arguments)
             raise
-        return Listing(found) if type(found) is tuple else found
+        return BriefTuple(found) if type(found) is tuple else found
 
     asked.__module__, asked.__qualname__ = __package__, function.__name__  # where pickle finds it
     return asked
@@ -199,8 +199,8 @@ def _wrong(name: str, value: Any, arguments: _Arguments) -> Problem | None:
     kinds = arguments[name]
     if any(one.allows(value) for one in kinds):
         return None
-    words = dict.fromkeys(one.words for one in kinds if one.words)
-    return Problem("", None, None, name, f"must be {either(list(words))}, got {_shown(value)}")
+    named_as = dict.fromkeys(one.named_as for one in kinds if one.named_as)
+    return Problem("", None, None, name, f"must be {either(list(named_as))}, got {_shown(value)}")
 
 
 def _shown(value: Any) -> str:
@@ -217,7 +217,7 @@ _OPTION = re.compile(
     r"(?: (?P<value>[\w.]+=[\w.,-]*\w|[A-Z][A-Z:]+\b|[0-9]+\b|[a-z]+-[0-9]+\b))?"
 )
 _ASIDE = re.compile(r" \(--([a-z-]+)[^()]*\)")
-"""What is said of an option in parentheses, which is left out where the option is no argument."""
+"""What is translated of an option in parentheses, which is left out where the option is no argument."""
 _ARGUMENTS = {
     "set": "overrides",
     "axis": "axes",
@@ -231,19 +231,19 @@ _ARGUMENTS = {
 
 def _translate(error: SimoffloadError, arguments: _Arguments) -> None:
     """Replace options by arguments in the message of an error."""
-    said = partial(_in_python, arguments=arguments)
+    translated = partial(_in_python, arguments=arguments)
     if isinstance(error, InputError):
         error.problems = tuple(
             one._replace(
                 path=_argument(one.path) if one.path.startswith("--") else one.path,
                 key=_argument(one.key) if one.key.startswith("--") else one.key,
-                message=said(one.message),
+                message=translated(one.message),
             )
             for one in error.problems
         )
         error.args = (error.problems,)
     else:
-        error.args = tuple(said(one) if isinstance(one, str) else one for one in error.args)
+        error.args = tuple(translated(one) if isinstance(one, str) else one for one in error.args)
 
 
 def _argument(option: str) -> str:

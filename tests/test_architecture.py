@@ -456,14 +456,14 @@ def test_import_edges_stay_few() -> None:
 
     The choice of a program, the first screen, its next steps, machines compared, gpt-fast and adapters came
     with 115, what Python shows of answers with 42, and measured values and options of functions with 15,
-    runs of FSDP with three.
+    runs of FSDP with three, and refusals of public functions with nine.
     """
     files = [
         (path.relative_to(PACKAGE.parent).as_posix(), path.read_text())
         for name in ("simoffload", "simoffload_calibrate")
         for path in (PACKAGE.parent / name).rglob("*.py")
     ]
-    assert len(import_edges(files)) <= 1_940
+    assert len(import_edges(files)) <= 1_942
 
 
 def test_import_edges_of_two_modules() -> None:

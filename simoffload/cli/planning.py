@@ -471,13 +471,12 @@ def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
 
 
 def _retargeted(scenario: LoadedScenario, targets: Sequence[str], overrides: Sequence[str]) -> LoadedScenario:
-    from simoffload.cli.sources import move
-    from simoffload.planning.targets import one_target
+    from simoffload.cli.sources import move_once
 
     if len(targets) > 1:
         text = f"only one target is possible, not {len(targets)}; compare takes several"
         raise InputError.at(shortened(",".join(targets)), text, path="--on")
-    (retargeted,) = move(scenario, one_target(targets[0]), overrides=overrides).values()
+    retargeted = move_once(scenario, targets[0], overrides=overrides)
     _referred(scenario, targets[0].rpartition(":")[0], "--on")
     return retargeted
 

@@ -14,7 +14,7 @@ from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import (
     CommandChanges,
     load,
-    move,
+    move_once,
     naming_others,
     refusal,
     scenario_set,
@@ -53,15 +53,11 @@ def run(arguments: Namespace, console: Console) -> ExitCode:
 
 def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
     """Load the scenario, on the tiers that ``--on`` names."""
-    from simoffload.planning.targets import one_target
-
-    targets = None if arguments.on is None else one_target(arguments.on)
+    target = arguments.on
+    targets = None if target is None else (target,)
     changes = CommandChanges.of(arguments, model=arguments.model)
     scenario = load(arguments.scenario, changes, targets=targets, console=console)
-    if targets is None:
-        return scenario
-    (on_target,) = move(scenario, targets, overrides=arguments.overrides).values()
-    return on_target
+    return scenario if target is None else move_once(scenario, target, overrides=arguments.overrides)
 
 
 class _Run(NamedTuple):

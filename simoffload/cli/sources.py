@@ -247,6 +247,13 @@ def move(
         raise InputError(named) from None
 
 
+def move_once(scenario: LoadedScenario, target: str, *, overrides: Sequence[str] = ()) -> LoadedScenario:
+    """Return the scenario on the only target of a question that has one. Raises InputError for "all"."""
+    from simoffload.planning.targets import one_target
+
+    return next(iter(move(scenario, one_target(target), overrides=overrides).values()))
+
+
 @contextmanager
 def naming_others(scenario: LoadedScenario, target: str | None) -> Iterator[None]:
     """Let the refusal of the one target of ``--on`` say which to type instead."""

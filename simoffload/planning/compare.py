@@ -736,8 +736,8 @@ def _labelled(
     name results, or if these are called alike."""
     from simoffload.report.comparison import need_labels
 
-    moved = any(scenario.moved_part for scenario in scenarios.values())
-    if not (moved or need_labels(results.values())):
+    parts = any(scenario.moved_part for scenario in scenarios.values())
+    if not (parts or need_labels(results.values())):
         return results
     return {label: replace(result, label=label) for label, result in results.items()}
 

@@ -98,8 +98,8 @@ def comparison_document(
 
 def agreed(document: ReportDocument, measured: Sequence[MeasuredValue]) -> ReportDocument:
     """Return a document whose answer ends with how measured values agree with it, if there are any."""
-    told = (Verdict.of(agreement(measured)),) if measured else ()
-    return document._replace(verdicts=(*document.verdicts, *told), summary=(*document.summary, *told))
+    added = (Verdict.of(agreement(measured)),) if measured else ()
+    return document._replace(verdicts=(*document.verdicts, *added), summary=(*document.summary, *added))
 
 
 def _after(found: Sequence[Group]) -> tuple[ReportSection, ...]:

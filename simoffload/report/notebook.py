@@ -11,7 +11,6 @@ from simoffload.brief import in_lines
 from simoffload.report.document import Datum, ReportDocument, ReportSection, shown
 from simoffload.report.first_screen import opening_lines
 from simoffload.report.html import html_text
-from simoffload.report.plotting import of_plotly
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import plural
@@ -46,8 +45,10 @@ def result_opening(scenario: LoadedScenario, result: SimulationResult) -> str:
 
 def first_chart(document: ReportDocument) -> Figure | None:
     """Return the first chart of a report as a figure, if it has one."""
+    from plotly.graph_objects import Figure
+
     charts = [chart for one in document.sections for chart in one.charts]
-    return of_plotly(charts[0].draw()) if charts else None
+    return Figure(charts[0].draw()) if charts else None
 
 
 def first_table(document: ReportDocument) -> pd.DataFrame:

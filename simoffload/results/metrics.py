@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from simoffload import units
-from simoffload.errors import shortened
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult
@@ -160,7 +159,7 @@ class Metric:
                 return units.in_unit(text.strip(), self.unit.name)
             if unit in (self.written_unit, *_ALSO.get(self.written_unit, ())):
                 return number / float(self.text(1.0).partition(" ")[0])  # a fraction is written as percent
-        raise ValueError(f'"{shortened(text)}" is no number in {self.written_unit or "1"}')
+        raise ValueError(f"is no number in {self.written_unit or '1'}")
 
     def short(self, value: float) -> str:
         """Return a value below or beside a name that says what a rate counts."""

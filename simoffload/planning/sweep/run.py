@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from simoffload import __version__
-from simoffload.brief import Listing
+from simoffload.brief import BriefTuple
 from simoffload.documents import Document, Edit, edited, plain_document, read_document
 from simoffload.errors import InputError, SimulationError, printable, shortened
 from simoffload.exchange.files import check_target, replacing, write_csv
@@ -813,7 +813,7 @@ class SweepResult(ReportedAnswer):
     def read(cls, path: Path) -> Self:
         """Return the result that ``run_sweep`` wrote as JSON. Raises OSError if there is no such file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        rows = Listing(found["rows"])
+        rows = BriefTuple(found["rows"])
         columns = list(rows[0])
         axes = tuple(columns[1 : 1 + len(found["axes"])])
         return cls(str(found["scenario"].get("name", "")), axes, rows, found["scenario"])
