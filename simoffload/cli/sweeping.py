@@ -78,7 +78,14 @@ Every result is written to FILE.journal at once; after an interruption, --resume
 
 def sweep(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate all points of a sweep and write them as a table."""
-    from simoffload.planning.sweep import MOST_POINTS, check_files, define_sweep, find_points, run_sweep
+    from simoffload.planning.sweep import (
+        MOST_POINTS,
+        check_files,
+        define_sweep,
+        find_points,
+        objective_name,
+        run_sweep,
+    )
 
     folder = OutputFolder.of(arguments)
     pages = [path for path in arguments.outputs or () if path.suffix == _PAGE]
@@ -87,7 +94,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
         tables = [_default_output(arguments.scenario or arguments.model)]
     journal = None if tables else arguments.output_dir.with_name(f"{arguments.output_dir.name}.journal")
     document = _document(arguments, console)
-    objective = _objective(arguments.objective, document.data)
+    objective = objective_name(arguments.objective, document)
     again = {"resume": arguments.resume, "overwrite": arguments.overwrite}
     with Waiting(console):
         working_on("reading the sweep")
@@ -150,18 +157,6 @@ def _report(rows: Path, command: str, objective: str) -> ReportDocument:
     from simoffload.report.from_sweep import sweep_document
 
     return sweep_document(replace(SweepResult.read(rows), objective=objective), command=command)
-
-
-def _objective(asked: str | None, scenario: Any) -> str:
-    """Return the name of the metric that is asked for, which rows have; "" for the usual one. Raises
-    InputError."""
-    from simoffload.planning.service_levels import metric_named
-
-    if asked is None:
-        return ""
-    work = scenario.get("workload") if isinstance(scenario, dict) else None
-    kind = work.get("kind") if isinstance(work, dict) else None
-    return metric_named(asked, kind).name
 
 
 def _written(

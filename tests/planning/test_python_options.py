@@ -133,6 +133,14 @@ def test_a_wrong_option_of_a_sweep_is_refused(options: dict[str, Any], message: 
         so.sweep(SCENARIO, {"workload.batch_size": [1, 2]}, **{"workers": 1} | options)
 
 
+def test_the_objective_of_a_sweep_decides_which_point_is_best() -> None:
+    axis = {"workload.batch_size": [1, 4]}
+    assert "batch_size=4 is best" in repr(so.sweep(SCENARIO, axis, workers=1))
+    assert "batch_size=1 is best" in repr(so.sweep(SCENARIO, axis, workers=1, objective="ttft"))
+    with pytest.raises(so.InputError, match=r"^objective: fast: is not one of "):
+        so.sweep(SCENARIO, axis, workers=1, objective="fast")
+
+
 def test_one_constraint_is_a_text() -> None:
     found = so.sweep(SCENARIO, {"workload.batch_size": [1, 2]}, constraints="batch_size < 2", workers=1)
     assert [row["workload.batch_size"] for row in found.rows] == [1]

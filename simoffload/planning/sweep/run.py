@@ -35,6 +35,7 @@ from simoffload.models import families
 from simoffload.planning.confidence import confidence
 from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.service_levels import metric_named
 from simoffload.planning.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
 from simoffload.planning.sweep.journal import AFTER, Journal, JournalRow, SweepId, anew, beside
 from simoffload.progress import Watcher
@@ -836,6 +837,7 @@ def sweep(
     scenario: ScenarioSource,
     *axes: str | Mapping[str, Any],
     constraints: str | Sequence[str] = (),
+    objective: str | None = None,
     workers: int | None = None,
     output: str | Path | None = None,
     resume: bool = False,
@@ -847,12 +849,13 @@ def sweep(
 
     Axes are texts such as "workload.batch_size=1,4,16", or mappings of paths to values,
     ``{"workload.batch_size": [1, 4, 16]}``, or to ranges, ``{"min": 1, "max": 64, "n": 7, "scale": "log"}``;
-    those of the scenario's section ``sweep`` are varied, too. ``constraints`` are conditions for points, and
-    ``workers`` is the number of processes, by default one for each core. ``output`` is a file for the rows
-    (.csv, .json or .parquet): beside it is a journal, with which ``resume`` continues what was interrupted.
+    those of the scenario's section ``sweep`` are varied, too. ``constraints`` are conditions for points,
+    ``objective`` is the metric that decides which is best, as ``compare`` takes it, and ``workers`` the
+    number of processes, by default one for each core. ``output`` is a file for the rows (.csv, .json or
+    .parquet): beside it is a journal, with which ``resume`` continues what was interrupted.
     ``progress`` is called with a line of text, such as "12 of 60 points". ``machine`` as in ``simulate``.
-    Raises InputError for axes or constraints that are invalid, and for a file that exists unless ``resume``
-    or ``overwrite``.
+    Raises InputError for axes or constraints that are invalid, for more than a million points, and for a file
+    that exists unless ``resume`` or ``overwrite``.
     """
     if resume and output is None:
         raise InputError.at("resume", "needs output, the file whose journal it continues")
@@ -863,6 +866,7 @@ def sweep(
         raise InputError.at(str(twice[0]), "is given twice", path="--axis")
     constraints = [constraints] if isinstance(constraints, str) else constraints
     source = _varied(scenario, machine)
+    best_by = objective_name(objective, source)
     defined = define_sweep(_with_axes(source, mappings), axes=texts, constraints=constraints)
     with TemporaryDirectory() as folder:
         rows = Path(folder, "sweep.json")
@@ -878,7 +882,16 @@ def sweep(
             overwrite=overwrite,
             progress=follow,
         )
-        return SweepResult.read(rows)
+        return replace(SweepResult.read(rows), objective=best_by)
+
+
+def objective_name(asked: str | None, scenario: Document) -> str:
+    """Return the name of the metric that is asked for, which rows have; "" for the usual one. Raises
+    InputError."""
+    if asked is None:
+        return ""
+    work = scenario.data.get("workload") if isinstance(scenario.data, Mapping) else None
+    return metric_named(asked, work.get("kind") if isinstance(work, Mapping) else None).name
 
 
 def _varied(scenario: ScenarioSource, machine: QuestionOptions) -> Document:
