@@ -152,9 +152,9 @@ def test_a_scenario_may_be_named_by_its_path(tmp_path: Path) -> None:
     curve = so.storage_curve(short)
     assert curve is not None
     assert curve.tier == "raid"
-    with pytest.raises(so.InputError, match="a model needs a machine: --gpu ID"):
+    with pytest.raises(so.InputError, match='a model needs a machine: gpu="ID"'):
         so.simulate("bloom-7b1")
-    with pytest.raises(TypeError, match=r"a scenario cannot be int; write what load_scenario\(\) returns"):
+    with pytest.raises(so.InputError, match="scenario: must be a LoadedScenario, a text, a path or"):
         so.simulate(7)  # type: ignore[arg-type]
 
 

@@ -139,15 +139,15 @@ def test_settings_limit_the_choice_to_programs_that_have_them() -> None:
 
 
 def test_a_program_must_be_for_the_work() -> None:
-    with pytest.raises(InputError, match="--program: fsdp: is not for a workload of inference; use best, "):
+    with pytest.raises(InputError, match=r"^program: fsdp: is not for a workload of inference; use best, "):
         so.question("qwen3-8b", gpu="rtx-4090", program="fsdp")
-    with pytest.raises(InputError, match=r'--program: flexgem: is no program; did you mean "flexgen"\?'):
+    with pytest.raises(InputError, match=r'^program: flexgem: is no program; did you mean "flexgen"\?'):
         so.question("qwen3-8b", gpu="rtx-4090", program="flexgem")
 
 
 def test_one_program_is_named_once() -> None:
     for override in ("strategy.kind=vllm", "strategy={kind: vllm}"):
-        with pytest.raises(InputError, match=r"contradicts --set strategy.*leave out one of them"):
+        with pytest.raises(InputError, match=r"contradicts overrides strategy.*leave out one of them"):
             so.question("qwen3-8b", gpu="rtx-4090", program="llama_cpp", overrides=[override])
 
 

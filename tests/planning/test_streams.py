@@ -282,9 +282,9 @@ def test_bad_streams_are_refused_in_one_line(overrides: list[str], message: str)
         ("tfft=2s", 'unknown metric "tfft"; did you mean "ttft"'),
         ("ttft=2", "has no unit"),
         ("ttft=0s", "must be above zero"),
-        ("attain=2", r"--slo: stream\.slo\.attain: must be at most 1"),
+        ("attain=2", r"^slo: stream\.slo\.attain: must be at most 1"),
         ("itl=2s", 'unknown metric "itl"; this kind of work has ttft, tpot, e2el, attain'),
-        ("ttft=2s,tpot=1s", "write each limit with a --slo of its own"),
+        ("ttft=2s,tpot=1s", "write each limit with a slo of its own"),
     ],
 )
 def test_bad_limits_are_refused(text: str, message: str) -> None:
