@@ -286,7 +286,7 @@ engine: {timeout: 1 s}
 def test_planning_ends_with_the_timeout(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(MANY_LAYERS)
-    with pytest.raises(WorkLimitError, match=r"engine\.timeout .* after 1 s while planning"):
+    with pytest.raises(WorkLimitError, match=r"engine\.timeout.* after 1 s while planning"):
         so.simulate(so.load_scenario(path))
 
 

@@ -187,8 +187,8 @@ def test_none_is_what_is_not_given_and_a_text_is_one_item() -> None:
     none: dict[str, Any] = dict.fromkeys(("gpus", "memory", "drive", "program", "on", "context"))
     plain, given = so.fit("qwen3-8b", gpu="rtx-4090"), so.fit("qwen3-8b", gpu="rtx-4090", **none)
     assert given.capacity == plain.capacity
-    found = so.question("qwen3-8b", gpu="rtx-4090", overrides="workload.batch_size=2")  # type: ignore[arg-type]
-    assert found.scenario.workload.batch_size == 2
+    found = so.question("qwen3-8b", gpu="rtx-4090", overrides="workload.batch_size=2")
+    assert found.document.data["workload"]["batch_size"] == 2
 
 
 def test_requests_of_a_chat_arrive_at_a_model() -> None:
@@ -229,7 +229,7 @@ def test_models_are_compared_by_their_names() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], message: str) -> None:
-    machine = {} if "accelerate/opt-30b" in arguments.values() else {"gpu": "rtx-4090"}
+    machine: dict[str, Any] = {} if "accelerate/opt-30b" in arguments.values() else {"gpu": "rtx-4090"}
     with pytest.raises(so.InputError, match=f"^{re.escape(message)}"):
         so.compare(**arguments, **machine)
 
