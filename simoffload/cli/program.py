@@ -80,7 +80,11 @@ def _stopped(console: Console, received: Sequence[int]) -> int:
     console.note(text)
     if console.as_json and not console.answered:
         console.fail([Problem("", None, None, "", text)])
-    return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
+    return _ended_by(received)
+
+
+def _ended_by(received: Sequence[int]) -> ExitCode:
+    return ExitCode.TERMINATED if signal.SIGTERM in received else ExitCode.INTERRUPTED
 
 
 def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, own_process: bool) -> int:
@@ -91,7 +95,7 @@ def _guarded(argv: Sequence[str], console: Console, received: Sequence[int], *, 
             raise InputError.at("", text, path="python -OO")
         arguments = parse(argv)
         status = int(arguments.command(arguments, console))
-        return ExitCode.INTERRUPTED if received else status
+        return _ended_by(received) if received else status
     except SystemExit as stop:  # argparse, after --help and --version
         return int(stop.code or 0)
     except InputError as error:

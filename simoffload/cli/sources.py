@@ -298,7 +298,7 @@ def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterato
     """Yield the scenario with each of several offers of storage in turn, which holds the offloaded data: of
     training the optimizer's. Raises InputError."""
     from simoffload.documents import Edit
-    from simoffload.planning.question import is_choice, with_parts
+    from simoffload.planning.question import is_choice, tier_of_drive, with_parts
     from simoffload.scenario import MachineParts
 
     now = scenario.placements.now()
@@ -308,7 +308,8 @@ def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterato
             yield with_parts(scenario.edited(name), MachineParts(drive=drive))
             continue
         edits = MachineParts(drive=drive).edits(scenario)
-        tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
+        tier = tier_of_drive(edits)
+        assert tier is not None  # as a drive is named
         target = tier if now.optimizer is None else f"{now.weights}+{tier}"
         yield scenario.edited(name, *edits).on(target)
 

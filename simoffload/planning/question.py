@@ -229,8 +229,7 @@ def with_parts(scenario: LoadedScenario, parts: MachineParts) -> LoadedScenario:
     edits = parts.edits(scenario)
     if not edits:
         return scenario
-    if parts.drive is not None and is_choice(scenario):
-        tier = next(str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers"))
+    if (tier := tier_of_drive(edits)) is not None and is_choice(scenario):
         edits = (*edits, Edit.at("strategy.uses", tier))
     found = scenario.edited(*edits)
     return replace(found, remarks=(*found.remarks, *parts.assumed(scenario)))
@@ -270,6 +269,11 @@ def _from_folder(path: str, folder: Path | None) -> str:
     """Return a path of the working directory as one of the folder of a scenario, if it is in there."""
     absolute, root = resolved(path), resolved(folder or Path())
     return str(absolute.relative_to(root) if absolute.is_relative_to(root) else absolute)
+
+
+def tier_of_drive(edits: Sequence[Edit]) -> str | None:
+    """Return the tier that the edits of a machine's parts make of a drive that was named; None without one."""
+    return next((str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers")), None)
 
 
 def load_scenario(source: ScenarioSource, *, overrides: Overrides = ()) -> LoadedScenario:

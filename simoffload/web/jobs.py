@@ -64,6 +64,7 @@ class JobOutcome(NamedTuple):
     """A JobOutcome is the answer to a question, or why there is none (yet)."""
 
     value: Any = None
+    """With progress, a first answer, if there is one."""
     problems: tuple[str, ...] = ()
     progress: str = ""
     """How far the answer is; empty once it or a problem is there."""
@@ -251,7 +252,8 @@ class _PageWorker:
                     outcome = _unpacked(packed)
                     if not outcome.progress:
                         return outcome, packed
-                    job.outcome = outcome
+                    value = job.outcome.value if outcome.value is None else outcome.value
+                    job.outcome = outcome._replace(value=value)
                 elif why := job.ended(seconds):
                     self.kill()
                     return JobOutcome(problems=(why,)), b""
@@ -330,7 +332,13 @@ def _answered(connection: Connection, question: str, arguments: tuple[Any, ...])
     progress = Progress(show)
     try:
         with watched_by(progress):
-            return JobOutcome(QUESTIONS[question](*arguments))
+            found = QUESTIONS[question](*arguments)
+            if not isinstance(found, Iterator):
+                return JobOutcome(found)
+            last: Any = ()
+            for last in found:
+                connection.send(JobOutcome(last, progress="a first answer is there"))
+            return JobOutcome(last)
     except InputError as error:
         return JobOutcome(problems=problem_texts(error.problems))
     except SimulationError as error:

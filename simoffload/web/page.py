@@ -503,8 +503,8 @@ def _lacking(names: Sequence[str], there: Sequence[Any], new: Mapping[str, Any])
 
 
 _Followed = tuple[Any, str, str, bool]
-"""An answer that comes later, how far it is or why there is none, the class of the one before, and whether it
-is the last word."""
+"""An answer that comes later or a first one, how far it is or why there is none, the class of the one before,
+and whether it is the last word."""
 
 
 def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *arguments: Any) -> _Followed:
@@ -518,7 +518,7 @@ def _later(jobs: Jobs, kind: str, me: Any, question: str, address: Any, *argumen
     except InputError as error:
         outcome = JobOutcome(problems=tuple(map(str, error.problems)))
     if outcome.progress:
-        return None, f"looking: {outcome.progress}", "dimmed", False
+        return outcome.value, f"looking: {outcome.progress}", "dimmed", False
     return outcome.value, "; ".join(outcome.problems), "dimmed" if outcome.problems else "", True
 
 
@@ -536,13 +536,14 @@ def _followed(jobs: Jobs, address: Any, _ticks: Any, me: Any, shape: Any, ids: A
 
 
 def _part(jobs: Jobs, name: str, address: Any, of: Any, _ticks: Any, me: Any) -> list[Any]:
-    """Return a part that follows the answer once it is known; nothing of a part that is about nothing."""
+    """Return a part that follows the answer once it is known, its headline as soon as there is a first one;
+    nothing of a part that is about nothing."""
     if not of:
         jobs.cancel(str(me), name)
         return [None, "", "", True, no_update]
     found, *how = _later(jobs, name, me, name, address, str(of))
     headline = next(iter(_HEADLINE.findall("".join(found or ()))), "")
-    drawn = no_update if found is None else list(map(_drawn, found))
+    drawn = list(map(_drawn, found)) if found is not None and how[-1] else no_update
     return [drawn, *how, _bound(unescape(headline)) if headline else no_update]
 
 

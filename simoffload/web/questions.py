@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from simoffload.documents import ds_config_text, either, split_assignment, yaml_text
+from simoffload.documents import Edit, ds_config_text, either, split_assignment, yaml_text
 from simoffload.errors import InputError, Problem, WorkLimitError, printable
 from simoffload.models import is_model
 from simoffload.planning.advise import Tried, advise
@@ -47,7 +47,7 @@ from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
-from simoffload.units import format_seconds, percent
+from simoffload.units import format_number, format_seconds, percent
 from simoffload.web import scenarios
 from simoffload.web.form import Input, Panel, multiple, panels, short, slider, value_at
 from simoffload.web.scenarios import (
@@ -211,7 +211,7 @@ def _named(variant: Variant, name: str) -> SimulationResult:
 
 def forget() -> None:
     """Forget the results that were asked for, which take much memory after a large scenario."""
-    for one in (_result, _named):
+    for one in (_result, _named, _streamed, _carried):
         one.cache_clear()
     scenarios.forget()
 
@@ -252,7 +252,9 @@ def _sentence(asks: str, compared: Sequence[Group], current: SimulationResult) -
     """Return the answer to what is asked in one sentence, as reports begin with it: of the variants that can
     be compared with the current one, or of that one alone."""
     if asks == USERS and current.fits and not current.refused:
-        return f"{_model_on(current.model, current.platform)}: how many users … is being found out"
+        number = sum(len(group.rows) for group in compared)
+        about = _model_on(current.model, current.platform) if number == 1 else f"{number} variants"
+        return f"{about}: how many users … is being found out"
     group = next(one for one in compared if any(row.result is current for row in one.rows))
     alone = len(group.rows) == 1 or not current.fits
     if alone and asks == TUNE and (tuning := _of_tuning(current)) is not None:
@@ -431,37 +433,93 @@ def _united(label: str, points: Sequence[CurvePoint]) -> tuple[str, list[CurvePo
 # ---- the stream --------------------------------------------------------------------------------
 
 
-def requests(state: State, _section_of: str) -> tuple[str, ...]:
-    """Return the answer to requests that arrive one after the other, and with limits the loads at which they
-    are kept. Raises InputError."""
-    variant = state.current
-    scenario = load(variant)
-    options = scenario.scenario.stream
-    if options is None:
-        return ()
-    if options.trace is not None and options.trace.file not in TRACES:
-        text = f"the page reads no files of the server; traces by name are {either(TRACES)}"
-        raise InputError.at("stream.trace.file", text)
-    limits = [f"attain={options.slo.attain}"] if options.slo.any else []
-    found = stream(scenario, slo=limits, costs=costs(variant))
+def requests(state: State, _section_of: str) -> Iterator[tuple[str, ...]]:
+    """Yield the answer to requests that arrive one after the other, and with limits the loads at which they
+    are kept; where it is asked how many users there can be, first what one replication says of them. Raises
+    InputError."""
+    variant, asks = state.current, state.asks == USERS
+    if load(variant).scenario.stream is None:
+        return
+    if asks and _limits_of(variant):
+        yield (_requests_head(_users(state, brief=True)),)
+    users = _users(state) if asks else ""
+    found = _streamed(variant)
     document = stream_document(found)
     texts = (*document.verdicts, *document.warnings)
-    users = _users(found, document.verdicts[0])
     remarks = Markup("").join(map(Markup("<p>{}</p>").format, map(printable, map(sentence, texts))))
-    line = command(variant, "stream", *(word for one in limits for word in ("--slo", one)))
-    return (
-        Markup('<h2 data-headline="{}">Stream of requests</h2>{}{}').format(
-            users if state.asks == USERS else "", remarks, numbers(tuple(_of_requests(found)))
-        ),
+    line = command(variant, "stream", *(word for one in _limits_of(variant) for word in ("--slo", one)))
+    yield (
+        Markup("{}{}{}").format(_requests_head(users), remarks, numbers(tuple(_of_requests(found)))),
         *map(_section, document.sections),
         Markup("<p>The same answer: <code>{}</code></p>").format(printable(line)),
     )
 
 
-def _users(found: StreamResult, verdict: str) -> Verdict:
-    """Return the answer to how many users there can be."""
-    machine = found.scenario.machine.platform
-    return Verdict.of(f"{_model_on(found.scenario.model.name, machine)}: {verdict.rstrip('.')}")
+def _requests_head(headline: str) -> Markup:
+    return Markup('<h2 data-headline="{}">Stream of requests</h2>').format(headline)
+
+
+def _limits_of(variant: Variant) -> list[str]:
+    """Return the option by which the loads within the limits are searched; none without limits."""
+    options = load(variant).scenario.stream
+    return [f"attain={options.slo.attain}"] if options is not None and options.slo.any else []
+
+
+@lru_cache(maxsize=1)
+def _streamed(variant: Variant, *, brief: bool = False) -> StreamResult:
+    """Return what becomes of the requests of a variant, if ``brief`` of one replication. Raises InputError."""
+    scenario = load(variant)
+    options = scenario.scenario.stream
+    if options is not None and options.trace is not None and options.trace.file not in TRACES:
+        text = f"the page reads no files of the server; traces by name are {either(TRACES)}"
+        raise InputError.at("stream.trace.file", text)
+    if brief:
+        scenario = scenario.edited(Edit.at("stream.replications", 1))
+    return stream(scenario, slo=_limits_of(variant), costs=costs(variant))
+
+
+class _Carried(NamedTuple):
+    """What a variant carries: its largest load, 0 if none is known, whether it is the largest that was tried,
+    its interval, and all in words."""
+
+    load: float
+    least: bool
+    ends: tuple[float, float]
+    verdict: str
+
+
+@lru_cache(maxsize=64)
+def _carried(variant: Variant, *, brief: bool = False) -> _Carried:
+    found = _streamed(variant, brief=brief)
+    best = 0.0 if found.best is None else found.best.load
+    machine = _model_on(found.scenario.model.name, found.scenario.machine.platform)
+    verdict = stream_document(found).verdicts[0].rstrip(".")
+    least = bool(found.trials) and found.trials[-1].load == best
+    return _Carried(best, least, found.capacity or (best, best), f"{machine}: {verdict}")
+
+
+def _users(state: State, *, brief: bool = False) -> Verdict:
+    """Return the answer to how many users there can be: which variant carries most, and how many times as
+    many as others. Raises InputError."""
+    found = dict[str, _Carried]()
+    for name, variant in zip(variant_names(state.variants), state.variants, strict=True):
+        if variant != state.current:
+            with suppress(InputError, WorkLimitError):  # is said where it is the current one
+                found[name] = _carried(variant, brief=brief)
+    mine = _carried(state.current, brief=brief)
+    found[variant_names(state.variants)[state.at]] = mine
+    (best, most), *others = sorted(found.items(), key=lambda pair: -pair[1].load)
+    if not others or not most.load:
+        return Verdict.of(mine.verdict)
+    parts = list[VerdictPart]()
+    for name, one in others:
+        ratio = format_number(most.load / (one.load or 1.0), digits=2)
+        less = f"{'at least ' if most.least else ''}{ratio} times the {format_number(one.load)} of {name}"
+        tied = f"{name} carries as many within the uncertainty ({format_number(one.load)})"
+        behind = less if one.ends[1] < most.ends[0] else tied
+        parts.append(VerdictPart(f"; {behind if one.load else f'{name} carries none'}", min(1, len(parts))))
+    text = most.verdict.partition(": ")[2].partition(";")[0]
+    return Verdict.of(f"{best} carries most: {text}", *parts)
 
 
 def _of_requests(found: StreamResult) -> Iterator[tuple[str, str, str]]:
@@ -488,8 +546,9 @@ _OF_STREAM = (
 class Following(NamedTuple):
     """A Following is a part of a page that is looked for once its state has not changed for a moment."""
 
-    question: Callable[[State, str], tuple[str, ...]]
-    """Returns its elements for a state and what the part is about, nothing where there is nothing."""
+    question: Callable[[State, str], tuple[str, ...] | Iterator[tuple[str, ...]]]
+    """Returns its elements for a state and what the part is about, nothing where there is nothing; or yields
+    them, each time better."""
     section: str = ""
     """Section of scenarios that it is about; "": the slider that was moved last."""
     nice: int = 10

@@ -33,7 +33,7 @@ from simoffload.hardware import CPU, Tier
 from simoffload.models import is_model, is_model_file
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
-from simoffload.planning.question import asked, chosen, is_choice, with_program
+from simoffload.planning.question import asked, chosen, is_choice, tier_of_drive, with_program
 from simoffload.scenario import (
     USUAL_WORK,
     LoadedScenario,
@@ -341,8 +341,7 @@ def _stated_parts(variant: Variant) -> MachineParts:
 def _of_drive(now: LoadedScenario, edits: Sequence[Edit]) -> Iterator[str]:
     """Yield the assignment with which a program uses the tier of a drive that was named: one that is yet to
     be chosen does, and one that has its weights on storage takes them from there."""
-    tier = next((str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers")), None)
-    if tier is None:
+    if (tier := tier_of_drive(edits)) is None:
         return
     if is_choice(now):
         yield f"strategy.uses={tier}"

@@ -168,8 +168,10 @@ def test_no_message_has_a_path_of_the_installation() -> None:
     assert text == "scenarios/x.yaml:1:1: model: no such file"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_nothing_is_left_of_a_server_that_is_killed(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGHUP, 130), (signal.SIGTERM, 143)]
+)
+def test_nothing_is_left_of_a_server_that_is_killed(number: int, status: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simoffload", "serve", "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
@@ -179,6 +181,7 @@ def test_nothing_is_left_of_a_server_that_is_killed(number: int, tmp_path: Path)
         assert serving.stdout.readline().startswith(b"open http://127.0.0.1:")
         assert list(tmp_path.iterdir())
         serving.send_signal(number)
+    assert serving.returncode == status
     end = time.monotonic() + 60  # what makes workers may be on its way
     while list(tmp_path.iterdir()):
         assert time.monotonic() < end

@@ -50,6 +50,12 @@ def inputs(found: PageAnswer) -> dict[str, form.Input]:
     return {one.name: one for panel in found.panels for one in (*panel.inputs, *panel.more)}
 
 
+def all_requests(state: State) -> tuple[str, ...]:
+    """Return the last answer to requests."""
+    *_, found = requests(state, "stream")
+    return found
+
+
 def test_numbers_are_those_of_run() -> None:
     found = answer(DDN, "edit workload.batch_size", "8")
     assert found.command == "simoffload run ddn/bloom-7b1 --set workload.batch_size=8"
@@ -204,10 +210,24 @@ def test_what_was_changed_stays_where_something_else_is_asked() -> None:
 
 def test_how_many_users_is_the_headline_of_the_page() -> None:
     state = with_stream(ENGINE, *FEW, kind="closed")._replace(asks="users")
-    first = requests(state, "stream")[0]
-    assert 'data-headline="llama-3.1-8b on h100-1gpu-vm: ' in first
-    assert re.search("users.* with ttft ≤ 2 s and tpot ≤ 200 ms", first)
-    assert 'data-headline=""' in requests(state._replace(asks="run"), "stream")[0]
+    brief, (first, *_) = requests(state, "stream")
+    for one in (*brief, first):
+        assert 'data-headline="llama-3.1-8b on h100-1gpu-vm: ' in one
+        assert re.search("users.* with ttft ≤ 2 s and tpot ≤ 200 ms", one)
+    assert 'data-headline=""' in all_requests(state._replace(asks="run"))[0]
+
+
+def test_how_many_users_compares_the_variants() -> None:
+    one = with_stream(ENGINE, *FEW, "stream.slo.tpot=20 ms", kind="closed")._replace(asks="users")
+    found = answer(one.kept(), "part gpu", "rtx-4090")
+    assert found.sentence == "2 variants: how many users … is being found out"
+    large, small = (
+        stream(load(each), slo=["attain=0.9"]).to_dict()["best_load"] for each in found.state.variants
+    )
+    assert large > small > 0
+    headline = all_requests(found.state)[0].partition("</h2>")[0]
+    assert re.search(f'"A h100-sxm carries most: at least {large:.0f} users with ttft', headline)
+    assert f"; at least {large / small:.2g} times the {small:.0f} of B rtx-4090" in headline
 
 
 def test_the_fine_tuning_of_the_headline_is_that_of_run() -> None:
@@ -424,7 +444,7 @@ def test_requests_have_the_answer_of_stream() -> None:
     assert shown["edit stream.prompt.tokens"].value == "512"
     assert shown["edit stream.slo.tpot"].value == "200 ms"
     assert dict(answer(state).following)["stream"] == "stream"
-    first, *sections, command = requests(state, "stream")
+    first, *sections, command = all_requests(state)
     found = stream(load(state.current), slo=["attain=0.9"])
     assert sentence(stream_document(found).verdicts[0]) in first
     for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"):
@@ -438,7 +458,7 @@ def test_requests_have_the_answer_of_stream() -> None:
 def test_users_instead_of_a_rate_and_no_limits() -> None:
     state = with_stream(ENGINE, *FEW, "stream.slo={}", kind="closed")
     assert inputs(answer(state))["edit stream.arrivals.users"].value == "1"
-    first, metrics, *_ = requests(state, "stream")
+    first, metrics, *_ = all_requests(state)
     assert "<p>p99 of TTFT" in first
     assert "What requests meet" in metrics
 
@@ -524,11 +544,11 @@ def test_a_program_that_is_no_engine_serves_batches_like_its_own() -> None:
     options = load(state.current).scenario.stream
     assert options is not None
     assert (options.scheduler, options.max_num_seqs, options.kv_blocks) == ("static", 1, 160)
-    assert len(requests(state, "stream")) > 3
+    assert len(all_requests(state)) > 3
 
 
 def test_without_a_stream_there_is_no_part_and_it_can_be_taken_away() -> None:
-    assert requests(DDN, "stream") == ()
+    assert list(requests(DDN, "stream")) == []
     assert dict(answer(DDN).following)["stream"] == ""
     assert answer(with_stream(DDN), "requests", "none").state == DDN
     written = yaml_text(load(with_stream(ENGINE).current).document.data)
@@ -547,7 +567,7 @@ def test_a_trace_of_the_server_is_not_read(path: str, folder: Path) -> None:
     trace = f"stream={{trace: {{file: {path.format(folder=folder)}}}}}"
     state = ENGINE.changed(ENGINE.current.edited(trace))
     with pytest.raises(InputError, match="the page reads no files of the server") as caught:
-        requests(state, "stream")
+        all_requests(state)
     assert "4711" not in str(caught.value)
 
 
