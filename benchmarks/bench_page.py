@@ -56,6 +56,10 @@ _READY = (
 )
 
 
+_CODES = {"Enter": 13, "ArrowDown": 40, "-": 189}
+"""Virtual codes of keys that are no letters or digits."""
+
+
 class Chromium:
     """A page of headless Chromium, driven by the protocol of its developer tools over a pipe."""
 
@@ -110,6 +114,14 @@ class Chromium:
             if time.monotonic() > end:
                 raise TimeoutError(address)
             time.sleep(0.1)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, by their characters or names, one after the other."""
+        for key in keys:
+            text = {"text": key if len(key) == 1 else "\r"} if len(key) == 1 or key == "Enter" else {}
+            code = _CODES.get(key, ord(key[0].upper()))
+            for kind, more in (("keyDown", text), ("keyUp", {})):
+                self.do("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more)
 
     def cpu_ms(self) -> float:
         """Return the CPU time of the page's main thread."""

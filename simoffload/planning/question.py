@@ -272,7 +272,7 @@ def _from_folder(path: str, folder: Path | None) -> str:
 
 
 def tier_of_drive(edits: Sequence[Edit]) -> str | None:
-    """Return the tier that the edits of a machine's parts make of a drive that was named; None without one."""
+    """Return the tier that edits make of a drive that was named; None where they make none."""
     return next((str(path[2]) for path, _ in edits if path[:2] == ("equipment", "tiers")), None)
 
 

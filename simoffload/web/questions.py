@@ -467,7 +467,8 @@ def _limits_of(variant: Variant) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _streamed(variant: Variant, *, brief: bool = False) -> StreamResult:
-    """Return what becomes of the requests of a variant, if ``brief`` of one replication. Raises InputError."""
+    """Return what becomes of the requests of a variant, if ``brief`` in one replication. Raises
+    InputError."""
     scenario = load(variant)
     options = scenario.scenario.stream
     if options is not None and options.trace is not None and options.trace.file not in TRACES:

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import active_children
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -19,6 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import pytest
 from dash import Dash
 
+from benchmarks.bench_page import Chromium
 from simoffload.cli import main
 from simoffload.limits import Limits
 from simoffload.web.jobs import _ABANDONED, Jobs, Kind
@@ -152,26 +155,33 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
+@contextmanager
+def served(app: Dash) -> Iterator[str]:
+    """Serve the page; yield its address."""
+    server = make_server("127.0.0.1", 0, app.server, _Server, _Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium to open the page in; to get it: apt install chromium")
 def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     options += ["--enable-logging=stderr", "--virtual-time-budget=8000", f"--user-data-dir={tmp_path}"]
-    server = make_server("127.0.0.1", 0, app.server, _Server, _Quiet)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with served(app) as address:
         done = subprocess.run(
-            [CHROMIUM, *options, "--dump-dom", f"http://127.0.0.1:{server.server_port}/"],
+            [CHROMIUM, *options, "--dump-dom", address],
             capture_output=True,
             text=True,
             check=True,
             timeout=120,
         )
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert "gpt-oss-120b, mxfp4 runs with its weights in DRAM:" in done.stdout
     assert done.stdout.count('class="chart') >= 3
@@ -180,6 +190,39 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
     assert 'aria-label="GPU: rtx-4090"' in done.stdout
     assert 'aria-hidden="true" tabindex="0"' not in done.stdout
     assert not re.search('dash-dropdown-focus-target"[^>]*tabindex="0"', done.stdout)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium to open the page in; to get it: apt install chromium")
+def test_keys_look_in_an_open_list_and_the_focus_stays(app: Dash, tmp_path: Path) -> None:
+    with served(app) as address:
+        page = Chromium(str(tmp_path))
+        try:
+            page.do("Emulation.setFocusEmulationEnabled", enabled=True)
+            shown = "!document.querySelector('.dimmed, #progress:not(:empty)')"
+            field = """document.getElementById('{"set":"%s"}')"""
+            page.open(address, f"{field % 'part gpu'} && {shown}")
+
+            def until(expression: str) -> None:
+                wait_for(lambda: bool(page.value(f"Boolean({expression})")))
+
+            page.value(f"{field % 'part gpu'}.focus()")
+            page.press("Enter")
+            until("document.querySelector('.dash-dropdown-search')")
+            page.press(*"3090")
+            options = "[...document.querySelectorAll('.dash-dropdown-option')].map((one) => one.textContent)"
+            until(f"{options}.join() === 'rtx-3090'")
+            page.press("ArrowDown", "Enter")
+            until(f"{shown} && {field % 'part gpu'}.textContent.includes('rtx-3090')")
+            until(f"document.activeElement === {field % 'part gpu'}")
+
+            page.value(f"window.before = {field % 'edit model'}; before.focus(); before.select()")
+            page.press(*"qwen3-8b", "Enter")
+            until(f"{shown} && document.querySelector('#sentence').textContent.startsWith('qwen3-8b')")
+            assert page.value("before.isConnected") is False, "the form was made again"
+            until(f"document.activeElement === {field % 'edit model'}")
+        finally:
+            page.close()
 
 
 # ---- the command -------------------------------------------------------------------------------
