@@ -42,7 +42,11 @@ from simoffload.web.state import USERS, State, Variant
 _SHORT = ("quantization", "dtype", "attention")
 _LENGTHS = ("context", "sequence_length", "seq_length")
 """Keys of the length of a sequence, by kind of work."""
-_LIMITS = ("edit stream.slo.ttft", "edit stream.slo.tpot")
+_LIMITS = {
+    "edit stream.slo.ttft": "at most, to the first token",
+    "edit stream.slo.tpot": "at most, for each further token",
+}
+"""Limits of users, and what they are of."""
 _GENERATIONS = ("gen3", "gen4", "gen5", "gen6")
 _MOST = 18
 """Number of powers of two among which a slider chooses a whole number: our choice."""
@@ -105,14 +109,18 @@ def panels(
     lengths = [one for one in tasks if one.label in _LENGTHS]
     stream = tuple(_stream(scenario))
     limits = [one for panel in stream for one in panel.inputs if one.name in _LIMITS]
-    asked = limits if state.asks == USERS else []
+    asked = [one._replace(remark=_LIMITS[one.name]) for one in limits] if state.asks == USERS else []
     first = (shown, *_machine(scenario, result), *lengths[:1], programs, *asked)
+    there = {one.name for one in first}
     found = (
         Panel("", first),
         Panel("Model", tuple(one for one in own if one.label == "quantization"), _others(own, _SHORT[1:])),
         Panel("Program", tuple(places), tuple(one for one in fields if one not in places)),
         Panel("Work", (kinds,), tuple(one for one in tasks if one not in first)),
-        *(one._replace(inputs=tuple(each for each in one.inputs if each not in first)) for one in stream),
+        *(
+            one._replace(inputs=tuple(each for each in one.inputs if each.name not in there))
+            for one in stream
+        ),
         Panel("Machine", tuple(_machine_as_whole(scenario))),
         Panel("Try", tuple(_sliders(scenario, variant, result))),
     )

@@ -114,7 +114,8 @@ def _start() -> Any:
 def _asks() -> Any:
     buttons = [html.Button(one.label, id={"ask": name}) for name, one in ASKED.items()]
     group = html.Div(buttons, role="group", **{"aria-label": "What do you want to know?"})
-    return html.Section([group, html.Div(id="first", className="first")], id="asks")
+    early = html.Div(dcc.Dropdown([]), hidden=True)  # what draws lists is fetched while the answer is made
+    return html.Section([group, html.Div(early, id="first", className="first")], id="asks")
 
 
 def _top() -> Any:
