@@ -474,9 +474,14 @@ def stream(
 
 
 def simulated_stream(
-    simulation: StreamSimulation, *, search: bool = False, costs: CostList | None = None
+    simulation: StreamSimulation,
+    *,
+    search: bool = False,
+    intervals: bool = True,
+    costs: CostList | None = None,
 ) -> StreamResult:
-    """Simulate all replications, and with ``search`` also find the largest load within the limits."""
+    """Simulate all replications, and with ``search`` also find the largest load within the limits; their
+    ``intervals`` take simulations of their own."""
     measures, stopped = list[StreamMeasures](), ""
     trials, rescaled = dict[float, RateTrial](), tuple[StreamMeasures, ...]()
     passes = at_best = capacity = None
@@ -484,11 +489,11 @@ def simulated_stream(
         for number in steps(range(simulation.replications), lambda one: f"replication {one + 1}"):
             measures.append(simulation.run(simulation.options, number))
         passes = stream_passes(simulation.planned, simulation.steps, measures)
-        if passes is not None:
+        if passes is not None and intervals:
             rescaled = _rescaled(simulation, measures[0], passes)
         if search:
             at_best = _search(simulation, trials)
-        if at_best is not None and passes is not None:
+        if at_best is not None and passes is not None and intervals:
             capacity = _capacity(simulation, trials, at_best, step_errors(passes))
     except WorkLimitError as error:
         stopped = f"{error}{simulation.checkpoints.advice()}"

@@ -21,7 +21,7 @@ from simoffload.planning.answers import ScenarioPlanner, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Sensitivity, sensitivity
-from simoffload.planning.streams import StreamResult, stream
+from simoffload.planning.streams import StreamResult, simulated_stream
 from simoffload.progress import stage
 from simoffload.report.comparison import CurvePoint, Group, causes_compared, curve_of, groups
 from simoffload.report.document import (
@@ -46,6 +46,7 @@ from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
 from simoffload.results import Metric, Remedies, SimulationResult
 from simoffload.scenario import LoadedScenario, find_scenario
+from simoffload.serving.simulate import StreamSimulation
 from simoffload.simulation.metrics import refused
 from simoffload.units import format_number, format_seconds, percent
 from simoffload.web import scenarios
@@ -467,8 +468,8 @@ def _limits_of(variant: Variant) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _streamed(variant: Variant, *, brief: bool = False) -> StreamResult:
-    """Return what becomes of the requests of a variant, if ``brief`` in one replication. Raises
-    InputError."""
+    """Return what becomes of the requests of a variant, if ``brief`` in one replication and without
+    intervals. Raises InputError."""
     scenario = load(variant)
     options = scenario.scenario.stream
     if options is not None and options.trace is not None and options.trace.file not in TRACES:
@@ -476,7 +477,8 @@ def _streamed(variant: Variant, *, brief: bool = False) -> StreamResult:
         raise InputError.at("stream.trace.file", text)
     if brief:
         scenario = scenario.edited(Edit.at("stream.replications", 1))
-    return stream(scenario, slo=_limits_of(variant), costs=costs(variant))
+    search, prices = bool(_limits_of(variant)), costs(variant)
+    return simulated_stream(StreamSimulation(scenario), search=search, intervals=not brief, costs=prices)
 
 
 class _Carried(NamedTuple):
