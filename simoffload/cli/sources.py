@@ -49,18 +49,20 @@ def _stdin_text() -> str:
 
 def find(source: str, *, profiles_only: bool = False) -> Document:
     """Read a document from a file, from standard input, or by the name of a shipped scenario or profile; of a
-    GGUF file its metadata.
+    GGUF file its metadata, of a folder its config.json.
 
     Raises InputError with near names if there is no such file and nothing shipped of that name.
     """
     from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
+    from simoffload.models import read_config
     from simoffload.scenario import find_scenario, gguf_document, list_scenarios
 
     if (of_model := gguf_document(source)) is not None:
         return of_model
     if source == STDIN or Path(source).suffix in SUFFIXES or exists(source):
-        return read(source)
+        folder = exists(source) and Path(source).is_dir() and not profiles_only
+        return read_config(Path(source, "config.json")) if folder else read(source)
     shipped = None if profiles_only else find_scenario(source)
     if shipped is not None:
         return read(str(shipped))

@@ -71,6 +71,8 @@ from simoffload.models.spec import (
     load_model,
     model_file,
     model_label,
+    named_in_text,
+    read_config,
     states_form,
 )
 
@@ -128,8 +130,10 @@ __all__ = [
     "model_file",
     "model_label",
     "module_cost",
+    "named_in_text",
     "parameters_of",
     "quantized",
+    "read_config",
     "read_expression",
     "read_gguf",
     "resembled_model",

@@ -303,6 +303,12 @@ _CHOICES = (
 _WIDTH = re.compile(r"w\d+a\d+|\d+-?bits?|\d(?:\.\d+)?bpw|quantized")
 
 
+_SHORT = {"q2": "q2_k", "q6": "q6_k", "q8": "q8_0"}
+_SHORT |= {f"q{bits}{k}": f"q{bits}_k_m" for bits in (3, 4, 5) for k in ("", "_k", "-k")}
+"""The mixtures that people mean by a width alone: our choice; Q3_K, Q4_K and Q5_K are aliases of those called
+M in llama.cpp (tools/quantize/quantize.cpp)."""
+
+
 class Form(NamedTuple):
     """A Form is what words of a name say of the weights."""
 
@@ -340,7 +346,7 @@ def form_of(terms: Sequence[str], released: Quantization | None) -> Form:
 
 def _listed(word: str) -> str:
     """Return the quantization that a word is the name of; "" for none."""
-    return next(iter(named(word, QUANTIZATIONS)), "")
+    return next(iter(named(_SHORT.get(word, word), QUANTIZATIONS)), "")
 
 
 def _as_released(listed: Sequence[str], stated: set[str]) -> Form:

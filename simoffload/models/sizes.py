@@ -192,12 +192,16 @@ def resembles_model(name: str) -> bool:
 
 
 def similar_models(name: str) -> str:
-    """Return ``; did you mean …?`` with the models whose names are like a text; "" without any."""
+    """Return ``; did you mean …?`` with the models whose names are like a text and begin with its first
+    letter, or end in the size that it is, such as 70b; "" without any."""
     text, rows = _text(name), list(_sizes())
     joined = f"{text.model}-{text.tag}".rstrip("-")
     if any(folded(row).startswith(folded(joined)) for row in rows if joined):
         return candidates(joined, rows)
-    return suggest(joined, [alias for known, size in _sizes().items() for alias in (known, *size.names)])
+    if sized := [quoted(row) for row in rows if _SIZE.fullmatch(joined) and row.endswith(f"-{joined}")]:
+        return f"; did you mean {either(sized)}?"
+    names = (alias for known, size in _sizes().items() for alias in (*size.names, known))
+    return suggest(joined, [one for one in names if one[:1].lower() == joined[:1]])
 
 
 class _Typed(NamedTuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from simoffload.documents import (
+    SUFFIXES,
     Document,
     Frozen,
     Location,
@@ -31,10 +32,10 @@ from simoffload.models.families import FAMILIES, FamilyConfig
 from simoffload.models.families.base import Flag, all_invalid, invalid
 from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
 from simoffload.models.shape import EVEN, ModelShape, Routing
-from simoffload.models.sizes import find_model, form_words, resembles_model
+from simoffload.models.sizes import find_model, form_words, is_model, resembles_model
 
 if TYPE_CHECKING:
-    from simoffload.models.quantization import Quantization
+    from simoffload.models.quantization import Form, Quantization
 
 # -- keys that a config.json of any family may have, and that influence no number of parameters ----
 
@@ -232,7 +233,7 @@ class ModelSpec(Frozen):
     def _text_is_name(cls, raw: object) -> object:
         if not isinstance(raw, str):
             return raw
-        return {"config" if is_model_file(raw) else "name": raw}
+        return named_in_text(raw)
 
     @field_validator("quantization", mode="before")
     @classmethod
@@ -241,7 +242,8 @@ class ModelSpec(Frozen):
             return name
         from simoffload.models.quantization import QUANTIZATIONS
 
-        return next(iter(named(name.lower(), QUANTIZATIONS)), name.lower())  # files are called UD-Q4_K_XL
+        listed = next(iter(named(name.lower(), (_UNQUANTIZED, *QUANTIZATIONS))), "")
+        return listed or _form_said(name).name or name.lower()  # files are called UD-Q4_K_XL
 
     @field_validator("quantization")
     @classmethod
@@ -252,7 +254,11 @@ class ModelSpec(Frozen):
 
         known = (_UNQUANTIZED, *QUANTIZATIONS)
         if name not in known:
-            raise ValueError(f"unknown quantization{suggest(name, known)}; known: {listing(known)}")
+            if near := suggest(name, known):
+                raise ValueError(f"unknown quantization{near}")
+            form = _form_said(name)
+            rest = f"; write {either(form.instead)}" if form.instead else f"; known: {listing(known)}"
+            raise ValueError(f"{form.wrong or 'unknown quantization'}{rest}")
         return name
 
     @model_validator(mode="after")
@@ -350,7 +356,7 @@ class ModelSpec(Frozen):
         path = _config_path(self.config, root=root, allow_path=allow_path)
         if path.suffix.lower() == GGUF:
             return self._from_gguf(path)
-        document = read_document(path)
+        document = read_config(path)
         label = _label_of(path, document)
         family, at = _family_of(document, self.config, draft=self.draft)
         if family is None:
@@ -430,41 +436,91 @@ class ModelSpec(Frozen):
         return validate(Document("", {"model": merged}), family, at=("model",))
 
 
+def _form_said(text: str) -> Form:
+    """Return the form that a text says alone, as the end of a name does."""
+    from simoffload.models.quantization import form_of
+
+    return form_of(form_words(text) or (text.lower(),), None)
+
+
+_FILE = re.compile(r"(.*\.(?:json|gguf))(?::([^/:]+))?", re.IGNORECASE | re.DOTALL)
+"""The path of a file that describes a model, and the form of its weights after a colon."""
+
+
 def is_model_file(text: str) -> bool:
-    """Return whether a text is the path of a file that describes a model, by its ending."""
-    return text.lower().endswith((".json", GGUF))
+    """Return whether a text is the path of a file that describes a model, by its ending; after it may be a
+    colon and the form of the weights."""
+    return _FILE.fullmatch(text) is not None
+
+
+def named_in_text(text: str) -> dict[str, str]:
+    """Return the keys of a section ``model`` that a text stands for: a name, or the path of a file, with the
+    form of the weights where the text says one."""
+    if (file := _FILE.fullmatch(text)) is None:
+        return {"name": text}
+    path, form = file.groups()
+    return {"config": path} if form is None else {"config": path, "quantization": form}
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a path is a folder that a text names: one with a slash, or no name of a listed model."""
+    try:
+        return Path(path).is_dir() and ("/" in path or not is_model(path))
+    except (OSError, ValueError):
+        return False
 
 
 def model_file(text: str) -> str | None:
     """Return the path of the file by which a text names a model: of a GGUF file, of a config.json, or of the
-    one in a folder, whose path has a slash; None for any other text, such as the path of a scenario."""
-    if text.lower().endswith(GGUF):
+    one that a folder has or lacks, with the form of the weights that the text says; None for any other text,
+    such as the path of a scenario."""
+    folder, colon, form = (text, "", "") if _is_folder(text) else text.rpartition(":")
+    if folder and _is_folder(folder):
+        return f"{Path(folder, _CONFIG)}{colon}{form}"
+    if (file := _FILE.fullmatch(text)) is None:
+        return None
+    path = Path(file[1])
+    if path.suffix.lower() == GGUF:
         return text
-    path = Path(text)
     try:
-        if "/" in text and path.is_dir():
-            path /= _CONFIG
         if path.suffix != ".json" or not path.is_file():
             return None
         data = read_document(path).data
     except (OSError, ValueError, InputError):
         return None  # what is wrong is said where it is read as a scenario
     described = _OF_A_CONFIG.intersection(data) and not _OF_A_SCENARIO.intersection(data)
-    return str(path) if described else None
+    return str(path) + text.removeprefix(file[1]) if described else None
+
+
+def read_config(path: Path) -> Document:
+    """Read a config.json. Raises InputError, which says of a folder without one what else is in it."""
+    folder = path.parent
+    if path.name != _CONFIG or exists(path) or not folder.is_dir():
+        return read_document(path)
+    inside = [str(one) for one in sorted(folder.iterdir()) if one.suffix.lower() in (*SUFFIXES, GGUF)]
+    text = f"this folder has no {_CONFIG}, which describes a model; "
+    text += (
+        f"name a file in it: {either(inside[:_MOST_FILES])}" if inside else "name a file, or another folder"
+    )
+    raise InputError.at("", text, path=str(folder))
+
+
+_MOST_FILES = 3
+"""Files of a folder that a message names: our choice."""
 
 
 def model_label(text: str) -> str:
     """Return the short name of a model that a text names: that of its folder for a config.json."""
-    path = Path(text)
-    if path.suffix == ".json" and path.is_file():
-        return _label_of(path, read_document(path))
+    path = Path(named_in_text(text).get("config", text))
+    if path.name == _CONFIG or (path.suffix == ".json" and path.is_file()):
+        return _label_of(path, read_config(path))
     return path.name
 
 
 def states_form(text: str) -> bool:
     """Return whether a text that names a model says in which form its weights are stored."""
-    if text.lower().endswith(GGUF):
-        return True
+    if is_model_file(text):
+        return text.lower().endswith(GGUF) or "quantization" in named_in_text(text)
     try:
         return find_model(text).form is not None
     except ValueError:

@@ -20,7 +20,7 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError, shortened
 from simoffload.hardware import Platform, ProfileSummary
-from simoffload.models import is_model_file, model_file, model_label, states_form
+from simoffload.models import model_file, model_label, named_in_text, states_form
 from simoffload.scenario import (
     LoadedScenario,
     MachineParts,
@@ -247,14 +247,15 @@ def with_model(
     exist."""
     section = scenario.document.data["model"]
     kept = {key: section[key] for key in _OF_ANY_MODEL if key in section} if isinstance(section, dict) else {}
+    model = model_file(model) or model
     if states_form(model):
         kept.pop("quantization", None)
     name = f"{scenario.name}, {model_label(model)}"[:_LONGEST_NAME]
-    key, file = "name", model_file(model)
-    if file or is_model_file(model):  # a path on the command line begins in the working directory
-        key, model = "config", _from_folder(file or model, scenario.document.root)
-        scenario.cache.allow_model(model)
-    written = {key: model, **kept} if kept else model  # a plain text is a name or a file
+    keys = named_in_text(model)
+    if file := keys.get("config"):  # a path on the command line begins in the working directory
+        keys["config"] = _from_folder(file, scenario.document.root)
+        scenario.cache.allow_model(keys["config"])
+    written = keys | kept if len(keys) + len(kept) > 1 else keys.popitem()[1]  # a name or a file
     edits = (Edit(("name",), name), Edit(("model",), written))
     try:
         found = resolve(edited(scenario.document, edits), cache=scenario.cache, placed=placed)

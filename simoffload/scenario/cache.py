@@ -22,7 +22,7 @@ from simoffload.hardware import (
     load_platform,
     platform_from,
 )
-from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model
+from simoffload.models import ModelShape, ModelSpec, canonical_model, load_model, named_in_text
 from simoffload.recent import Recent
 from simoffload.strategies import strategy_in
 from simoffload.strategies.base import tier_paths
@@ -76,7 +76,7 @@ class ScenarioCache:
     def allow_model(self, path: str) -> None:
         """Let scenarios have the model of a file that the user named outside of any of them, and that may be
         outside their folder."""
-        self._allowed.add(path)
+        self._allowed.add(named_in_text(path).get("config", path))
 
     def name_platform(self, reference: str, path: Path) -> None:
         """Let ``reference`` mean a platform file that the user named outside of any scenario.

@@ -30,7 +30,7 @@ from simoffload.documents import (
 )
 from simoffload.errors import InputError, Problem, WorkLimitError, printable, shortened
 from simoffload.hardware import CPU, Tier
-from simoffload.models import is_model, is_model_file
+from simoffload.models import is_model, named_in_text
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
 from simoffload.planning.question import asked, chosen, is_choice, tier_of_drive, with_program
@@ -162,7 +162,7 @@ def forget() -> None:
 def model_files(scenario: LoadedScenario) -> tuple[str, ...]:
     """Return the file of a scenario's model with its whole path; () if its model has a name."""
     model = scenario.document.data["model"]
-    file = model.get("config") if isinstance(model, Mapping) else is_model_file(model) and model
+    file = (model if isinstance(model, Mapping) else named_in_text(model)).get("config")
     return (str(((scenario.document.root or Path()) / file).resolve()),) if file else ()
 
 

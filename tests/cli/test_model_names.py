@@ -69,7 +69,7 @@ def test_a_mistake_in_the_name_of_a_shipped_scenario_is_no_model(program) -> Non
 
 def test_a_name_like_no_other_gets_the_lists(program) -> None:
     answer = program("run", "nosuch")
-    assert answer.err.endswith("list: simoffload scenarios list, simoffload models list\n")
+    assert "list: simoffload scenarios list, simoffload models list; name any other model by" in answer.err
 
 
 def test_an_override_reaches_into_a_model_that_is_a_name(program) -> None:
@@ -115,6 +115,16 @@ def test_a_config_json_stands_wherever_a_name_does(program) -> None:
     assert program("models", "show", file).out.startswith("Tiny-1B (llama)")
     with pytest.raises(InputError, match="is a model, not a scenario; question"):
         read_scenario(file)
+
+
+def test_a_folder_needs_no_slash_and_takes_a_form(program) -> None:
+    _config("Tiny-1B")
+    machine = ("--set", "platform=dgx-h100", "--json")
+    for text in ("Tiny-1B:q4_k_m", "./Tiny-1B:Q4_K_M", "Tiny-1B/config.json:q4"):
+        for argv in ((text,), ("qwen3-0.6b", "--model", text)):
+            assert json.loads(program("fit", *argv, *machine).out)["model"]["name"] == "Tiny-1B, q4_k_m", argv
+    assert json.loads(program("fit", "Tiny-1B", *machine).out)["model"]["name"] == "Tiny-1B"
+    assert program("check", "Tiny-1B").out.startswith("Tiny-1B: ok (model config: Tiny-1B, llama")
 
 
 def test_a_scenario_in_json_is_no_model(program) -> None:
