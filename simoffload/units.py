@@ -185,6 +185,20 @@ def _parse(text: str, quantity: _Quantity) -> Fraction:
     return value
 
 
+def written_out(text: str) -> str:
+    """Return "; write 32768" for a number of tokens such as 32k, and "" for any other text.
+
+    >>> written_out("32k"), written_out("k")
+    ('; write 32768', '')
+    """
+    thousands = text.strip().lower().removesuffix("k")
+    known = thousands != text.strip().lower() and thousands.isascii() and thousands.isdigit()
+    return f"; write {int(thousands) * 1024}" if known and len(thousands) < _LONG else ""
+
+
+_LONG = 7  # digits of a number of thousands that is no mistake
+
+
 def parse_bytes(text: str) -> int:
     """Parse a size such as "40 GB" or "16 GiB" [B], rounded to integer bytes. Raises ValueError."""
     return int(_parse(text, _SIZE))

@@ -75,6 +75,9 @@ _TARGETS = (
 )
 
 
+_REQUIRED = "the following arguments are required:"
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Shows the list of commands without the line "COMMAND" above it."""
 
@@ -95,8 +98,13 @@ class _Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        text = f"{_one_line(message)}; see {self.prog} --help"
-        raise InputError.at("", text, path=self.prog)
+        text, example = _one_line(message), _EXAMPLE.get(self.prog.removeprefix("simoffload "))
+        if message.startswith(_REQUIRED) and example:
+            actions = next((one.choices or () for one in self._actions if one.metavar == "ACTION"), ())
+            if actions:
+                text = f"name an action, one of {', '.join(actions)}"
+            raise InputError.at("", f"{text}; such as simoffload {example}", path=self.prog)
+        raise InputError.at("", f"{text}; see {self.prog} --help", path=self.prog)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Write the message; unlike argparse, fail if the output cannot be written."""
@@ -124,14 +132,34 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not argv:
         sys.stdout.write(overview())
         raise SystemExit(0)  # as after --help
-    arguments, unknown = program(argv[0] if argv else "").parse_known_args(argv)
+    if argv[0] in ("help", "version"):
+        argv = [*argv[1:2], f"--{argv[0]}"]
+    if argv[0] not in _COMMANDS:
+        _refuse_lacking_command(argv)
+    arguments, unknown = program(argv[0]).parse_known_args(argv)
+    known = arguments.__dict__.pop("known_options", ())
     if unknown:
-        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv)
+        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv, known)
     if "overrides" in arguments and "model" in arguments:
         _need_scenario(arguments, f"simoffload {argv[0]}")
     line = shlex.join(["simoffload", *argv])
     arguments.line = line.encode(errors="backslashreplace").decode()  # names need not be UTF-8, pages are
     return arguments
+
+
+def _refuse_lacking_command(argv: Sequence[str]) -> None:
+    """Raise InputError for a command line that begins with an option, or with what a command is asked
+    about."""
+    first, line = argv[0], shlex.join(["simoffload", "run", *argv])
+    is_option = first.startswith("-") and first not in ("-h", "--help", "--version")
+    if not is_option and not first.startswith("-") and not get_close_matches(first, _COMMANDS, n=1):
+        from simoffload.documents import exists
+        from simoffload.scenario import find_scenario, names_model
+
+        is_option = names_model(first) or find_scenario(first) is not None or exists(first)
+    if is_option:
+        text = f"a command comes first, such as {shortened(line, 200)}; see simoffload --help"
+        raise InputError.at("", text, path="simoffload")
 
 
 def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
@@ -140,19 +168,57 @@ def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
     if "port" in named:
         return  # the page has a scenario of its own
     if not (named.get("scenario") or named.get("scenarios") or arguments.model):
-        text = f"the following arguments are required: SCENARIO, or --model NAME; see {command} --help"
+        text = (
+            f"name a model or a scenario, such as simoffload {_EXAMPLE[command.removeprefix('simoffload ')]}"
+        )
         raise InputError.at("", text, path=command)
 
 
-def _unrecognized(command: str, unknown: Sequence[str], argv: Sequence[str]) -> InputError:
-    """Return the error for arguments that a command does not have."""
+def _unrecognized(
+    command: str, unknown: Sequence[str], argv: Sequence[str], known: Sequence[str]
+) -> InputError:
+    """Return the error for arguments that a command does not have, of which some options are ``known``."""
     name = f"simoffload {command}".rstrip()
     text = f"unrecognized arguments: {' '.join(map(shortened, unknown))}"
     for option, key, value in zip(argv, argv[1:], argv[2:], strict=False):
         if option in {"--set", "--axis"} and "=" not in key and not value.startswith("-"):
             assignment = shlex.quote(f"{key}={value}")
             text += f"; {option} takes one word, the key and its value: {option} {shortened(assignment)}"
+        elif value not in unknown or value.startswith("-") or key.startswith("-"):
+            continue
+        elif option == command:
+            text += f"; {command} takes one name here (quote a name of several words)"
+        else:
+            text += f"; quote what has a space: {option} {shlex.quote(shortened(f'{key} {value}'))}"
+    for one in (word.partition("=")[0] for word in unknown if word.startswith("-")):
+        other = [new for olds, new in _INSTEAD if one in olds.split()]
+        if near := get_close_matches(one[:40], known, n=1, cutoff=0.8) or other:
+            text += f"; instead of {one} write {near[0]}"
     return InputError.at("", f"{text}; see {name} --help", path=name)
+
+
+_INSTEAD = (
+    ("--ram --dram --host-memory", "--memory 64GB"),
+    ("--quant --quantization --format -q", "MODEL:q4_k_m, or --set model.quantization=q4_k_m"),
+    ("--dtype", "--set model.dtype=bfloat16"),
+    ("--batch --batch-size --bs -b", "--set workload.batch_size=8"),
+    ("--ctx --ctx-size --max-model-len -c", "--context 8192"),
+    ("--prompt --prompt-length --input --input-len", "--set workload.prompt_length=2048"),
+    ("--output --output-length --output-len --max-tokens", "--set workload.output_length=512"),
+    ("--tp --tensor-parallel-size --num-gpus -g", "--gpus 2"),
+    ("--platform --machine --server", "--set platform=ID"),
+    ("--nodes", "--set nodes=2"),
+    ("--ssd --nvme --disk --storage --raid", "--drive ID"),
+    ("--train --training --finetune --lora", "--set workload.kind=training"),
+    (
+        "--users --rate --qps --concurrency",
+        "simoffload stream MODEL --slo ttft=2s, which finds users and rate",
+    ),
+    ("--html --report -o", "--output-dir DIR"),
+    ("--power --power-limit --tdp", '--set profiles.ID.power_limit="280 W", with the id of the GPU'),
+    ("--verbose -v --details", "--explain"),
+)
+"""Options that people type and that are called otherwise here, with what to write."""
 
 
 def program(only: str | None = None) -> argparse.ArgumentParser:
@@ -170,6 +236,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
         one = _command(commands, name, text)
         if only in (None, name):
             add(one)
+            one.set_defaults(known_options=tuple(one._option_string_actions))  # noqa: SLF001
     return parser
 
 

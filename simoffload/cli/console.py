@@ -101,8 +101,9 @@ class Console:
         self.draw(_lines(text))
 
     def notice(self, text: str) -> None:
-        """Print what the reader of the answer should know, wrapped and after it."""
-        self._notices.append(text)
+        """Print what the reader of the answer should know, wrapped and after it; without one, nothing."""
+        if text not in self._notices:
+            self._notices.append(text)
         if self.answered:
             self._print_notices()
 
@@ -155,8 +156,7 @@ class Console:
 
     def fail(self, problems: Iterable[Problem]) -> None:
         """Print problems, one to a line."""
-        problems = list(problems)
-        self._print_notices()
+        problems, self._notices = list(problems), []
         if self.as_json:
             try:
                 plain = [problem._asdict() for problem in problems]

@@ -233,7 +233,10 @@ _DIGITS = 9
 def count(text: str) -> int:
     """Read a whole number above zero."""
     if not text.isascii() or not text.isdigit() or not text.strip("0"):
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0')
+        from simoffload.units import written_out
+
+        hint = written_out(text)
+        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is not a whole number above 0{hint}')
     if len(text) > _DIGITS:
         raise argparse.ArgumentTypeError(f'"{shortened(text)}" has more than {_DIGITS} digits')
     return int(text)

@@ -269,7 +269,7 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
             "one scenario is not a comparison; give several scenarios, --on TARGET,…, --drive ID,ID, "
             "--models NAME,…, --platforms ID,…, --strategy FILE or --measured FILE"
         )
-        raise refusal("compare", message)
+        raise refusal("compare", _several_gpus(arguments) or message)
     if several and arguments.on:
         raise refusal("compare", "several drives are offers, each on a tier of its own; leave out --on")
     arguments.drive, arguments.offers = None if several else next(iter(drives), None), drives
@@ -282,6 +282,20 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         drives=drives if several else (),
         command="compare",
         console=console,
+    )
+
+
+def _several_gpus(arguments: Namespace) -> str:
+    """Return what to type where several GPUs are named to be compared; "" for others."""
+    from simoffload.scenario import MachineParts
+
+    cards = [one.strip() for one in (arguments.gpu or "").split(",") if one.strip()]
+    if len(cards) < 2:
+        return ""
+    machines = ",".join(MachineParts(gpu=card, gpus=arguments.gpus).platforms()[0] for card in cards)
+    return (
+        f"--gpu names one GPU; compare the machines that have them: simoffload compare "
+        f"{arguments.scenarios[0]} --platforms {machines}"
     )
 
 

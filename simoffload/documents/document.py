@@ -25,6 +25,8 @@ _SEPARATORS = re.compile(r"[-_\s]+")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9])-(?=[0-9])")
 _MAKER = re.compile(r"^(?:(?:nvidia|amd|intel|geforce|tesla|quadro|radeon|instinct)-+)+(?=.)")
 """Makers and their lines of products, which no id begins with."""
+_SERIES = "rtx"
+"""Beginning of ids that people leave out where only one is meant: 4090."""
 _LONGEST_NAME = 200  # characters of a name; no known one has as many
 _SHORTEST = 2  # characters of a beginning that still means something
 
@@ -60,12 +62,14 @@ def same_name(one: str, other: str) -> bool:
 
 
 def named(wanted: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the known name that a text means: the equal one, or else all that are equal when folded."""
+    """Return the known name that a text means: the equal one, or else all that are equal when folded, or
+    that are so without the series in front."""
     names = tuple(dict.fromkeys(known))
     if wanted in names:
         return (wanted,)
     text = folded(wanted)
-    return tuple(name for name in names if text and folded(name) == text)
+    meant = (text, f"{_SERIES}{text}") if text else ()
+    return next(filter(None, (tuple(n for n in names if folded(n) == one) for one in meant)), ())
 
 
 def _begins(name: str, text: str) -> bool:

@@ -24,6 +24,7 @@ from simoffload.documents.document import (
     suggest,
 )
 from simoffload.errors import Problem
+from simoffload.units import written_out
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -132,7 +133,7 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         for one in _frozen(place.around):
             if advice := one.elsewhere.get(word):
                 return finding._replace(message=f"unknown key: {advice}", at_key=True)
-        hint = suggest(word, names) or _deeper(word, names, place.around, _at(tree, location[:-1]))
+        hint = _deeper(word, names, place.around, _at(tree, location[:-1])) or suggest(word, names)
         message = f"unknown key{hint} (known here: {listing(names)})"
         meant = tuple((*location[:-1], name) for name in nearest(word, names))
         return finding._replace(message=message, at_key=True, meant=meant)
@@ -157,6 +158,8 @@ def _finding(error: ErrorDetails, model: type[BaseModel], tree: Any) -> _Finding
         value = finding.value
         if expected == "a whole number" and isinstance(value, float) and value.is_integer():
             hints.append(f"; write {int(value)}" if abs(value) < 2**63 else "")
+        if expected == "a whole number" and isinstance(value, str):
+            hints.append(written_out(value))
         return finding._replace(expected=expected, hint=next(iter(hints), ""))
     if kind in _BUILT_IN:
         return finding._replace(message=error["msg"][0].lower() + error["msg"][1:])

@@ -58,8 +58,20 @@ KINDS: dict[str, type[Profile]] = {
     "unmeasured": Unmeasured,
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
-OTHER_NAMES = {"gpu": "accelerator", "gpus": "accelerator", "machine": "platform", "server": "platform"}
+OTHER_NAMES = {
+    **dict.fromkeys(("gpu", "gpus", "accelerators"), "accelerator"),
+    **dict.fromkeys(("machine", "machines", "server", "servers", "platforms"), "platform"),
+    **dict.fromkeys(("ssd", "ssds", "nvme", "drives", "disk"), "drive"),
+    **dict.fromkeys(("cpu", "hosts"), "host"),
+}
 """Kinds by other names under which people look for them."""
+_OPTIONS = {"platform": "--set platform=", "accelerator": "--gpu "} | dict.fromkeys(
+    ("drive", "raid", "nfs", "pfs", "nvmeof", "remote"), "--drive "
+)
+"""How a command line names a profile, by its kind."""
+_CALLED = {"accelerator": "a GPU", "platform": "a machine", "drive": "a drive"}
+_FEW = 12
+"""Profiles that a message lists: our choice."""
 _ID = re.compile(ID_PATTERN)
 _ARRAY = re.compile(
     r"raid(?P<level>0|5|6|10)-(?P<count>[1-9][0-9]{0,3})x-(?P<drive>[a-z0-9][a-z0-9.+-]{0,79})"
@@ -67,6 +79,7 @@ _ARRAY = re.compile(
 """Ids of arrays that need no file: raid0-2x-samsung-980-pro-2tb."""
 _FORM = re.compile(r"(-sxm|-pcie|-nvl|-[0-9]+gb?)+$")
 """Form and memory at the end of the id of a GPU, which people leave out where there is only one."""
+_TYPED_FORM = re.compile(r"([ -](sxm\d?|pcie|nvl|hbm\d?e?|\d+ ?gb?))+$", re.IGNORECASE)
 PLATFORM = "platform"
 
 P = TypeVar("P", bound=Profile)
@@ -279,8 +292,25 @@ class Library:
         meant = named(reference, known) or self._without_form(reference, kinds, known)
         if len(meant) == 1 and (found := self._file(meant[0], kinds)):
             return found
-        hint = candidates(reference, meant or known) or f"; known: {listing(known)}"
+        hint = candidates(reference, meant) if meant else self.hint(reference)
+        if not hint and "accelerator" in kinds:  # as a driver names it: H100 80GB HBM3
+            hint = candidates(_TYPED_FORM.sub("", reference), known)
+        hint = hint or candidates(reference, known)
+        if not hint:
+            every = f"; list: simoffload profiles list {kinds[0].replace('accelerator', 'gpu')}"
+            hint = f"; known: {listing(known)}" if len(known) <= _FEW else every
         raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
+
+    def hint(self, reference: str) -> str:
+        """Return "; x is a platform: --set platform=x" for the name of a profile, where another thing is
+        expected; "" for any other text."""
+        ids = {path.stem: kind for kind in KINDS for path in self._files_of(kind)}
+        one = next(iter(named(reference, ids)), "")
+        if not one:
+            return ""
+        kind, option = ids[one], _OPTIONS.get(ids[one])
+        what = _CALLED.get(kind, f"a profile of the kind {kind}")
+        return f"; {one} is {what}" + (f": {option}{one}" if option else "")
 
     def _without_form(self, reference: str, kinds: tuple[str, ...], known: list[str]) -> tuple[str, ...]:
         """Return the ids of GPUs that a name means which lacks their form and memory, as B300, or has it

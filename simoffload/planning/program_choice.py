@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from simoffload.documents import Edit, either
+from simoffload.documents import Edit, either, quoted
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.limits import sharing
 from simoffload.planning.alternatives import OtherProgram
@@ -196,6 +196,9 @@ class _Candidates:
             there = next(filter(self._allowed, placed), None)
             if there is not None:
                 return there
+            if self.limit.optimizer is not None and self.limit.weights is None:
+                text = f"{either(having)} cannot keep the optimizer on {quoted(self.limit.optimizer)}"
+                raise InputError([self.scenario.document.problem(("strategy", "optimizer"), text)])
         plain = self.evaluator.edited(*self._plain(having[0]))
         if self.limit.weights is None:
             return plain

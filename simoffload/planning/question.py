@@ -198,7 +198,8 @@ def checked_program(program: str, work: str) -> str:
     a program for a kind of work."""
     kind = canonical_kind(program)
     if kind not in kinds():
-        text = f"is no program{suggest(program, kinds())}; it is one of {', '.join(kinds())}"
+        near = suggest(program, [one for one in kinds() if one[:2] == program[:2].lower()])
+        text = f"is no program that is modelled{near}; it is one of {', '.join(strategy_for(work))}"
         raise InputError.at(shortened(program), text, path="--program")
     if kind not in strategy_for(work):
         text = f"is not for a workload of {work}; use {either(strategy_for(work))}"

@@ -21,6 +21,7 @@ from simoffload.documents import (
     edited,
     either,
     exists,
+    listing,
     named,
     plain_document,
     quoted,
@@ -54,9 +55,9 @@ from simoffload.models import (
     ModelSpec,
     is_model,
     is_model_file,
-    list_models,
     model_file,
     model_label,
+    named_in_text,
     read_gguf,
     resembled_model,
     similar_models,
@@ -96,6 +97,10 @@ _NEW = {"at": "nvme", "through": "server"}
 """Names of tiers that are added, by how they are attached."""
 
 
+_COUNTED = re.compile(r"([1-9][0-9]?) ?[xX×] ?([a-zA-Z0-9].+)")
+"""A number of GPUs and what they are, as people write them: 2x4090."""
+
+
 class MachineParts(NamedTuple):
     """Parts that replace those of a platform, or that choose one; None stands for what is not named."""
 
@@ -120,13 +125,30 @@ class MachineParts(NamedTuple):
         """
         if self.gpu is None:
             return []
-        library = Library()
+        library, gpu = Library(), self._gpu(self.gpu)
         with _option("--gpu"):
-            gpu = library.find(self.gpu, ("accelerator",)).profile.id
         with _option("--gpu" if self.gpus in (None, 1) else "--gpus"):
-            with suppress(InputError):
-                return self._connected(platforms_with(library, gpu, self.gpus or 1))
-            return platforms_for_more(library, gpu, self.gpus or 1)
+            try:
+                with suppress(InputError):
+                    return self._connected(platforms_with(library, gpu, self.gpus or 1))
+                return platforms_for_more(library, gpu, self.gpus or 1)
+            except InputError as error:
+                hint = "name a platform with --set platform=ID, which then gets this GPU"
+                raise InputError.at("", f"{error.problems[0].message}; {hint}") from None
+
+    @staticmethod
+    def _gpu(name: str) -> str:
+        """Return the id of a GPU. Raises InputError for an unknown one, and for several."""
+        with _option("--gpu"):
+            if counted := _COUNTED.fullmatch(name.strip()):
+                number, one = counted.groups()
+                raise InputError.at(
+                    "", f"{quoted(name)} is a number of GPUs; write --gpu {one} --gpus {number}"
+                )
+            if "," in name:
+                text = f"{quoted(name)} are several GPUs; name one (compare MODEL --platforms ID,ID compares "
+                raise InputError.at("", f"{text}machines)")
+            return Library().find(name, ("accelerator",)).profile.id
 
     def _connected(self, platforms: list[str]) -> list[str]:
         """Return platforms; those with a network first if that is preferred, or the drive is behind one."""
@@ -165,8 +187,7 @@ class MachineParts(NamedTuple):
 
     def _edits(self, scenario: LoadedScenario, platform: Platform) -> Iterator[Edit]:
         if self.gpu is not None:
-            with _option("--gpu"):
-                gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+            gpu = self._gpu(self.gpu)
             if gpu != platform.profile.accelerator:
                 yield Edit(("equipment", "accelerator"), gpu)
         if self.memory is not None:
@@ -224,8 +245,7 @@ class MachineParts(NamedTuple):
         """Return the platform of a scenario with the GPU that is named."""
         if self.gpu is None:
             return scenario.platform()
-        with _option("--gpu"):
-            gpu = Library().find(self.gpu, ("accelerator",)).profile.id
+        gpu = self._gpu(self.gpu)
         return scenario.platform(Edit(("equipment", "accelerator"), gpu))
 
     def _storage(self, platform: Platform, drives: Drives) -> Edit:
@@ -958,8 +978,11 @@ def _no_scenario(name: str) -> str:
     text = "no such file, and no shipped scenario or model of that name"
     if looks := resembled_model(name):
         return f"{text}: {looks}"
-    hint = candidates(name, [*list_scenarios(), *list_models()]) or similar_models(name)
-    return f"{text}{hint or '; list: simoffload scenarios list, simoffload models list'}"
+    if profile := Library().hint(name):
+        return f"{text}{profile}"
+    hint = (candidates(name, list_scenarios()) if "/" in name else "") or similar_models(name)
+    hint = hint or "; list: simoffload scenarios list, simoffload models list"
+    return f"{text}{hint}; name any other model by its config.json or .gguf file"
 
 
 def completed(document: Document, cache: ScenarioCache, problems: list[Problem]) -> Document:
@@ -972,7 +995,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
         document = without(document, SWEEP)
     document = renamed(document, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
-        document = edited(document, [Edit(("model",), {"config": named})], in_place=True)
+        document = edited(document, [Edit(("model",), named_in_text(named))], in_place=True)
     if "stream" in document.data and "workload" not in document.data:
         document = edited(document, [Edit(("workload",), _BESIDE_STREAM)], in_place=True)
     document = _with_kind(document, "workload", "inference")
@@ -989,7 +1012,7 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     kind = strategy.get("kind") or usual_kind_of(workload, strategy.keys())
     document = _with_kind(document, "strategy", kind)
     known = strategy_in(document.data)
-    problems += _of_no_program(document)
+    document = _without_other_keys(document, problems)
     for key, content in known.traits.files.items() if known is not None else ():
         place = f"strategy.{key}"
         read = _try(document, problems, place, partial(cache.opened, document, key, content))
@@ -997,17 +1020,33 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
     return _in_precision(document)
 
 
-def _of_no_program(document: Document) -> Iterator[Problem]:
-    """Yield a problem for each key of the kind "best" that neither it nor any program has."""
-    strategy = document.data["strategy"]
-    if strategy["kind"] != BEST:
-        return
-    work = document.data.get("workload")
+def _without_other_keys(document: Document, problems: list[Problem]) -> Document:
+    """Return the document without the keys of its strategy that only other programs have, of the kind "best"
+    those that no program has, and add a problem for each."""
+    section, work = document.data["strategy"], document.data.get("workload")
     served = str(work.get("kind", "inference")) if isinstance(work, dict) else "inference"
-    known = {key for kind in strategy_for(served) for key in fields_of(kind, served)}
-    for key in strategy.keys() - known:
-        text = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
-        yield document.problem(("strategy", key), text, at_key=True)
+    own, kind = strategy_in(document.data), section["kind"]
+    if own is None or not strategy_for(served):
+        return document  # which is refused
+    wrong = dict[str, str]()
+    for key in sorted(section.keys() - own.model_fields.keys() - own.elsewhere.keys()):
+        having = _having(key, served)
+        if kind == BEST and not having:
+            known = {one for each in strategy_for(served) for one in fields_of(each, served)}
+            wrong[key] = f"unknown key{suggest(str(key), sorted(known))}; no program has it"
+        elif kind != BEST and (having or (having := _having(key, "training", " (training)"))):
+            has = f"it is one of {' and '.join(having)}"
+            wrong[key] = f"unknown key of {kind}; {has} (known here: {listing(list(own.model_fields))})"
+    if not wrong:
+        return document
+    problems += [document.problem(("strategy", key), text, at_key=True) for key, text in wrong.items()]
+    kept = {key: value for key, value in section.items() if key not in wrong}
+    return edited(document, [Edit(("strategy",), kept)], in_place=True)
+
+
+def _having(key: str, work: str, after: str = "") -> list[str]:
+    """Return the programs that have a key of the strategy for a kind of work, each with a text ``after``."""
+    return [f"{one}{after}" for one in strategy_for(work) if one != BEST and key in fields_of(one, work)]
 
 
 def _in_precision(document: Document) -> Document:
@@ -1091,11 +1130,11 @@ def default_scenario(
     """
     kinds = [value for key, value in map(split_assignment, overrides) if key == "workload.kind"]
     work = USUAL_WORK.get(str(kinds[-1]) if kinds else "", USUAL_WORK["inference"])
-    named, model = model_label(model), model_file(model) or model
-    data: dict[str, Any] = {"name": named, "model": model, "workload": work}
+    typed, model = model, model_file(model) or model
+    data: dict[str, Any] = {"name": model_label(model), "model": model, "workload": work}
     if platform is not None:
         data["platform"] = platform
-    document = Document(model, {**data, "strategy": {}}, Path())
+    document = Document(typed, {**data, "strategy": {}}, Path())
     cache = ScenarioCache()
     cache.allow_model(model)
     document = overridden(document, overrides, cache)

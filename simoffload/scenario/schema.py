@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,7 @@ from simoffload.documents import (
     Frozen,
     Location,
     edited,
+    either,
     key_path,
     parse_path,
     rename_keys,
@@ -22,9 +23,9 @@ from simoffload.documents import (
 )
 from simoffload.documents import split_assignment as split
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Parts, Platform
+from simoffload.hardware import KINDS, Parts, Platform
 from simoffload.limits import DEFAULT_MEMORY, LEAST_MEMORY, Limits
-from simoffload.models import ModelSpec, is_model_file
+from simoffload.models import ModelSpec, named_in_text
 from simoffload.scenario.cache import ScenarioCache
 from simoffload.scenario.streams import StreamOptions
 from simoffload.strategies import AnyStrategy, in_new_form, strategy_in, usual_kind
@@ -104,6 +105,20 @@ class EngineOptions(Frozen):
         return Limits(self.timeout, self.memory, self.max_events)
 
 
+def _of_profiles() -> dict[str, str]:
+    """Return what to write instead of each key that only profiles of devices have."""
+    devices = {kind: one.model_fields.keys() for kind, one in KINDS.items() if kind not in _NO_DEVICES}
+    return {
+        key: f"it is one of a profile; write profiles.ID.{key}, with the id of the {either(having)}"
+        for key in {key for keys in devices.values() for key in keys}
+        - {"name", "kind", "id", "notes", *Parts.model_fields}
+        if (having := [kind for kind, keys in devices.items() if key in keys])
+    }
+
+
+_NO_DEVICES = frozenset({"platform", "costs", "unmeasured"})
+
+
 class Scenario(Frozen):
     """The content of a scenario file."""
 
@@ -134,6 +149,8 @@ class Scenario(Frozen):
     engine: EngineOptions = EngineOptions()
     """Shortcuts and limits of the simulator."""
 
+    elsewhere: ClassVar = _of_profiles()
+
 
 # -- overrides, ``a.b=value`` ----------------------------------------------------------------------
 # Applied to a scenario, and those of its platform where the platform has what they change.
@@ -161,8 +178,7 @@ def opened(document: Document, location: Location, cache: ScenarioCache) -> Docu
     Raises InputError.
     """
     if location[:1] == ("model",) and isinstance(document.data.get("model"), str):
-        model = document.data["model"]
-        named = {"config" if is_model_file(model) else "name": model}
+        named = named_in_text(document.data["model"])
         return edited(document, [Edit(("model",), named)], in_place=True)
     strategy = document.data.get("strategy")
     if location[:1] != ("strategy",) or len(location) < 2 or not isinstance(strategy, dict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -258,6 +258,13 @@ class StreamOptions(Frozen):
     """Whether a step is scheduled while the one before is computed."""
     slo: StreamLimits = StreamLimits()
     """Limits that count for goodput."""
+
+    elsewhere: ClassVar = {
+        "users": "write stream.arrivals={kind: closed, users: 20}",
+        **dict.fromkeys(
+            ("rate", "request_rate"), 'write stream.arrivals={kind: poisson, request_rate: "2 /s"}'
+        ),
+    }
 
     @model_validator(mode="after")
     def _check(self) -> Self:

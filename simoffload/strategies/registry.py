@@ -19,6 +19,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, Va
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
+from simoffload.documents import named
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import BEST, NOW, Strategy, Suits, WorkloadKind
@@ -271,7 +272,8 @@ def usual_kind(workload: WorkloadKind | str, keys: Collection[str] = ()) -> str:
 
 def canonical_kind(name: str) -> str:
     """Return the kind that a name means, which may be a synonym or a name before 2026-11-29."""
-    return str(in_new_form({"kind": name})[0]["kind"])
+    meant = named(name, (*kinds(), *SYNONYMS))
+    return str(in_new_form({"kind": meant[0] if len(meant) == 1 else name})[0]["kind"])
 
 
 def fields_of(kind: str, workload: WorkloadKind | str) -> Set[str]:

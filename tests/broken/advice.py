@@ -13,7 +13,11 @@ electricity: -1
 """
 
 CASES: tuple[Case, ...] = (
-    command("advise-no-scenario", "advise", ("simoffload advise:", "arguments are required: SCENARIO")),
+    command(
+        "advise-no-scenario",
+        "advise",
+        ("simoffload advise:", "name a model or a scenario, such as simoffload advise"),
+    ),
     command(
         "advise-unknown-scenario", "advise ddn/bloom-176", ("ddn/bloom-176:", 'did you mean "ddn/bloom-176b"')
     ),

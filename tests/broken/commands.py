@@ -52,8 +52,36 @@ CASES: tuple[Case, ...] = (
     Case(
         "a-folder",
         ("run", "folder"),
-        (("folder:", "is a folder; give a .yaml, .yml or .json file"),),
+        (("folder:", "this folder has no config.json", "name a file, or another folder"),),
         {"folder/x.txt": ""},
+    ),
+    Case(
+        "a-folder-with-other-files",
+        ("run", "./folder"),
+        (("folder:", "no config.json", "name a file in it: folder/m.gguf or folder/s.yaml"),),
+        {"folder/s.yaml": SCENARIO, "folder/m.gguf": ""},
+    ),
+    *(
+        Case(
+            f"broken-model-{number}",
+            ("fit", *argv, "--gpu", "rtx-4090"),
+            (("my-model/config.json:2:1:", "not valid JSON"),),
+            {"my-model/config.json": '{"model_type": "llama"\n"hidden_size": 8}'},
+        )
+        for number, argv in enumerate(
+            (
+                ("my-model",),
+                ("./my-model:q4_k_m",),
+                ("--model", "my-model"),
+                ("qwen3-8b", "--model", "my-model"),
+            )
+        )
+    ),
+    Case(
+        "unknown-form-of-a-folder",
+        ("fit", "my-model:exl2", "--gpu", "rtx-4090"),
+        (("my-model:exl2: model.quantization:", "in exl2", "write q4_k_m"),),
+        {"my-model/config.json": '{"model_type": "llama"}'},
     ),
     Case(
         "wrong-suffix",
@@ -161,7 +189,7 @@ CASES: tuple[Case, ...] = (
     command(
         "no-scenario",
         "run",
-        ("simoffload run:", "the following arguments are required: SCENARIO, or --model"),
+        ("simoffload run:", "name a model or a scenario, such as simoffload run gpt-oss-120b"),
     ),
     command(
         "set-no-value",
@@ -276,13 +304,90 @@ CASES: tuple[Case, ...] = (
     ),
     command(
         "profile-kind-unknown",
-        "profiles list drives",
-        ("kind:", '"drives" is not a kind of profile', 'did you mean "drive"'),
+        "profiles list drivs",
+        ("kind:", '"drivs" is not a kind of profile', 'did you mean "drive"'),
     ),
     command(
         "profiles-no-action",
         "profiles",
-        ("simoffload profiles:", "the following arguments are required: ACTION"),
+        ("simoffload profiles:", "name an action, one of list, show, check, import; such as simoffload"),
+    ),
+    # ---- what people type first ----
+    *(
+        command(f"typed-{number}", line, (start, *texts))
+        for number, (line, start, *texts) in enumerate(
+            (
+                ("qwen3-8b --gpu rtx-4090", "simoffload:", "such as simoffload run qwen3-8b --gpu rtx-4090"),
+                ("--gpu rtx-4090 qwen3-8b", "simoffload:", "a command comes first"),
+                ("run llama 70b", "simoffload run:", "arguments: 70b", "run takes one name here"),
+                ("run opt-30b --gpu RTX 4090", "simoffload run:", "arguments: 4090", "--gpu 'RTX 4090'"),
+                ("run opt-30b --gpu 4090 --memory 64 GB", "simoffload run:", "--memory '64 GB'"),
+                ("run opt-30b --ram 64GB", "simoffload run:", "instead of --ram write --memory 64GB;"),
+                ("run opt-30b --quant q4", "simoffload run:", "instead of --quant write MODEL:q4_k_m"),
+                ("run opt-30b --users=8", "simoffload run:", "--users=8;", "write simoffload stream MODEL"),
+                ("fit opt-30b --machine", "simoffload fit:", "instead of --machine write --machines;"),
+                ("check", "simoffload check:", "are required: FILE; such as simoffload check scenario.yaml"),
+                ("run opt-30b --context 32k", "simoffload run:", "above 0; write 32768"),
+                ("run opt-30b --gpus two", "simoffload run:", '"two" is not a whole number from 0;'),
+                ("run opt-30b --gpu 2x4090", "--gpu:", "a number of GPUs; write --gpu 4090 --gpus 2"),
+                (
+                    "run opt-30b --gpu 4090,5090",
+                    "--gpu:",
+                    "several GPUs; name one (compare MODEL --platforms",
+                ),
+                ("run opt-30b --gpu dgx-h100", "--gpu:", "is a machine: --set platform=dgx-h100"),
+                ("run opt-30b --gpu samsung-980-pro-2tb", "--gpu:", "a drive: --drive samsung-980-pro-2tb"),
+                ("run opt-30b --gpu 7900-xtx", "--gpu:", "list: simoffload profiles list gpu"),
+                ("run 4090", "4090:", "no such file", "rtx-4090 is a GPU: --gpu rtx-4090"),
+                ("run 13b", "13b:", "no such file", 'did you mean "opt-13b"', "config.json or .gguf file"),
+                (
+                    "run qwen3.6-27b",
+                    "qwen3.6-27b:",
+                    "no such file",
+                    "name any other model by its config.json",
+                ),
+                (
+                    "compare opt-30b --gpu 4090,5090",
+                    "simoffload compare:",
+                    "--gpu names one GPU",
+                    "compare opt-30b --platforms rtx-4090-desktop,rtx-5090-workstation",
+                ),
+                (
+                    "run s.yaml --set power_limit=280",
+                    "--set: power_limit:",
+                    "profiles.ID.power_limit, with the id",
+                ),
+                ("run s.yaml --set read_limit=5GB/s", "--set: read_limit:", "profiles.ID.read_limit", "host"),
+                (
+                    "run s.yaml --set strategy.gpu_layers=3",
+                    "--set: strategy.gpu_layers:",
+                    "key of deepspeed; it is one of llama_cpp (known here: kind, ranks",
+                ),
+                (
+                    "run s.yaml --set strategy.optimizer=dram",
+                    "--set: strategy.optimizer:",
+                    "key of deepspeed; it is one of deepspeed (training) and fsdp (training)",
+                ),
+                ("run s.yaml --set workload.kind=train", "--set: workload.kind:", 'did you mean "training"?'),
+                (
+                    "run opt-30b --gpu 4090 --program sglang",
+                    "--program: sglang:",
+                    "is no program that is modelled; it is one of best, vllm",
+                ),
+                ("run s.yaml --set pcie=gen5", "--set: pcie:", 'did you mean "equipment.pcie"?'),
+                (
+                    "run s.yaml --set workload.context=32k",
+                    "--set: workload.context:",
+                    'got "32k"; write 32768',
+                ),
+                (
+                    "run s.yaml --set stream.users=20",
+                    "--set: stream.users:",
+                    "write stream.arrivals={kind: closed",
+                ),
+                ("run s.yaml --set model.quantization=4bit", "--set: model.quantization:", "int4-g128 (GPTQ"),
+            )
+        )
     ),
     command(
         "model-show-unknown",

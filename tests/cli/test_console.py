@@ -372,3 +372,15 @@ def test_a_limit_that_cannot_be_names_its_option(program, option: str, value: st
     answer = program("run", "small.yaml", option, value)
     assert (answer.status, answer.err.count("\n")) == (2, 1)
     assert f"argument {option}: {reason}" in answer.err
+
+
+def test_notices_are_said_once_after_an_answer_and_not_before_an_error(capsys) -> None:
+    console = Console(as_json=False)
+    console.notice("on a machine")
+    console.notice("on a machine")
+    console.answer("42", {})
+    assert capsys.readouterr() == ("42\n", "on a machine\n")
+    console = Console(as_json=False)
+    console.notice("on a machine")
+    console.fail([Problem("", None, None, "--slo", "has no limit")])
+    assert capsys.readouterr() == ("", "error: --slo: has no limit\n")

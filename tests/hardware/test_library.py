@@ -138,8 +138,8 @@ def test_missing_file() -> None:
 
 
 def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(InputError, match='"drives" is not a kind of profile; did you mean "drive"'):
-        list_profiles("drives")
+    with pytest.raises(InputError, match='"drivs" is not a kind of profile; did you mean "drive"'):
+        list_profiles("drivs")
 
 
 def test_file_of_another_kind_is_refused(folder: Path) -> None:

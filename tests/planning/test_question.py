@@ -130,6 +130,15 @@ def test_settings_limit_the_choice_to_programs_that_have_them() -> None:
     assert scenario.document.data["strategy"]["cpu_offload_gb"] == 4
     with pytest.raises(InputError, match=r'unknown key; did you mean "weights"\?; no program has it'):
         so.question("qwen3-8b", gpu="rtx-4090", overrides=["strategy.wieghts=dram"])
+    with pytest.raises(
+        InputError, match=r'strategy\.optimizer: transformers cannot keep the optimizer on "dram"'
+    ):
+        so.question(
+            "qwen3-0.6b",
+            gpu="rtx-4090",
+            program="transformers",
+            overrides=["workload.kind=training", "strategy.optimizer=dram"],
+        )
     with pytest.raises(InputError, match="no program has weights_gpu_percent, gpu_layers together"):
         so.question(
             "opt-30b",
@@ -141,7 +150,9 @@ def test_settings_limit_the_choice_to_programs_that_have_them() -> None:
 def test_a_program_must_be_for_the_work() -> None:
     with pytest.raises(InputError, match=r"^program: fsdp: is not for a workload of inference; use best, "):
         so.question("qwen3-8b", gpu="rtx-4090", program="fsdp")
-    with pytest.raises(InputError, match=r'^program: flexgem: is no program; did you mean "flexgen"\?'):
+    with pytest.raises(
+        InputError, match=r'^program: flexgem: is no program that is modelled; did you mean "flexgen"\?'
+    ):
         so.question("qwen3-8b", gpu="rtx-4090", program="flexgem")
 
 
