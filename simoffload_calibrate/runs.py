@@ -241,11 +241,15 @@ _SCENARIO_ONLY = ("description", "platform", "nodes", "engine", "checkpoint", "d
 """The keys of a scenario that a run on a real machine does not use."""
 
 
+_MOST_GPUS = 8
+"""GPUs of a run, which is made on one machine."""
+
+
 class _ZeroInference(Frozen):
     """The part of ZeRO's section ``strategy`` that a real run supports."""
 
     kind: Literal["deepspeed"] = "deepspeed"
-    ranks: Annotated[int, Field(strict=True, ge=1, le=8)] = 1
+    ranks: Annotated[int, Field(strict=True, ge=1, le=_MOST_GPUS)] = 1
     weights: Literal["hbm", "gpu", "dram", "cpu", "nvme"] | None = None
     ds_config: dict[str, Any] = Field(default_factory=dict)
     kv_cache: KvCache = DEFAULT
@@ -534,6 +538,11 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
         _complete(node)
     checked = validate(document, RunRequest, at=at)
     _check_program(document, at, checked, served)
+    if not isinstance(checked.strategy, _ZeroInference) and (gpus := checked.strategy.gpus) > _MOST_GPUS:
+        keys = ("ranks", *checked.strategy.traits.gpu_keys)
+        key = max(keys, key=lambda one: getattr(checked.strategy, one, 0))
+        text = f"a run is made on one machine with at most {_MOST_GPUS} GPUs, not {gpus:,}"
+        raise InputError([document.problem((*at, "strategy", key), text)])
     shape = checked.model.shape(root=document.root)
     if shape.family not in FAMILIES:
         text = "transformers has no class for a draft; only models of a known family can be measured"

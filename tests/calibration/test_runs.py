@@ -124,6 +124,14 @@ def test_fsdp_has_parameters_and_optimizer_in_one_place(tmp_path: Path) -> None:
     [
         ({"strategy": {"ds_config": {"zero_optimization": {"stage": 2}}}}, "stage: must be 3"),
         ({"strategy": {"weights": "hbm", "ds_config": NVME}}, 'weights: "hbm" contradicts ds_config'),
+        (
+            {"workload": TRAINING, "strategy": {"kind": "fsdp", "ranks": 4096}},
+            "strategy.ranks: a run is made on one machine with at most 8 GPUs, not 4,096",
+        ),
+        (
+            {"strategy": {"kind": "transformers", "tensor_parallel_size": 16, "ranks": 16}},
+            "strategy.ranks: a run is made",
+        ),
         ({"strategy": {"kind": "transformers", "ranks": 2}}, "strategy.ranks: one copy of the model runs"),
         ({"strategy": {"kind": "accelerate", "device_map": 99}}, "runs[0].strategy.device_map: 99 layers"),
         (
