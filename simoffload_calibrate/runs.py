@@ -538,11 +538,6 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
         _complete(node)
     checked = validate(document, RunRequest, at=at)
     _check_program(document, at, checked, served)
-    if not isinstance(checked.strategy, _ZeroInference) and (gpus := checked.strategy.gpus) > _MOST_GPUS:
-        keys = ("ranks", *checked.strategy.traits.gpu_keys)
-        key = max(keys, key=lambda one: getattr(checked.strategy, one, 0))
-        text = f"a run is made on one machine with at most {_MOST_GPUS} GPUs, not {gpus:,}"
-        raise InputError([document.problem((*at, "strategy", key), text)])
     shape = checked.model.shape(root=document.root)
     if shape.family not in FAMILIES:
         text = "transformers has no class for a draft; only models of a known family can be measured"
@@ -599,7 +594,8 @@ def _case(document: Document, at: Location, *, served: bool | None) -> Calibrati
 
 
 def _check_program(document: Document, at: Location, checked: RunRequest, served: bool | None) -> None:
-    """Refuse a run of another program than the command starts, and a stream of one that serves none."""
+    """Refuse a run of another program than the command starts, a stream of one that serves none, and more
+    GPUs than a machine has."""
     kind = checked.strategy.kind
     if served and checked.served is None:
         text = f"{kind} is not what vLLM runs: use vllm, or simoffload calibrate deepspeed"
@@ -615,6 +611,11 @@ def _check_program(document: Document, at: Location, checked: RunRequest, served
     if checked.served is not None and isinstance(checked.workload, Training):
         text = "must be inference: vLLM does not train"
         raise InputError([document.problem((*at, "workload", "kind"), text)])
+    if not isinstance(checked.strategy, _ZeroInference) and (gpus := checked.strategy.gpus) > _MOST_GPUS:
+        keys = ("ranks", *checked.strategy.traits.gpu_keys)
+        key = max(keys, key=lambda one: getattr(checked.strategy, one, 0))
+        text = f"a run is made on one machine with at most {_MOST_GPUS} GPUs, not {gpus:,}"
+        raise InputError([document.problem((*at, "strategy", key), text)])
 
 
 def _check_blocks(shape: ModelShape, checked: RunRequest, requests: Mapping[str, Any] | None) -> None:

@@ -55,7 +55,7 @@ class Verdict(str):
 
     def within(self, fits: Callable[[str], bool]) -> str:
         """Return the sentence without the parts for which there is no room: first what tables tell, then the
-        least important parts, then the last words."""
+        least important parts, then the last words of the longest part."""
         text = str(self)
         if fits(text):
             return text
@@ -70,10 +70,11 @@ def _shortened(parts: tuple[VerdictPart, ...], fits: Callable[[str], bool]) -> s
     while not fits(_sentence(parts)) and any(part.rank for part in parts):
         _, last = max((part.rank, at) for at, part in enumerate(parts))
         parts = (*parts[:last], *parts[last + 1 :])
-    text = _sentence(parts)
-    while not fits(text) and " " in text:
-        text = text.rpartition(" ")[0].rstrip(",;:…") + "…"
-    return text
+    at = max(range(len(parts)), key=lambda one: len(parts[one].text))
+    while not fits(_sentence(parts)) and " " in (text := parts[at].text).strip():
+        cut = parts[at]._replace(text=text.rpartition(" ")[0].rstrip(",;:…") + "…")
+        parts = (*parts[:at], cut, *parts[at + 1 :])
+    return _sentence(parts).replace("….", "…")
 
 
 # -- the report document ---------------------------------------------------------------------------

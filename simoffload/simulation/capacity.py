@@ -104,9 +104,18 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
 
 
 def _several(scenario: LoadedScenario, plan: Plan) -> str:
-    """Return a phrase for weights that several tiers beside HBM hold during inference; "" otherwise."""
-    tiers = base.weights_tiers(plan) if scenario.scenario.workload.kind == "inference" else ()
-    return f"{{}} on {' and '.join(tiers)}" if len(tiers) > 1 else ""
+    """Return a phrase for weights that several tiers hold during inference, of which those count that hold a
+    tenth, or that GPUs hold although the rest of them is elsewhere; "" otherwise."""
+    beside = base.weights_tiers(plan) if scenario.scenario.workload.kind == "inference" else ()
+    if not beside:
+        return ""
+    gpus = "GPU" if scenario.scenario.strategy.gpus == 1 else "GPUs"
+    if not (large := base.offloaded_tiers(plan)):
+        return f"{{}} in the {gpus}"
+    held = sum(one.size for one in plan.held if one.kind == "weights" and one.tier == "hbm")
+    if large == ("dram",) and 10 * held >= plan.model.weight_bytes:
+        return f"{{}} in {gpus} and host memory"
+    return f"{{}} on {' and '.join(beside)}" if len(beside) > 1 else ""
 
 
 def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:

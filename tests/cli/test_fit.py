@@ -262,3 +262,10 @@ def test_service_levels_are_for_the_best_batch(program) -> None:
     answer = program("fit", "small.yaml", "--slo", "tpot=1s")
     assert answer.status == 2
     assert "--slo needs --best-batch" in answer.err
+
+
+def test_weights_that_llama_cpp_has_on_the_gpu_are_not_said_to_be_in_host_memory(program) -> None:
+    small = program("fit", "qwen3-8b:q4_k_m", "--gpu", "rtx-4090", "--program", "llama_cpp")
+    large = program("fit", "gpt-oss-120b", "--gpu", "rtx-4090", "--program", "llama_cpp")
+    assert "with its weights in the GPU:" in " ".join(small.out.split())
+    assert "with its weights in GPU and host memory:" in " ".join(large.out.split())

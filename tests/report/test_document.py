@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import COLUMNS, Datum, ReportSection, ReportTable, write_long_table
+from simoffload.report.document import (
+    COLUMNS,
+    LONGEST,
+    Datum,
+    ReportSection,
+    ReportTable,
+    Verdict,
+    VerdictPart,
+    write_long_table,
+)
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
@@ -165,3 +174,11 @@ def test_of_several_results_json_has_each(make_result: Make) -> None:
     rendered = comparison_document([make_result(), make_result(target="dram")]).to_dict()
     assert [one["label"] for one in rendered["each"]] == ["bloom-7b1, raid", "bloom-7b1, dram"]
     assert rendered["each"][1]["verdicts"][0].startswith("bloom-7b1 runs with its weights in DRAM")
+
+
+def test_a_sentence_without_room_loses_words_of_its_longest_part_and_no_numbers() -> None:
+    description = "a change " + "with many words " * 20
+    found = Verdict.of("40 tokens/s", VerdictPart(f"; gain: {description}", 0), VerdictPart(" (16.5×)", 0))
+    assert found.startswith("40 tokens/s; gain: a change with many words")
+    assert found.endswith("… (16.5×).")
+    assert len(found) <= LONGEST

@@ -39,7 +39,9 @@ def address(answer: Any) -> State:
 def test_a_page_without_a_state_begins_with_one(update: Post) -> None:
     answer = update("url.hash", "")
     assert address(answer) == START
-    assert answer["sentence"]["children"].startswith("gpt-oss-120b, mxfp4 runs with its weights in DRAM")
+    assert answer["sentence"]["children"].startswith(
+        "gpt-oss-120b, mxfp4 runs with its weights in GPU and host memory"
+    )
     assert [len(answer["basket"]["options"]), len(answer["form"]["children"])] == [1, 6]
 
 
@@ -183,7 +185,7 @@ def test_a_browser_shows_it_under_its_policy(app: Dash, tmp_path: Path) -> None:
             timeout=120,
         )
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    assert "gpt-oss-120b, mxfp4 runs with its weights in DRAM:" in done.stdout
+    assert "gpt-oss-120b, mxfp4 runs with its weights in GPU and host memory:" in done.stdout
     assert done.stdout.count('class="chart') >= 3
     for lacking in ('<html lang="en"', 'aria-pressed="true"', 'aria-valuetext="1"', 'role="radiogroup"'):
         assert lacking in done.stdout

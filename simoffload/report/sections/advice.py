@@ -297,19 +297,24 @@ def advice_verdict(advice: Advice, service: Sequence[ServiceLevel] = ()) -> Verd
         ("largest gain per cost", paid),
         ("best setting", clear),
     )
-    gains, seen = [] if same else [_nothing_helps(advice, other)], list[Tried]()
+    gains, seen = [] if same else [(_nothing_helps(advice, other), "")], list[Tried]()
     for title, found in named:
         if found and found[0] not in seen:
             seen.append(found[0])
-            gains.append(f"{title}: {with_gain(found[0], advice)}")
-    gains += [f"more throughput: {with_throughput(one, advice)}" for one in advice.larger_batches[:1]]
+            what = found[0].change.description
+            gains.append((f"{title}: {what}", with_gain(found[0], advice).removeprefix(what)))
+    gains += [(f"more throughput: {with_throughput(one, advice)}", "") for one in advice.larger_batches[:1]]
     return Verdict.of(
         took(result),
         VerdictPart(took_first(result), 5),
         VerdictPart("" if missed is result else _missed(missed), 1),
         VerdictPart(f"; bottleneck: {missed.bottleneck}", 1),
         VerdictPart(limit, 4),
-        *(VerdictPart(f"; {text}", 3 if at else 0) for at, text in enumerate(gains)),
+        *(
+            VerdictPart(text, 3 if at else 0)
+            for at, (what, gain) in enumerate(gains)
+            for text in ((f"; {what}", gain) if not at else (f"; {what}{gain}",))
+        ),
         VerdictPart(f"; {BRACKETS}", 6),
         *end,
     )
