@@ -55,7 +55,7 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     """
     from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
-    from simoffload.models import read_config
+    from simoffload.models import is_model, read_config
     from simoffload.scenario import find_scenario, gguf_document, list_scenarios
 
     if (of_model := gguf_document(source)) is not None:
@@ -74,6 +74,8 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     list_ = "simoffload profiles list" if profiles_only else "simoffload scenarios list"
     hint = candidates(source, names)
     message = f"no such file, and no shipped {what} of that name{hint or f'; list: {list_}'}"
+    if not profiles_only and is_model(source):
+        message = f"is a model with a name, which needs no check: simoffload models show {source}"
     raise InputError.at("", message, path=shortened(source))
 
 

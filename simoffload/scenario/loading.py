@@ -775,7 +775,11 @@ def read_scenario(
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    return resolve(read_document(locate(source)), overrides=overrides, placed=placed)
+    path = locate(source)
+    document = read_document(path)
+    if path != Path(source):  # a shipped one, whose folder is nobody's business
+        document = replace(document, path=str(source))
+    return resolve(document, overrides=overrides, placed=placed)
 
 
 def read_source(source: ScenarioSource, *, overrides: Sequence[str] = ()) -> LoadedScenario:

@@ -327,6 +327,13 @@ CASES: tuple[Case, ...] = (
                 ("run opt-30b --users=8", "simoffload run:", "--users=8;", "write simoffload stream MODEL"),
                 ("fit opt-30b --machine", "simoffload fit:", "instead of --machine write --machines;"),
                 ("check", "simoffload check:", "are required: FILE; such as simoffload check scenario.yaml"),
+                (
+                    "sweep s.yaml --axis workload.batch_size=1..4",
+                    "--axis: workload.batch_size.choices:",
+                    '"1..4" is no value; write the values, such as 1,4',
+                ),
+                ("check qwen3-8b", "qwen3-8b:", "needs no check: simoffload models show qwen3-8b"),
+                ("stream ddn/bloom-mod-2", "ddn/bloom-mod-2:1:1:", "has no section stream"),
                 ("run opt-30b --context 32k", "simoffload run:", "above 0; write 32768"),
                 ("run opt-30b --gpus two", "simoffload run:", '"two" is not a whole number from 0;'),
                 ("run opt-30b --gpu 2x4090", "--gpu:", "a number of GPUs; write --gpu 4090 --gpus 2"),

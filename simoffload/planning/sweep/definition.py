@@ -382,9 +382,20 @@ def _axis(path: str, spec: AxisSection, place: _Place, most: int) -> Axis:
     return Axis(name, location, values, texts, place.problem(""), places)
 
 
+_ENDS = re.compile(r"(\d+)\.\.+(\d+)")
+"""Both ends of a range, as ``reach --within`` takes them."""
+
+
 def _choices(values: list[Any], place: _Place, most: int) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     if len(values) > most:
         raise place.error(f"{len(values):,} values are more than the {most:,} that a sweep may have")
+    for one in values:
+        if isinstance(one, str) and (ends := _ENDS.fullmatch(one)):
+            first, last = ends.groups()
+            text = (
+                f"write the values, such as {first},{last}, or {{range: {{min: {first}, max: {last}, n: 4}}}}"
+            )
+            raise place.error(f"{quoted(one)} is no value; {text}")
     written = (place.document.written((*place.location, i)) for i in range(len(values)))
     return tuple(values), tuple(_text(*pair) for pair in zip(values, written, strict=True))
 
