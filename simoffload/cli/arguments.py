@@ -187,7 +187,10 @@ def _unrecognized(
         elif value not in unknown or value.startswith("-") or key.startswith("-"):
             continue
         elif option == command:
-            text += f"; {command} takes one name here (quote a name of several words)"
+            from simoffload.hardware import Library
+
+            device = Library().hint(value) or Library().hint(key)
+            text += device or f"; {command} takes one name here (quote a name of several words)"
         else:
             text += f"; quote what has a space: {option} {shlex.quote(shortened(f'{key} {value}'))}"
     for one in (word.partition("=")[0] for word in unknown if word.startswith("-")):

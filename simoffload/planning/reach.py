@@ -36,7 +36,7 @@ from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_
 from simoffload.planning.sizing import Limit, batch_limit
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import SimulationResult, by_name
-from simoffload.scenario import LoadedScenario
+from simoffload.scenario import LoadedScenario, Scenario
 from simoffload.simulation import fit
 from simoffload.simulation.metrics import refused
 from simoffload.strategies import Strategy
@@ -49,6 +49,7 @@ BY, WITHIN = "--by", "--within"
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?) *([^\W\d_]\S*)?")
 _SPAN = 1000
 """Ratio of the largest value that is tried to the present one, and of that to the smallest: our choice."""
+_INSTEAD = {"users": "simoffload stream --slo ttft=2s finds how many there can be"}
 _EXAMPLE = "write a path such as workload.batch_size, nodes or 'profiles.\"drive/ID\".read'"
 _RANGE = 'write MIN..MAX, such as 1..64 or "1 GB/s..20 GB/s"'
 _DECADE = 900
@@ -289,6 +290,8 @@ def _unknown(evaluator: Evaluator, location: Location, depth: int, node: Any) ->
     hint = suggest(key_path(location), same) if same else suggest(str(location[depth]), inside)
     if same and not hint:
         hint = f"; did you mean {quoted(same[0])}?"
+    if advice := _INSTEAD.get(wanted) or Scenario.elsewhere.get(wanted):
+        hint = hint or f": {advice}"
     hint = hint or suggest(key_path(location), paths) or f"; {_EXAMPLE}"
     return _refusal(key_path(location), f"the scenario has no such key{hint}")
 

@@ -332,6 +332,26 @@ CASES: tuple[Case, ...] = (
                     "--axis: workload.batch_size.choices:",
                     '"1..4" is no value; write the values, such as 1,4',
                 ),
+                (
+                    "run opt-30b 4090",
+                    "simoffload run:",
+                    "arguments: 4090; rtx-4090 is a GPU: --gpu rtx-4090;",
+                ),
+                (
+                    "run 4090 opt-30b",
+                    "simoffload run:",
+                    "arguments: opt-30b; rtx-4090 is a GPU: --gpu rtx-4090;",
+                ),
+                (
+                    "reach s.yaml --by users --slo ttft=2s",
+                    "--by: users:",
+                    "simoffload stream --slo ttft=2s finds",
+                ),
+                (
+                    "reach s.yaml --by power_limit --slo ttft=2s",
+                    "--by: power_limit:",
+                    "write profiles.ID.power_limit",
+                ),
                 ("check qwen3-8b", "qwen3-8b:", "needs no check: simoffload models show qwen3-8b"),
                 ("stream ddn/bloom-mod-2", "ddn/bloom-mod-2:1:1:", "has no section stream"),
                 ("run opt-30b --context 32k", "simoffload run:", "above 0; write 32768"),
