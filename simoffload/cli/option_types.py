@@ -89,7 +89,8 @@ def add_parts(parser: Options, *, offers: bool = False) -> None:
         ("--gpu", "ID", "another GPU; a model that is named alone gets the smallest shipped machine with it"),
         ("--memory", "SIZE", "host memory as its modules are sold: 64GB, which have 64 GiB"),
     ):
-        parser.add_argument(option, action=Once, metavar=metavar, help=about)
+        why = "compare MODEL --platforms ID,ID compares machines" if offers and option == "--gpu" else None
+        parser.add_argument(option, action=Once, const=why, metavar=metavar, help=about)
     if offers:
         about = f"{_DRIVE}; several, separated by commas, are offers: each gets a row"
         parser.add_argument("--drive", type=listed, action="extend", metavar="ID,…", help=about)

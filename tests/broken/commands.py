@@ -352,6 +352,11 @@ CASES: tuple[Case, ...] = (
                     "--by: power_limit:",
                     "write profiles.ID.power_limit",
                 ),
+                (
+                    "compare opt-30b --gpu 4090 --gpu 5090",
+                    "simoffload compare:",
+                    "given twice; compare MODEL --platforms",
+                ),
                 ("check qwen3-8b", "qwen3-8b:", "needs no check: simoffload models show qwen3-8b"),
                 ("stream ddn/bloom-mod-2", "ddn/bloom-mod-2:1:1:", "has no section stream"),
                 ("run opt-30b --context 32k", "simoffload run:", "above 0; write 32768"),
