@@ -126,7 +126,6 @@ class MachineParts(NamedTuple):
         if self.gpu is None:
             return []
         library, gpu = Library(), self._gpu(self.gpu)
-        with _option("--gpu"):
         with _option("--gpu" if self.gpus in (None, 1) else "--gpus"):
             try:
                 with suppress(InputError):
