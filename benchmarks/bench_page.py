@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def _state(name: str) -> str:
-    from simoffload.web.state import State, Variant
+    from simoffload.extensions.web.state import State, Variant
 
     return State((Variant(name),)).text
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simoffload.documents import read_document
-from simoffload.planning.sweep import Sweep, define_sweep, find_points, run_sweep, usable_cores
-from simoffload.planning.sweep.run import job_of
+from simoffload.extensions.sweep.definition import Sweep, define_sweep, find_points
+from simoffload.extensions.sweep.run import job_of, run_sweep, usable_cores
 from simoffload.scenario import ScenarioCache, find_scenario, resolve
 
 _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"

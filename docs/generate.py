@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from simoffload.cli.arguments import program
-from simoffload.cli.schemas import SCHEMAS, schema_of
+from simoffload.cli.schemas import kinds, schema_of
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
 from simoffload.models.sizes import find_model
@@ -98,7 +98,7 @@ _PROGRAM = """# Reference: the command line
 
 def files() -> dict[str, str]:
     """Return the text of every file, by its path in docs."""
-    schemas = {kind: schema_of(kind) for kind in SCHEMAS}
+    schemas = {kind: schema_of(kind) for kind in kinds()}
     written = {
         f"schema/{kind}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
         for kind, schema in schemas.items()

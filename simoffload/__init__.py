@@ -7,7 +7,8 @@ TYPE_CHECKING = False  # to type checkers it is true; importing typing takes lon
 if TYPE_CHECKING:
     from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
     from simoffload.exchange.chrome_trace import write_trace
-    from simoffload.exchange.measured_profiles import import_profile
+    from simoffload.extensions.serving.streams import StreamResult, stream
+    from simoffload.extensions.sweep.run import SweepResult, sweep
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.advise import advise, search_catalogue
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from simoffload.planning.remedies import smallest_changes
     from simoffload.planning.service_levels import parse_service
     from simoffload.planning.sizing import largest, machines_needed
-    from simoffload.planning.streams import StreamResult, stream
-    from simoffload.planning.sweep.run import SweepResult, sweep
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
     from simoffload.results.checkpoint import CheckpointResult
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from simoffload.results.result import SimulationResult
     from simoffload.results.training import TrainingResult
     from simoffload.scenario import LoadedScenario, list_scenarios
+    from simoffload_calibrate.importers.measured_profiles import import_profile
 
 __all__ = [
     "CheckpointResult",
@@ -98,8 +98,8 @@ _HOME = {
     "SimoffloadError": "simoffload.errors",
     "SimulationError": "simoffload.errors",
     "SimulationResult": "simoffload.results.result",
-    "StreamResult": "simoffload.planning.streams",
-    "SweepResult": "simoffload.planning.sweep.run",
+    "StreamResult": "simoffload.extensions.serving.streams",
+    "SweepResult": "simoffload.extensions.sweep.run",
     "TrainingResult": "simoffload.results.training",
     "advise": "simoffload.planning.advise",
     "best_batch": "simoffload.planning.reach",
@@ -111,7 +111,7 @@ _HOME = {
     "confidence": "simoffload.planning.confidence",
     "economics": "simoffload.planning.economics",
     "fit": "simoffload.planning.answers",
-    "import_profile": "simoffload.exchange.measured_profiles",
+    "import_profile": "simoffload_calibrate.importers.measured_profiles",
     "largest": "simoffload.planning.sizing",
     "list_models": "simoffload.models",
     "list_profiles": "simoffload.hardware",
@@ -132,8 +132,8 @@ _HOME = {
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",
     "storage_curve": "simoffload.planning.bandwidth",
-    "stream": "simoffload.planning.streams",
-    "sweep": "simoffload.planning.sweep.run",
+    "stream": "simoffload.extensions.serving.streams",
+    "sweep": "simoffload.extensions.sweep.run",
     "write_comparison": "simoffload.report.html",
     "write_report": "simoffload.report.html",
     "write_trace": "simoffload.exchange.chrome_trace",

@@ -14,8 +14,9 @@ from simoffload.units import plural
 from simoffload_calibrate.micro.command import add_micro
 
 
-def add(actions: SubParsers) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
     """Register the actions of ``calibrate``."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
     add_micro(actions)
     _add_deepspeed(actions)
     _add_vllm(actions)

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple, get_args
 
 from simoffload.documents import Document, Edit
 from simoffload.errors import InputError, Problem, SimulationError, printable
+from simoffload.extensions.serving.simulate import StreamSimulation
+from simoffload.extensions.serving.streams import simulated_stream
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware import Path as LinkPath
 from simoffload.hardware.library import is_path
 from simoffload.models import SINGLE, Attention, ModelShape, forward_cost
 from simoffload.planning.confidence import confidence
 from simoffload.planning.errors import Comparable
-from simoffload.planning.streams import simulated_stream
 from simoffload.progress import steps
 from simoffload.report.formatting import columns
 from simoffload.results import InferenceResult, SimulationResult, by_name
 from simoffload.results.capacity import peak_uses
 from simoffload.results.timeline import Timeline
 from simoffload.scenario import LoadedScenario, ScenarioCache, resolve
-from simoffload.serving.simulate import StreamSimulation
 from simoffload.simulation import simulate
 from simoffload.strategies import in_new_form
 from simoffload.strategies.base import memory_stages, traffic

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from simoffload.documents import Document, read_text, validate
 from simoffload.errors import InputError, Problem
+from simoffload.extensions.serving.requests import Requests
 from simoffload.models import ModelShape
 from simoffload.results.timeline import Interval, Timeline
-from simoffload.serving.requests import Requests
 from simoffload.strategies import in_new_form
 from simoffload_calibrate.runs import offload_device, offload_home, optimizer_device
 

@@ -17,18 +17,18 @@ from pydantic import Field
 
 from simoffload.documents import Document, Edit, Frozen, Location, edited, quoted, read_document, validate
 from simoffload.errors import InputError, Problem
-from simoffload.hardware.detect import SeenMachine, System
+from simoffload.extensions.programs.fsdp import Fsdp
+from simoffload.extensions.serving.simulate import requests_of
 from simoffload.models import FAMILIES, ModelShape, ModelSpec
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.simulate import requests_of
 from simoffload.strategies import in_new_form
 from simoffload.strategies.cache.kv_cache import DEFAULT, TRANSFORMERS, VLLM_BLOCK, KvCache, check_native
 from simoffload.strategies.ds_config import DeepSpeedConfig
 from simoffload.strategies.programs.accelerate import Accelerate, ModuleTree
-from simoffload.strategies.programs.fsdp import Fsdp
 from simoffload.strategies.programs.transformers import Transformers
 from simoffload.strategies.programs.vllm import Vllm
 from simoffload.workload import Computation, Inference, Training
+from simoffload_calibrate.detect import SeenMachine, System
 
 # -- facts about this machine ----------------------------------------------------------------------
 # GPUs, CPU, memory and versions, but nothing that identifies its owner.

@@ -13,8 +13,8 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.extensions.sweep.run import check_workers_can_import
 from simoffload.models.families import FAMILIES
-from simoffload.planning.sweep.run import check_workers_can_import
 from simoffload.strategies import register, registry
 from simoffload.strategies.authoring import Prefetched
 from simoffload.strategies.base import memory_stages

@@ -14,11 +14,11 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
+from simoffload.extensions.web.questions import answer
+from simoffload.extensions.web.state import State, Variant
 from simoffload.planning.advise.evaluate import objective_of
 from simoffload.planning.service_levels import parse_service
 from simoffload.results import registered
-from simoffload.web.questions import answer
-from simoffload.web.state import State, Variant
 
 ROOT = Path(__file__).parents[1]
 SCENARIO, NAME, LABEL, COLUMN = "ddn/bloom-7b1", "moved_bytes", "moved for a token", "moved"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from simoffload.extensions.sweep.definition import reserved
 from simoffload.planning.compare import Comparison
 from simoffload.planning.economics import COST_METRICS
-from simoffload.planning.sweep.definition import reserved
 from simoffload.results import declared_metrics
 from simoffload.scenario import read_scenario
 from simoffload.simulation import fit

@@ -133,8 +133,8 @@ class Hidden(MetaPathFinder):
 arguments, HIDDEN = json.loads(sys.argv[1])
 sys.meta_path.insert(0, Hidden())
 if arguments[0] == "serve":
-    import simoffload.web.server
-    simoffload.web.server.serve = lambda *_, **__: print("served")
+    import simoffload.extensions.web.server
+    simoffload.extensions.web.server.serve = lambda *_, **__: print("served")
 from simoffload.cli import main
 sys.exit(main(arguments))
 """
@@ -192,5 +192,5 @@ def test_commands_of_the_readme_run_under_another_python(python: Path | None, tm
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         assert done.stdout, command
-    server = [python, "-c", "from simoffload.web.server import application"]
+    server = [python, "-c", "from simoffload.extensions.web.server import application"]
     subprocess.run(server, env=environment, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from simoffload.serving.scheduler import Runs
+from simoffload.extensions.serving.scheduler import Runs
 
 Key = tuple[tuple[int, int], ...]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from simoffload.exchange.aiconfigurator import DTYPES, KernelCall, calls_of
 from simoffload.hardware import Accelerator, Library
+from simoffload_calibrate.importers.aiconfigurator import DTYPES, KernelCall, calls_of
 
 __all__ = ["KernelClass", "call_classes", "judging_calls", "product_classes"]
 

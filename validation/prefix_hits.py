@@ -12,11 +12,11 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.requests import Requests
+from simoffload.extensions.serving.scheduler import PrefixCache
+from simoffload.extensions.serving.traces import read_trace
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.requests import Requests
-from simoffload.serving.scheduler import PrefixCache
-from simoffload.serving.traces import read_trace
 
 _BLOCK = 512
 """Tokens of a hash of Mooncake."""

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from simoffload.bisection import least_factor
-from simoffload.planning.streams import StreamResult, simulated_stream
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.replica import Replica, Served, StepTimes, serve
-from simoffload.serving.scheduler import ReplicaState, VllmScheduler
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.replica import Replica, Served, StepTimes, serve
+from simoffload.extensions.serving.scheduler import ReplicaState, VllmScheduler
+from simoffload.extensions.serving.streams import StreamResult, simulated_stream
 from simoffload_calibrate.compare import recorded_scenario, setting, stream_simulation
 from simoffload_calibrate.records import EngineFacts, RecordedRun, ServedRequests, read_records
 

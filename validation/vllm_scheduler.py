@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.replica import Replica, StepTime, serve
-from simoffload.serving.scheduler import ReplicaState, Runs, ScheduledWork, VllmScheduler
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.replica import Replica, StepTime, serve
+from simoffload.extensions.serving.scheduler import ReplicaState, Runs, ScheduledWork, VllmScheduler
 from simoffload.strategies import CacheGroups
 
 PINNED = "0.33.0"

@@ -8,13 +8,17 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import simoffload
+from simoffload import extending
 from simoffload.cli.option_types import (
+    WRITTEN,
     Once,
     SubParsers,
+    add_costs,
     add_json,
     add_limits,
     add_model,
@@ -24,8 +28,6 @@ from simoffload.cli.option_types import (
     add_program,
     budget,
     listed,
-    port,
-    size,
 )
 from simoffload.errors import InputError, shortened
 
@@ -50,24 +52,26 @@ Exit status: 0 success, 1 the simulation could not finish, 2 invalid input, 3 do
 the service levels, 130 interrupted.
 Documentation: README.md and the folder docs of the source; docs/tutorial.md is for beginners.
 """
-_QUESTIONS = (
-    ("Will it run, and how fast?", "run, fit"),
-    ("What should I change or buy?", "advise, compare, reach"),
-    ("How many users?", "stream"),
-    ("What if? (many points, or in the browser)", "sweep, serve"),
-    ("What is there, and what is mine?", "models, profiles, scenarios, detect, calibrate, check"),
-)
-"""Commands by the question that they answer."""
+_QUESTIONS = {
+    "Will it run, and how fast?": "run, fit",
+    "What should I change or buy?": "advise, compare, reach",
+    "How many users?": "",
+    "What if? (many points, or in the browser)": "",
+    "What is there, and what is mine?": "models, profiles, scenarios, check",
+}
+"""Commands of the core by the question that they answer; those of extensions come after them."""
 
 
 def overview() -> str:
     """Return what the program is, its commands by question and examples, for who types its name alone."""
-    rows = "".join(f"  {asked:<43}{names}\n" for asked, names in _QUESTIONS)
+    asked = {question: [names] if names else [] for question, names in _QUESTIONS.items()}
+    for name, one in extending.commands():
+        if one.answers:
+            asked.setdefault(one.answers, []).append(name)
+    rows = "".join(f"  {question:<43}{', '.join(names)}\n" for question, names in asked.items() if names)
     return f"{_DESCRIPTION}\n\n{rows}\n{_EXAMPLES}more: simoffload --help, simoffload COMMAND --help\n"
 
 
-_WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
-_FORMATS = ("fio", "nvbandwidth", "ds-io", "elbencho", "llama-bench", "aiconfigurator")
 _TARGETS = (
     "tiers for the weights (or weights+optimizer), such as hbm (or gpu), dram (or cpu), raid, or all; with "
     "PART= before it of something else: cache=dram, connector=raid,nfs, dataset=nfs, checkpoint=raid; "
@@ -92,13 +96,11 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help of a command, its example first."""
-        example = _EXAMPLE.get(self.prog.removeprefix("simoffload "))
-        return (
-            f"example: simoffload {example}\n\n{super().format_help()}" if example else super().format_help()
-        )
+        example, text = _example(self.prog), super().format_help()
+        return f"example: simoffload {example}\n\n{text}" if example else text
 
     def error(self, message: str) -> NoReturn:
-        text, example = _one_line(message), _EXAMPLE.get(self.prog.removeprefix("simoffload "))
+        text, example = _one_line(message), _example(self.prog)
         if message.startswith(_REQUIRED) and example:
             actions = next((one.choices or () for one in self._actions if one.metavar == "ACTION"), ())
             if actions:
@@ -111,6 +113,12 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)
 
 
+def _example(command: str) -> str:
+    """Return an example of a command, which begins with the program's name; "" for none."""
+    name = command.removeprefix("simoffload ")
+    return _EXAMPLE.get(name) or extending.examples().get(name, "")
+
+
 def _one_line(message: str) -> str:
     """Return argparse's message; for an unknown choice with the nearest valid one."""
     unknown, found, choices = message.partition(" (choose from ")
@@ -119,9 +127,9 @@ def _one_line(message: str) -> str:
     word = unknown.rpartition(": ")[2].strip("'")
     names = [choice.strip(" ')") for choice in choices.split(",")]
     near = get_close_matches(word[:40], names, n=1)
-    return f'"{shortened(word)}" is not one of {", ".join(names)}' + (
-        f'; did you mean "{near[0]}"?' if near else ""
-    )
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    missing = extending.missing_note()
+    return f'"{shortened(word)}" is not one of {", ".join(names)}{hint}' + (f"; {missing}" if missing else "")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -134,12 +142,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise SystemExit(0)  # as after --help
     if argv[0] in ("help", "version"):
         argv = [*argv[1:2], f"--{argv[0]}"]
-    if argv[0] not in _COMMANDS:
+    if argv[0] not in _commands():
         _refuse_lacking_command(argv)
     arguments, unknown = program(argv[0]).parse_known_args(argv)
     known = arguments.__dict__.pop("known_options", ())
     if unknown:
-        raise _unrecognized(argv[0] if argv[0] in _COMMANDS else "", unknown, argv, known)
+        raise _unrecognized(argv[0] if argv[0] in _commands() else "", unknown, argv, known)
     if "overrides" in arguments and "model" in arguments:
         _need_scenario(arguments, f"simoffload {argv[0]}")
     line = shlex.join(["simoffload", *argv])
@@ -152,7 +160,7 @@ def _refuse_lacking_command(argv: Sequence[str]) -> None:
     about."""
     first, line = argv[0], shlex.join(["simoffload", "run", *argv])
     is_option = first.startswith("-") and first not in ("-h", "--help", "--version")
-    if not is_option and not first.startswith("-") and not get_close_matches(first, _COMMANDS, n=1):
+    if not is_option and not first.startswith("-") and not get_close_matches(first, _commands(), n=1):
         from simoffload.documents import exists
         from simoffload.scenario import find_scenario, names_model
 
@@ -168,9 +176,7 @@ def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
     if "port" in named:
         return  # the page has a scenario of its own
     if not (named.get("scenario") or named.get("scenarios") or arguments.model):
-        text = (
-            f"name a model or a scenario, such as simoffload {_EXAMPLE[command.removeprefix('simoffload ')]}"
-        )
+        text = f"name a model or a scenario, such as simoffload {_example(command)}"
         raise InputError.at("", text, path=command)
 
 
@@ -235,23 +241,40 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"simoffload {simoffload.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (text, add) in _COMMANDS.items():
+    for name, (text, adding) in _commands().items():
         one = _command(commands, name, text)
         if only in (None, name):
-            add(one)
+            for add in adding:
+                add(one)
             one.set_defaults(known_options=tuple(one._option_string_actions))  # noqa: SLF001
     return parser
+
+
+def _commands() -> dict[str, tuple[str, list[Callable[[_Parser], None]]]]:
+    """Return what each command is and the functions that add its options: its own, and those of extensions
+    that have more options for it."""
+    found = {name: (text, [add]) for name, (text, add) in _COMMANDS.items()}
+    for name, one in extending.commands():
+        if " " not in name:
+            found.setdefault(name, (one.text, []))[1].append(partial(_extended, one))
+    return found
+
+
+def _extended(command: extending.Command, parser: _Parser) -> None:
+    extending.at(command.add)(parser)
+
+
+def _more_actions(command: str, actions: SubParsers) -> None:
+    """Add the actions that extensions have for a command."""
+    for name, one in extending.commands():
+        if name.startswith(f"{command} "):
+            _extended(one, _command(actions, name.partition(" ")[2], one.text))
 
 
 def _command(commands: SubParsers, name: str, text: str) -> _Parser:
     description = f"{text[0].upper()}{text[1:]}."
     made: _Parser = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
     return made
-
-
-def _add_costs(parser: _Parser) -> None:
-    text = "your own prices and powers, which replace or extend the shipped ones (docs/costs.md)"
-    parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
 
 
 def _add_run(parser: _Parser) -> None:
@@ -268,8 +291,8 @@ def _add_run(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    _add_costs(parser)
-    add_output(parser, _WRITTEN)
+    add_costs(parser)
+    add_output(parser)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -310,19 +333,6 @@ def _add_compare(parser: _Parser) -> None:
     )
     _add_beside(parser)
     parser.add_argument(
-        "--platforms",
-        type=listed,
-        action="extend",
-        metavar="ID,…",
-        help="which machine for a MODEL (rtx-4090-desktop,dgx-spark): each with its best program and format",
-    )
-    parser.add_argument(
-        "--budget",
-        type=budget,
-        metavar="AMOUNT",
-        help="which machine for a MODEL: all that cost no more, or those of --platforms, such as 5000",
-    )
-    parser.add_argument(
         "--settings",
         choices=("best", "stated"),
         help="compare each at its best settings that cost nothing, beside those that are stated (best: the "
@@ -332,8 +342,8 @@ def _add_compare(parser: _Parser) -> None:
     add_parts(parser, offers=True)
     add_overrides(parser)
     add_json(parser)
-    _add_costs(parser)
-    add_output(parser, _WRITTEN)
+    add_costs(parser)
+    add_output(parser)
     parser.set_defaults(command=running.compare)
 
 
@@ -377,8 +387,8 @@ def _add_advise(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    _add_costs(parser)
-    add_output(parser, f"{_WRITTEN} and the recommended scenarios")
+    add_costs(parser)
+    add_output(parser, f"{WRITTEN} and the recommended scenarios")
     parser.set_defaults(command=planning.advise)
 
 
@@ -407,32 +417,8 @@ def _add_reach(parser: _Parser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    add_output(parser, _WRITTEN)
+    add_output(parser)
     parser.set_defaults(command=planning.find_values)
-
-
-def _add_stream(parser: _Parser) -> None:
-    from simoffload.cli import running
-
-    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="a scenario with a section stream")
-    parser.add_argument(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="METRIC=LIMIT",
-        help="also find the largest rate, or number of users, at which enough requests keep all limits: "
-        "ttft=2s, tpot=50ms, e2el=20s; attain=0.99 says how many (default: 0.9); may be repeated",
-    )
-    parser.add_argument(
-        "--exact-steps", action="store_true", help="simulate every step instead of interpolating between some"
-    )
-    _add_costs(parser)
-    add_model(parser)
-    add_parts(parser)
-    add_overrides(parser)
-    add_json(parser)
-    add_output(parser, _WRITTEN)
-    parser.set_defaults(command=running.simulate_stream)
 
 
 def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
@@ -444,12 +430,6 @@ def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
         metavar="METRIC=LIMIT",
         help=f"{what}, such as tpot=200ms; may be repeated",
     )
-
-
-def _add_sweep(parser: _Parser) -> None:
-    from simoffload.cli import sweeping
-
-    sweeping.add(parser)
 
 
 def _add_fit(parser: _Parser) -> None:
@@ -473,29 +453,9 @@ def _add_fit(parser: _Parser) -> None:
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
-    add_output(parser, _WRITTEN)
+    add_output(parser)
     add_json(parser)
     parser.set_defaults(command=planning.fit)
-
-
-def _add_serve(parser: _Parser) -> None:
-    from simoffload.cli import running
-
-    parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="what the page begins with")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen at; one that other machines reach needs the token that is printed "
-        "(default: %(default)s, this machine alone)",
-    )
-    parser.add_argument(
-        "--port", type=port, default=8050, help="port to listen at; 0: any (default: %(default)s)"
-    )
-    add_model(parser)
-    add_parts(parser)
-    add_overrides(parser)
-    add_json(parser)
-    parser.set_defaults(command=running.serve)
 
 
 def _add_check(parser: _Parser) -> None:
@@ -528,60 +488,8 @@ def _add_profiles(parser: _Parser) -> None:
         (listing, catalogue.list_profiles),
         (showing, catalogue.show_profile),
         (checked, checking.check_profiles),
-        (_add_import(actions), catalogue.import_profile),
     )
-
-
-def _add_import(actions: SubParsers) -> _Parser:
-    parser = _command(actions, "import", "make a profile from measurements of fio and other tools")
-    parser.add_argument("format", metavar="FORMAT", choices=_FORMATS, help=", ".join(_FORMATS))
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="output files of the tool; for aiconfigurator the folder of a system, and of others that lend "
-        "the tables that it lacks",
-    )
-    parser.add_argument("--id", required=True, metavar="ID", help="id of the new profile")
-    parser.add_argument(
-        "--from",
-        dest="base",
-        metavar="PROFILE_ID",
-        help="profile of the kind to make that provides all other numbers",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the profile to FILE instead of standard output",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    parser.add_argument(
-        "--buffer-size", type=size, metavar="SIZE", help='the --bufferSize of nvbandwidth, such as "512 MiB"'
-    )
-    return parser
-
-
-def _add_detect(parser: _Parser) -> None:
-    from simoffload.cli import catalogue
-
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the platform to FILE instead of standard output",
-    )
-    parser.add_argument("--overwrite", "--force", action="store_true", help="replace FILE if it exists")
-    parser.add_argument(
-        "--root",
-        type=Path,
-        metavar="DIR",
-        help="describe a recorded machine: DIR has its /proc and /sys, and commands/lspci.txt and so on",
-    )
-    _finish((parser, catalogue.detect))
+    _more_actions("profiles", actions)
 
 
 def _add_scenarios(parser: _Parser) -> None:
@@ -610,8 +518,9 @@ def _add_models(parser: _Parser) -> None:
 def _add_schema(parser: _Parser) -> None:
     from simoffload.cli import schemas
 
-    kinds = "; ".join(f"{kind}: {what}" for kind, what in schemas.SCHEMAS.items())
-    parser.add_argument("kind", metavar="KIND", choices=schemas.SCHEMAS, help=kinds)
+    kinds = schemas.kinds()
+    text = "; ".join(f"{kind}: {what}" for kind, what in kinds.items())
+    parser.add_argument("kind", metavar="KIND", choices=kinds, help=text)
     _finish((parser, schemas.print_schema))
 
 
@@ -620,19 +529,6 @@ def _add_completion(parser: _Parser) -> None:
 
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
     _finish((parser, completion.print_script))
-
-
-def _add_calibrate(parser: _Parser) -> None:
-    """Add the actions of the package that measures, which nothing else here knows."""
-    try:
-        from simoffload_calibrate import commands
-    except ModuleNotFoundError as error:
-        if error.name != "simoffload_calibrate":
-            raise
-        text = "is not installed; pip install 'simoffload[calibrate]' brings it"
-        raise InputError.at("", text, path="simoffload calibrate") from None
-
-    commands.add(parser.add_subparsers(metavar="ACTION", required=True))
 
 
 def _finish(*actions: tuple[_Parser, Command]) -> None:
@@ -649,21 +545,13 @@ _COMMANDS: Mapping[str, tuple[str, Callable[[_Parser], None]]] = {
         "find changes that help, with their costs: drives, memory, cables, batch, settings",
         _add_advise,
     ),
-    "stream": ("simulate requests that arrive at a replica: latencies, goodput, users per GPU", _add_stream),
     "reach": ("find the values of a number with which a scenario keeps service levels", _add_reach),
     "check": ("check files: scenarios, profiles, ds_config.json, config.json", _add_check),
-    "detect": ("write a platform file for this machine, from what it says of itself", _add_detect),
     "profiles": ("list, show, check or import hardware profiles", _add_profiles),
     "scenarios": ("list the shipped scenarios", _add_scenarios),
     "models": ("list models or show the modules of one", _add_models),
     "schema": ("print a JSON schema, which editors use to complete and check files", _add_schema),
-    "serve": ("show a page in the browser on which all inputs can be changed", _add_serve),
-    "sweep": ("simulate a scenario at many points and write a table", _add_sweep),
     "completion": ("print the lines with which a shell completes commands, names and keys", _add_completion),
-    "calibrate": (
-        "measure this machine, run real DeepSpeed and vLLM, compare predictions",
-        _add_calibrate,
-    ),
 }
 """Description of each command, and the function that adds its options."""
 _EXAMPLE: Mapping[str, str] = {
@@ -671,28 +559,18 @@ _EXAMPLE: Mapping[str, str] = {
     "compare": "compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2",
     "fit": "fit llama-3.3-70b --gpu rtx-4090 --memory 64GB",
     "advise": "advise qwen3-8b --gpu rtx-4090 --set workload.kind=training",
-    "stream": "stream serving/llama-3.1-8b-chat --slo ttft=2s",
     "reach": "reach qwen3-8b --gpu rtx-4090 --slo tpot=50ms --by workload.batch_size",
     "check": "check scenario.yaml config.json model.gguf",
-    "detect": "detect -o machine.yaml",
     "profiles": "profiles list drive",
     "scenarios": "scenarios list",
     "models": "models show qwen3-8b",
     "schema": "schema scenario",
-    "serve": "serve gpt-oss-120b --gpu rtx-4090",
-    "sweep": "sweep ddn/bloom-mod-2 --axis equipment.pcie.gen4=gen3,gen4,gen5",
     "completion": "completion bash",
-    "calibrate": "calibrate micro -o machine --quick",
     "profiles list": "profiles list gpu",
     "profiles show": "profiles show rtx-4090",
     "profiles check": "profiles check machine.yaml",
-    "profiles import": "profiles import fio read.json --id my-drive -o my-drive.yaml",
     "scenarios list": "scenarios list",
     "models list": "models list",
     "models show": "models show qwen3-8b",
-    "calibrate micro": "calibrate micro -o machine --storage /mnt/nvme",
-    "calibrate deepspeed": "calibrate deepspeed runs.yaml -o offload",
-    "calibrate vllm": "calibrate vllm runs.yaml -o serving",
-    "calibrate compare": "calibrate compare offload/runs.json",
 }
 """An example of each command and of each of its actions."""

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
-from simoffload.errors import InputError, printable
+from simoffload.errors import printable
 
 if TYPE_CHECKING:
-    from simoffload.exchange.measured_profiles import MeasuredProfile
     from simoffload.hardware import Entry, ProfileInput
     from simoffload.models import ModelShape, Module
     from simoffload.scenario import LoadedScenario
@@ -220,108 +219,3 @@ def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:
     own = sum(parameter.numel for parameter in module.parameters if not parameter.tied)
     row = {"part": part, "name": module.name, "kind": module.kind, "parameters": own, "repeat": repeat}
     return row if module.window is None else row | {"window": module.window}
-
-
-# -- import --------------------------------------------------------------------------------------
-
-
-def import_profile(arguments: Namespace, console: Console) -> ExitCode:
-    """Make a profile from the output of a benchmark tool; print it, or write it to the file of ``-o``."""
-    from simoffload.exchange.files import replacing
-    from simoffload.exchange.measured_profiles import import_profile as imported
-
-    output: Path | None = arguments.output
-    if output is not None:
-        check_target(output, overwrite=arguments.overwrite)
-    elif arguments.overwrite:
-        raise InputError.at("", "there is nothing to overwrite; name a file with -o", path="--overwrite")
-    profile = imported(
-        arguments.format,
-        arguments.files,
-        identifier=arguments.id,
-        base=arguments.base,
-        size=arguments.buffer_size,
-    )
-    console.warn(profile.warnings)
-    if output is not None:
-        with replacing(output) as file:
-            file.write(profile.text)
-    _print_import(profile, output, console)
-    return ExitCode.OK
-
-
-def _print_import(profile: MeasuredProfile, output: Path | None, console: Console) -> None:
-    data = {
-        "schema": "simoffload/profile-import/1",
-        "kind": profile.kind,
-        "file": None if output is None else str(output),
-        "measured": list(profile.measured),
-        "kept": list(profile.kept),
-        "estimated": list(profile.estimated),
-        "left_out": list(profile.left_out),
-        "warnings": list(profile.warnings),
-        "text": profile.text,
-    }
-    if output is None:
-        console.answer(profile.text, data)
-    elif console.as_json:
-        console.answer("", data)
-    else:
-        console.print_lines(f"{output}: {profile.kind}, measured: {', '.join(profile.measured)}")
-
-
-def check_target(output: Path, *, overwrite: bool) -> None:
-    """Raise InputError unless a profile can be written to a file, which exists only with ``overwrite``."""
-    from simoffload.exchange.files import check_target as check_place
-
-    if output.suffix not in {".yaml", ".yml"}:
-        raise InputError.at("", "the name of a profile must end in .yaml or .yml", path=str(output))
-    check_place(output)
-    if output.exists() and not overwrite:
-        raise InputError.at("", "exists; name another file or give --overwrite", path=str(output))
-
-
-# -- ``simoffload detect`` -------------------------------------------------------------------------
-# Write a platform file for this machine from what it says of itself.
-
-
-def detect(arguments: Namespace, console: Console) -> ExitCode:
-    """Print the platform file, or write it to the file of ``-o``, and say what was assumed and not seen."""
-    from simoffload.exchange.files import replacing
-    from simoffload.hardware import detect_machine, id_fault
-
-    output: Path | None = arguments.output
-    if output is not None:
-        output = output if output.suffix else output.with_name(f"{output.name}.yaml")
-        check_target(output, overwrite=arguments.overwrite)
-    elif arguments.overwrite:
-        raise InputError.at("", "there is nothing to overwrite; name a file with -o", path="--overwrite")
-    root: Path | None = arguments.root
-    if root is not None and not root.is_dir():
-        raise InputError.at("", "is not a folder with the files of a recorded machine", path=str(root))
-    name = output.stem.lower() if output is not None else "machine"
-    found = detect_machine(root, identifier="machine" if id_fault(name) else name)
-    if output is not None:
-        with replacing(output) as file:
-            file.write(found.text)
-    lines = [
-        *(f"seen: {one}" for one in found.seen),
-        *(f"assumed: {one}" for one in found.assumed),
-        *(f"not seen: {one}" for one in found.not_seen),
-    ]
-    data = {
-        "schema": "simoffload/detect/1",
-        "file": None if output is None else str(output),
-        "seen": list(found.seen),
-        "assumed": list(found.assumed),
-        "not_seen": list(found.not_seen),
-        "text": found.text,
-    }
-    if output is not None:
-        lines += [f"{output}: platform; check it, then use it with --set platform={output}"]
-        console.answer("\n".join(lines), data)
-    else:
-        for line in lines:
-            console.note(line)
-        console.answer(found.text, data)
-    return ExitCode.OK

@@ -128,8 +128,9 @@ def _kind(document: Document) -> str:
 
 
 def _check_scenario(document: Document) -> _Checked:
+    from simoffload.extending import at, sections
     from simoffload.planning.question import chosen
-    from simoffload.scenario import SWEEP, resolve
+    from simoffload.scenario import Scenario, resolve
     from simoffload.simulation.capacity import memory_footprint
 
     problems: list[Problem] = []
@@ -140,12 +141,11 @@ def _check_scenario(document: Document) -> _Checked:
         scenario.check_positions()
     except InputError as error:
         problems += error.problems
-    if SWEEP in document.data:
-        from simoffload.planning.sweep import define_sweep
-
+    others = sections() if document.data.keys() - Scenario.model_fields else {}
+    for key in others.keys() & document.data.keys():
         reported = {(problem.key, problem.message) for problem in problems}
         try:
-            swept = define_sweep(document).warnings
+            swept += at(others[key].read)(document).warnings
         except InputError as error:
             problems += (one for one in error.problems if (one.key, one.message) not in reported)
     if problems:

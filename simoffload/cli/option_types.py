@@ -70,7 +70,17 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_output(parser: Options, holds: str, *, also: str = "") -> None:
+WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
+"""The files of an answer."""
+
+
+def add_costs(parser: Options) -> None:
+    """Add the option for a file of prices and powers."""
+    text = "your own prices and powers, which replace or extend the shipped ones (docs/costs.md)"
+    parser.add_argument("--costs", type=Path, metavar="FILE", help=text)
+
+
+def add_output(parser: Options, holds: str = WRITTEN, *, also: str = "") -> None:
     """Add the option for a folder that an answer is written into, which ``holds`` these files, and the one
     that replaces ``also`` other files."""
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help=f"write {holds} into this folder")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.option_types import given_limits
 from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
 from simoffload.cli.sources import (
     CommandChanges,
@@ -19,15 +18,12 @@ from simoffload.cli.sources import (
     refusal,
     scenario_set,
 )
-from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Tried
     from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
-    from simoffload.planning.machines import Machines
-    from simoffload.planning.streams import StreamResult
     from simoffload.report.comparison import Published
     from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
@@ -137,8 +133,6 @@ def _reported(
 def compare(arguments: Namespace, console: Console) -> ExitCode:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
     folder = OutputFolder.of(arguments)
-    if arguments.platforms or arguments.budget:
-        return _machines(arguments, folder, console)
     scenarios = _compared_scenarios(arguments, console)
     from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
@@ -166,77 +160,6 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
     answer.list_files(console)
     fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
     return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
-
-
-def _machines(arguments: Namespace, folder: OutputFolder | None, console: Console) -> ExitCode:
-    """Compare machines for a model, each with its best program."""
-    from simoffload.planning.costs import load_costs
-    from simoffload.planning.machines import compare_machines
-    from simoffload.planning.question import check_context
-
-    model, budget = _model_alone(arguments), arguments.budget
-    overrides = CommandChanges.of(arguments).overrides
-    with sharing(given_limits(overrides).timeout), Waiting(console, partial=True):
-        found = compare_machines(
-            model,
-            arguments.platforms or (),
-            budget=None if budget is None else budget.amount,
-            program=arguments.program,
-            overrides=overrides,
-            costs=load_costs(arguments.costs),
-        )
-        for one in found.offers:
-            if one.scenario is not None:
-                check_context(one.scenario, overrides)
-    answer = _which_machine(found, folder, arguments, console)
-    answer.show(console)
-    answer.list_files(console)
-    return ExitCode.OK if found.answered else ExitCode.DOES_NOT_FIT
-
-
-@limited
-def _which_machine(
-    found: Machines, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Answer:
-    from simoffload.report.from_machines import which_machine_document
-
-    keep(given_limits(arguments.overrides))
-    now_doing("reporting")
-    document, data = which_machine_document(found, command=arguments.line), found.to_dict()
-    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
-
-
-def _model_alone(arguments: Namespace) -> str:
-    """Return the one model for which machines are compared. Raises InputError for anything else beside it."""
-    from simoffload.scenario import names_model
-
-    named = [*arguments.scenarios, *arguments.models]
-    if len(named) != 1 or not names_model(named[0]):
-        raise refusal("compare", "--platforms and --budget compare machines for one model: name one MODEL")
-    given = {
-        "--on": arguments.on,
-        "--strategy": arguments.strategy,
-        "--drive": arguments.drive,
-        "--gpu": arguments.gpu,
-        "--gpus": arguments.gpus is not None,
-        "--memory": arguments.memory,
-        "--baseline": arguments.baseline,
-        "--objective": arguments.objective,
-        "--nearer": arguments.nearer,
-        "--measured": arguments.measured,
-        "--settings": arguments.settings,
-    }
-    if others := [option for option, value in given.items() if value]:
-        text = (
-            "--platforms and --budget compare whole machines, by tokens/s of the whole request; leave out "
-            f"{', '.join(others)}"
-        )
-        raise refusal("compare", text)
-    if arguments.budget is not None and arguments.budget.is_beyond:
-        raise refusal(
-            "compare", "no machine is named that the budget could be beyond; leave out the plus sign"
-        )
-    return str(named[0])
 
 
 def _at_best_settings(arguments: Namespace) -> bool:
@@ -354,95 +277,3 @@ def _published(
         if result.target in ratios:
             published[names[label]] = Published(*ratios[result.target])
     return published
-
-
-# -- ``simoffload stream`` -------------------------------------------------------------------------
-# Requests that arrive at a replica of a scenario's plan.
-
-
-def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
-    """Simulate the stream of a scenario, and find the load that service levels allow."""
-    folder = OutputFolder.of(arguments)
-    changes = CommandChanges.of(arguments, model=arguments.model)
-    from simoffload.planning.costs import load_costs
-    from simoffload.planning.streams import chat_overrides, stream, with_requests_named
-    from simoffload.scenario import names_model
-
-    model = arguments.scenario or arguments.model or ""
-    of_model = names_model(model)
-    usual = chat_overrides(changes.overrides) if of_model else ()
-    prices = load_costs(arguments.costs)
-    with _naming_model(model, changes.overrides) if usual else nullcontext():
-        scenario = load(
-            arguments.scenario,
-            changes._replace(overrides=(*usual, *changes.overrides)),
-            uses=("stream",),
-            console=console,
-        )
-        scenario = with_requests_named(scenario) if of_model else scenario
-        with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
-            found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
-    answer = _answer(found, folder, arguments, console)
-    answer.show(console)
-    answer.list_files(console)
-    if found.stopped:
-        return ExitCode.FAILED
-    return ExitCode.DOES_NOT_FIT if arguments.slo and found.best is None else ExitCode.OK
-
-
-@contextmanager
-def _naming_model(model: str, stated: Sequence[str]) -> Iterator[None]:
-    """Let problems of the usual stream of a model name the model, unless the command line ``stated`` keys of
-    the stream."""
-    try:
-        yield
-    except InputError as error:
-        if any(one.lstrip().startswith("stream") for one in stated):
-            raise
-        raise type(error)(
-            one._replace(path=model) if (one.path, one.key.partition(".")[0]) == ("--set", "stream") else one
-            for one in error.problems
-        ) from None
-
-
-@limited
-def _answer(
-    found: StreamResult, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Answer:
-    from simoffload.report.from_stream import stream_document
-
-    keep(found.scenario.scenario.engine.limits)
-    now_doing("reporting")
-    document = stream_document(found, command=arguments.line)
-    data = found.to_dict()
-    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
-
-
-# -- ``simoffload serve`` --------------------------------------------------------------------------
-# A page on which all inputs can be changed.
-
-
-DEFAULT_LIMITS = ("engine.timeout=60 s", "engine.memory=2 GiB", "engine.max_events=1000000000")
-"""Limits of each question of a page, where the command line has no others: our choice."""
-
-
-def serve(arguments: Namespace, console: Console) -> ExitCode:
-    """Serve the page until Ctrl-C, beginning with the scenario that was named."""
-    from simoffload.web.scenarios import model_files, open_models, variant_of
-    from simoffload.web.server import serve
-    from simoffload.web.state import State
-
-    changes = CommandChanges.of(arguments, model=arguments.model)
-    limits = given_limits((*DEFAULT_LIMITS, *changes.overrides))
-    name, start = arguments.scenario or arguments.model, None
-    prepare = None
-    if name:
-        scenario = load(arguments.scenario, changes, uses=("workload", "stream"), console=console)
-        prepare = partial(open_models, model_files(scenario))
-        prepare()
-        start = State((variant_of(scenario, name, changes.overrides),))
-    elif any(one != "--set" and not one.startswith("engine.") for one in changes.options):
-        raise InputError.at("", "name a scenario or a model to change", path="simoffload serve")
-    host, port = arguments.host, arguments.port
-    serve(host, port, limits=limits, start=start, prepare=prepare, say=console.print_lines)
-    return ExitCode.OK

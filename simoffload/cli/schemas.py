@@ -8,16 +8,21 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any
 
+from simoffload import extending
 from simoffload.cli.console import Console, ExitCode
 
 SCHEMAS = {
     "scenario": "a scenario",
-    "sweep": "the section sweep of a scenario",
     "profile": "a hardware profile of any kind",
     "platform": "a platform",
     "ds_config": "DeepSpeed's ds_config.json, as far as it is read",
 }
 """Descriptions of the kinds of files that have a schema."""
+
+
+def kinds() -> dict[str, str]:
+    """Return what has a schema, with what it is: files, and the sections that extensions own."""
+    return SCHEMAS | {key: f"the section {key} of a scenario" for key in extending.sections()}
 
 
 def print_schema(arguments: Namespace, console: Console) -> ExitCode:
@@ -28,16 +33,14 @@ def print_schema(arguments: Namespace, console: Console) -> ExitCode:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """Return the schema of a kind in ``SCHEMAS``."""
+    """Return the schema of one of the ``kinds``."""
     from simoffload.documents.json_schema import json_schema
 
-    title = f"simoffload: {SCHEMAS[kind]}"
+    title = f"simoffload: {kinds()[kind]}"
     if kind == "scenario":
         return _scenario(title)
-    if kind == "sweep":
-        from simoffload.planning.sweep.definition import SweepSection
-
-        return json_schema(SweepSection, title=title)
+    if section := extending.sections().get(kind):
+        return json_schema(extending.at(section.model), title=title)
     if kind == "ds_config":
         from simoffload.strategies.ds_config import DeepSpeedConfig
 
@@ -75,21 +78,20 @@ def _with_short_form(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _scenario(title: str) -> dict[str, Any]:
     """Return the schema of the scenario model with what is resolved before: names and paths instead of their
-    content, kinds that are left out, the section sweep."""
+    content, kinds that are left out, sections of extensions."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models import FAMILIES
-    from simoffload.planning.sweep.definition import SweepSection
     from simoffload.scenario import Scenario
     from simoffload.strategies import strategies
 
     schema = json_schema(Scenario, title=title)
     known, sections = schema["$defs"], schema["properties"]
     sections["model"] = {"anyOf": [{"type": "string"}, sections["model"]]}
-    sweep = json_schema(SweepSection, title="")
-    known |= sweep["$defs"]
-    sections["sweep"] = {
-        key: sweep[key] for key in ("type", "description", "properties", "additionalProperties")
-    }
+    for name, section in extending.sections().items():
+        own = json_schema(extending.at(section.model), title="")
+        known |= own["$defs"]
+        parts = ("type", "description", "properties", "additionalProperties")
+        sections[name] = {part: own[part] for part in parts}
     sections["workload"]["anyOf"] = sections["workload"].pop("oneOf")  # without a kind several may fit
     for one in strategies():
         for key in one.traits.files:

@@ -2,7 +2,6 @@
 
 from simoffload.hardware.changes import Changes, Equipment, Parts, spelled
 from simoffload.hardware.costs import Costs, Dated, DeviceCosts, DeviceKind, Power, RentKind
-from simoffload.hardware.detect import Detected, SeenGpu, detect_machine
 from simoffload.hardware.evidence import (
     HOST_SPREAD,
     P90,
@@ -79,7 +78,6 @@ __all__ = [
     "Dated",
     "DeepSpeedCosts",
     "Demand",
-    "Detected",
     "DeviceCosts",
     "DeviceGroup",
     "DeviceKind",
@@ -115,7 +113,6 @@ __all__ = [
     "RateCurve",
     "RentKind",
     "Resource",
-    "SeenGpu",
     "Setting",
     "ShortForm",
     "Sourced",
@@ -126,7 +123,6 @@ __all__ = [
     "TrainingCosts",
     "adapter_rate",
     "decode_work",
-    "detect_machine",
     "evidence_sentence",
     "fair_rates",
     "ggml_kernels",

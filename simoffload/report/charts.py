@@ -28,12 +28,12 @@ from simoffload.schedule import Cause, OpKind, Schedule
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
+    from simoffload.extensions.serving.streams import StreamResult
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
     from simoffload.planning.reach import Reach, Trial
     from simoffload.planning.service_levels import ServiceLevel
-    from simoffload.planning.streams import StreamResult
 
 _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""

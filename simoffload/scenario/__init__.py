@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from simoffload.scenario.cache import ScenarioCache, canonical
 from simoffload.scenario.loading import (
-    SWEEP,
     USUAL_WORK,
     LoadedScenario,
     MachineParts,
@@ -40,7 +39,6 @@ from simoffload.scenario.schema import (
 
 __all__ = [
     "RENAMED",
-    "SWEEP",
     "USUAL_WORK",
     "Changed",
     "EngineOptions",

@@ -32,6 +32,7 @@ from simoffload.documents import (
     without,
 )
 from simoffload.errors import InputError, PlacementError, Problem, shortened
+from simoffload.extending import found, sections
 from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
@@ -719,8 +720,6 @@ ScenarioSource = LoadedScenario | str | Path | Mapping[str, Any]
 """A scenario, its content as a mapping, the path of its file, or the name of a shipped one."""
 M = TypeVar("M", bound=BaseModel)
 
-SWEEP = "sweep"
-"""The section of a scenario file that lists what a sweep varies; a single simulation ignores it."""
 _OF_TRAINING = ("checkpoint", "dataset")
 _OF_MACHINE = ("platform", "equipment", "profiles", "nodes")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
@@ -994,8 +993,9 @@ def completed(document: Document, cache: ScenarioCache, problems: list[Problem])
 
     Errors are added to ``problems``.
     """
-    if SWEEP in document.data:
-        document = without(document, SWEEP)
+    if others := document.data.keys() - Scenario.model_fields:
+        for key in sorted(others & {*sections(), *found().missing}):  # of a command of its own
+            document = without(document, key)
     document = renamed(document, problems)
     if isinstance(named := document.data.get("model"), str) and is_model_file(named):
         document = edited(document, [Edit(("model",), named_in_text(named))], in_place=True)

@@ -1,7 +1,7 @@
 """The registry of strategies by ``strategy.kind``.
 
-The strategies of the package are listed by name and imported when a document with their kind is read. Other
-strategies call :func:`register`.
+The strategies of the core are listed by name, those of extensions by what these offer; each is imported when
+a document with its kind is read. Other strategies call :func:`register`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import reduce
-from importlib import import_module
 from itertools import chain
 from math import prod
 from operator import or_
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import named
+from simoffload.extending import Offer, at, offers
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import BEST, NOW, Strategy, Suits, WorkloadKind
@@ -44,41 +44,25 @@ def _everywhere(_model: ModelShape, _machine: Machine) -> bool:
     return True
 
 
-def _named_as_in_flexgen(model: ModelShape, _machine: Machine) -> bool:
-    """FlexGen loads the tensors of one architecture, by their names."""
-    return any(one.name.startswith("model.decoder.") for one in model.modules_before)
-
-
-class _Shipped(NamedTuple):
-    """Kind, module and class of a strategy of the package, the kinds of workload that it supports, and what
-    it is used for."""
-
-    kind: str
-    module: str
-    """Module of the strategy below ``simoffload.strategies``."""
-    name: str
-    serves: frozenset[WorkloadKind]
-    suits: Suits | None = None
-    """Whether people use it for a model on a machine; None: only where it is named."""
+def _own(kind: str, place: str, serves: frozenset[WorkloadKind], suits: Suits | None = None) -> Offer:
+    return Offer(kind, f"simoffload.strategies.programs.{place}", serves, suits)
 
 
 _INFERENCE: frozenset[WorkloadKind] = frozenset({"inference"})
 _TRAINING: frozenset[WorkloadKind] = frozenset({"training"})
 _OWN = (
-    _Shipped(BEST, "programs.best", "Best", _INFERENCE | _TRAINING),
-    _Shipped("vllm", "programs.vllm", "Vllm", _INFERENCE, _other_than_gguf_on_desks),
-    _Shipped("deepspeed", "programs.zero_inference", "ZeroInference", _INFERENCE, _other_than_gguf),
-    _Shipped("transformers", "programs.transformers", "TransformersTraining", _TRAINING, _other_than_gguf),
-    _Shipped("deepspeed", "programs.zero_training", "ZeroTraining", _TRAINING, _other_than_gguf),
-    _Shipped("fsdp", "programs.fsdp", "Fsdp", _TRAINING, _other_than_gguf),
-    _Shipped("transformers", "programs.transformers", "Transformers", _INFERENCE, _other_than_gguf),
-    _Shipped("accelerate", "programs.accelerate", "Accelerate", _INFERENCE, _other_than_gguf),
-    _Shipped("gpt_fast", "programs.gpt_fast", "GptFast", _INFERENCE),
-    _Shipped("llama_cpp", "programs.llama_cpp", "LlamaCpp", _INFERENCE, _everywhere),
-    _Shipped("flexgen", "programs.flexgen", "FlexGen", _INFERENCE, _named_as_in_flexgen),
-    _Shipped("checkpoint", "programs.checkpoint", "CheckpointStorage", frozenset({"checkpoint"})),
+    _own(BEST, "best:Best", _INFERENCE | _TRAINING),
+    _own("vllm", "vllm:Vllm", _INFERENCE, _other_than_gguf_on_desks),
+    _own("deepspeed", "zero_inference:ZeroInference", _INFERENCE, _other_than_gguf),
+    _own("transformers", "transformers:TransformersTraining", _TRAINING, _other_than_gguf),
+    _own("deepspeed", "zero_training:ZeroTraining", _TRAINING, _other_than_gguf),
+    _own("transformers", "transformers:Transformers", _INFERENCE, _other_than_gguf),
+    _own("accelerate", "accelerate:Accelerate", _INFERENCE, _other_than_gguf),
+    _own("gpt_fast", "gpt_fast:GptFast", _INFERENCE),
+    _own("llama_cpp", "llama_cpp:LlamaCpp", _INFERENCE, _everywhere),
+    _own("checkpoint", "checkpoint:CheckpointStorage", frozenset({"checkpoint"})),
 )
-"""Strategies of the package; for each kind of workload the default comes first. A kind has several classes if
+"""Strategies of the core; for each kind of workload the default comes first. A kind has several classes if
 its program is described by other keys for another kind of workload."""
 
 
@@ -190,13 +174,13 @@ def _check_complete(strategy: type[Strategy]) -> None:
 def registered_outside() -> tuple[type[Strategy], ...]:
     """Return the strategies that were registered outside the package, so that worker processes can register
     them."""
-    own = {one.kind for one in _OWN}
+    own = {one.kind for one in _offered()}
     return tuple(one for kind, one in registered.items() if kind not in own)
 
 
 def kinds() -> tuple[str, ...]:
     """Return the kinds of all strategies without importing them."""
-    return tuple(dict.fromkeys((*(one.kind for one in _OWN), *registered)))
+    return tuple(dict.fromkeys((*(one.kind for one in _offered()), *registered)))
 
 
 def strategy_of(kind: object, work: object = None) -> type[Strategy] | None:
@@ -209,15 +193,20 @@ def strategy_of(kind: object, work: object = None) -> type[Strategy] | None:
 
 def _classes(kind: object, work: object) -> list[type[Strategy]]:
     """Return the strategies of a kind for a kind of workload, or all of them if they support no such one."""
-    own = [one for one in _OWN if one.kind == kind]
+    own = [one for one in _OWN if one.kind == kind] or [one for one in offers() if one.kind == kind]
     if not own:
         return [registered[kind]] if isinstance(kind, str) and kind in registered else []
     return [_class(one) for one in own if work in one.serves] or list(map(_class, own))
 
 
-def _class(one: _Shipped) -> type[Strategy]:
-    found: type[Strategy] = getattr(import_module(f"simoffload.strategies.{one.module}"), one.name)
+def _class(one: Offer) -> type[Strategy]:
+    found: type[Strategy] = at(one.place)
     return found
+
+
+def _offered() -> tuple[Offer, ...]:
+    """Return the programs of the core and of all extensions."""
+    return (*_OWN, *offers())
 
 
 def strategy_in(scenario: Mapping[str, Any], *keys: str) -> type[Strategy] | None:
@@ -233,13 +222,13 @@ def strategy_in(scenario: Mapping[str, Any], *keys: str) -> type[Strategy] | Non
 
 def strategies() -> tuple[type[Strategy], ...]:
     """Return all strategies, of which several may have one kind and support different workloads."""
-    own = {one.kind for one in _OWN}
-    return (*map(_class, _OWN), *(one for kind, one in registered.items() if kind not in own))
+    own = {one.kind for one in _offered()}
+    return (*map(_class, _offered()), *(one for kind, one in registered.items() if kind not in own))
 
 
 def strategy_for(workload: WorkloadKind | str) -> tuple[str, ...]:
     """Return the kinds of the strategies that support a kind of workload, the default first."""
-    serves = [(one.kind, one.serves) for one in _OWN]
+    serves: list[tuple[str, Collection[str]]] = [(one.kind, one.serves) for one in _offered()]
     serves += [(kind, one.serves) for kind, one in registered.items()]
     return tuple(dict.fromkeys(kind for kind, work in serves if workload in work))
 
@@ -251,7 +240,7 @@ def suited_to(workload: WorkloadKind | str, model: ModelShape, machine: Machine)
 
 def _used(workload: WorkloadKind | str) -> Iterator[tuple[str, Suits]]:
     """Yield the kinds of the strategies that people use for a kind of workload, each with what it suits."""
-    own = ((one.kind, one.serves, one.suits) for one in _OWN)
+    own = ((one.kind, one.serves, one.suits) for one in _offered())
     others = ((kind, one.serves, one.traits.suits) for kind, one in registered.items())
     for kind, serves, suits in chain(own, others):
         if workload in serves and suits is not None:

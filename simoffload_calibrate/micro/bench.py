@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 
 from simoffload.documents import exists
 from simoffload.errors import InputError, shortened
-from simoffload.hardware import SeenGpu, detect_machine
 from simoffload.units import format_bytes, plural
+from simoffload_calibrate.detect import SeenGpu, detect_machine
 from simoffload_calibrate.jobs import JobProcesses, missing_packages, thread_environment
 from simoffload_calibrate.micro.benchmarks import (
     BenchmarkSetting,

@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from simoffload.documents import Document, parse_yaml, validate
 from simoffload.documents.validation import key_names, place_of
 from simoffload.errors import InputError
+from simoffload.extensions.sweep.definition import SweepSection
 from simoffload.hardware import KINDS, Library
 from simoffload.models import load_model
 from simoffload.models.sizes import _sizes
-from simoffload.planning.sweep.definition import SweepSection
 from simoffload.scenario import Scenario, ScenarioCache
 from simoffload.scenario.loading import resolve
 from simoffload.strategies.ds_config import DeepSpeedConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.hardware.detect import System
+from simoffload_calibrate.detect import System
 from simoffload_calibrate.runs import machine_facts
 
 CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nflags\t\t: fpu{flag} sse\n"

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from simoffload.errors import InputError
+from simoffload.extensions.purchases.machines import SPEED, Machines, compare_machines
 from simoffload.limits import time_left
-from simoffload.planning.machines import SPEED, Machines, compare_machines
 from simoffload.planning.question import question
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, canonical
@@ -119,7 +119,7 @@ def test_each_scenario_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> Non
         documents.append(canonical(scenario.document.data))
         return simulate(scenario)
 
-    monkeypatch.setattr("simoffload.planning.machines.simulate", counted)
+    monkeypatch.setattr("simoffload.extensions.purchases.machines.simulate", counted)
     compare_machines("qwen3-32b", ("rtx-4090-desktop",))
     assert len(documents) > 1
     assert len(set(documents)) == len(documents)
@@ -132,7 +132,7 @@ def test_machines_share_the_time(program: Program, monkeypatch: pytest.MonkeyPat
         left.append(time_left())
         return Machines("qwen3-8b", (), "USD")
 
-    monkeypatch.setattr("simoffload.planning.machines.compare_machines", machines)
+    monkeypatch.setattr("simoffload.extensions.purchases.machines.compare_machines", machines)
     for limit in ((), ("--timeout", "50s")):
         program("compare", "qwen3-8b", "--platforms", "dgx-spark", *limit)
     assert left[0] == inf

@@ -29,7 +29,7 @@ OTHERS = {
     },
 }
 """What a run of a scenario does not need."""
-NEVER = {"argcomplete", "numpy", "pandas", "plotly", "rich", "simoffload.planning.sweep"}
+NEVER = {"argcomplete", "numpy", "pandas", "plotly", "rich", "simoffload.extensions.sweep"}
 
 
 @pytest.mark.parametrize("scenario", OTHERS)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.cli.sweeping import progress_line
-from simoffload.planning.sweep import Counts
+from simoffload.extensions.sweep.command import progress_line
+from simoffload.extensions.sweep.run import Counts
 
 AXES = ("--axis", "workload.batch_size=1,2", "--axis", "strategy.weights=dram,raid")
 HERE = ("--workers", "1")

@@ -10,8 +10,6 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.exchange.aiconfigurator import is_input, read_calls
-from simoffload.exchange.measured_profiles import import_profile
 from simoffload.hardware import (
     Accelerator,
     Attended,
@@ -21,6 +19,8 @@ from simoffload.hardware import (
     decode_work,
     prefill_work,
 )
+from simoffload_calibrate.importers.aiconfigurator import is_input, read_calls
+from simoffload_calibrate.importers.measured_profiles import import_profile
 from validation.kernels import call_classes, judging_calls, product_classes
 
 WIDTHS = (64, 512, 1024, 2048, 4096, 8192, 12288, 16384, 65536)

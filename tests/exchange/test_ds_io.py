@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.exchange.benchmark_files import read_ds_io
+from simoffload_calibrate.importers.benchmark_files import read_ds_io
 from tests.exchange.refusals import refusal_by
 
 MIB, GIB = 1024**2, 1024**3

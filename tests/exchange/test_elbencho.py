@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.exchange.benchmark_files import read_elbencho
+from simoffload_calibrate.importers.benchmark_files import read_elbencho
 from tests.exchange.refusals import refusal_by
 
 MIB = 1024**2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.exchange.benchmark_files import read_fio_json
+from simoffload_calibrate.importers.benchmark_files import read_fio_json
 from tests.exchange.refusals import refusal_by
 
 DATA = Path(__file__).parent / "data" / "fio_seqread.json"

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.exchange.llama_bench import model_of, read_llama_bench
-from simoffload.exchange.measured_profiles import import_profile
 from simoffload.models import load_model
+from simoffload_calibrate.importers.llama_bench import model_of, read_llama_bench
+from simoffload_calibrate.importers.measured_profiles import import_profile
 from tests.exchange.refusals import refusal_by
 
 DATA = Path(__file__).parent / "data" / "llama-bench.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.exchange.benchmark_files import read_nvbandwidth
+from simoffload_calibrate.importers.benchmark_files import read_nvbandwidth
 from tests.exchange.refusals import refusal_by
 
 TEXT = """\

@@ -9,11 +9,11 @@ from typing import Any
 
 import simoffload as so
 from simoffload.errors import InputError
+from simoffload.extensions.serving.streams import stream
 from simoffload.planning.advise import advise
 from simoffload.planning.answers import fit
 from simoffload.planning.compare import compare_scenarios
 from simoffload.planning.economics import Economics
-from simoffload.planning.streams import stream
 from simoffload.planning.targets import on_targets
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import LoadedScenario

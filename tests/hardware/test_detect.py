@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from simoffload.hardware import Machine, load_platform
-from simoffload.hardware.detect import Detected, detect_machine
+from simoffload_calibrate.detect import Detected, detect_machine
 from tests.hardware.machines import nvme, on_bus, pci, port, recorded, write_machine
 
 Files = dict[str, str]

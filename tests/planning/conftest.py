@@ -16,7 +16,7 @@ import pytest
 
 from simoffload.cli import main
 from simoffload.documents import parse_yaml
-from simoffload.planning.sweep import Sweep, define_sweep
+from simoffload.extensions.sweep.definition import Sweep, define_sweep
 from tests.cli.conftest import SCENARIO
 
 

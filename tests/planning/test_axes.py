@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep.definition import Axis, parse_axis
+from simoffload.extensions.sweep.definition import Axis, parse_axis
 
 
 def axis(text: str) -> Axis:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import parse_json
+from simoffload.extensions.sweep.definition import define_sweep, find_points
+from simoffload.extensions.sweep.run import run_sweep
 from simoffload.planning.advise import advise
 from simoffload.planning.compare import compare_scenarios
-from simoffload.planning.sweep import define_sweep, find_points, run_sweep
 from simoffload.report.sections.advice import advice_verdict
 from simoffload.scenario import resolve
 from simoffload.simulation import simulate

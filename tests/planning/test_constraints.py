@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.planning.sweep.definition import ConstraintError, compile_constraint, operand
+from simoffload.extensions.sweep.definition import ConstraintError, compile_constraint, operand
 
 NAMES: dict[str, Any] = {
     "workload.batch_size": 8,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId, anew, beside
+from simoffload.extensions.sweep.journal import Journal, JournalRow, SweepId, anew, beside
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
@@ -94,7 +94,7 @@ def test_numbers_come_back_as_they_were(number: float) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from simoffload.planning.sweep.journal import Journal, JournalRow, SweepId
+from simoffload.extensions.sweep.journal import Journal, JournalRow, SweepId
 
 journal = Journal.created(Path(sys.argv[1]), SweepId(*eval(sys.argv[2])))
 for point in range(9):
@@ -212,7 +212,7 @@ def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest
     for other in (SWEEP._replace(sweep_hash="cd" * 32), SWEEP._replace(points=8)):
         with pytest.raises(InputError, match="belongs to another sweep"):
             resumed(path, other)
-    monkeypatch.setattr("simoffload.planning.sweep.journal.__version__", "9.9")
+    monkeypatch.setattr("simoffload.extensions.sweep.journal.__version__", "9.9")
     with pytest.raises(InputError, match=r"was written by simoffload .*, and this is 9\.9"):
         resumed(path)
     assert path.read_bytes() == before

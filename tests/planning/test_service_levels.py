@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simoffload.errors import InputError
+from simoffload.extensions.serving.answers import RequestMetrics
 from simoffload.planning.service_levels import ServiceLevel, parse_service
 from simoffload.results import WithMetrics, declared_metrics
 from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
-from simoffload.serving.answers import RequestMetrics
 from simoffload.simulation import fit, simulate
 from tests.planning.advise.conftest import STORAGE_BOUND, loaded
 

@@ -14,10 +14,10 @@ import simoffload as so
 from simoffload.cli import main
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.hardware import P90
-from simoffload.planning.confidence import confidence
-from simoffload.planning.question import question
-from simoffload.planning.streams import (
+from simoffload.extensions.serving.answers import ReplicatedMean
+from simoffload.extensions.serving.report import stream_document
+from simoffload.extensions.serving.simulate import StreamSimulation
+from simoffload.extensions.serving.streams import (
     RateTrial,
     StreamResult,
     capacity_by_chance,
@@ -25,10 +25,10 @@ from simoffload.planning.streams import (
     error_interval,
     with_requests_named,
 )
-from simoffload.report.from_stream import stream_document
+from simoffload.hardware import P90
+from simoffload.planning.confidence import confidence
+from simoffload.planning.question import question
 from simoffload.scenario import resolve
-from simoffload.serving.answers import ReplicatedMean
-from simoffload.serving.simulate import StreamSimulation
 
 TEXT = """\
 name: a stream
@@ -420,7 +420,8 @@ def test_a_capacity_has_the_interval_of_steps(monkeypatch: pytest.MonkeyPatch) -
     even = ("stream.arrivals={kind: constant, request_rate: 8}", "stream.replications=1")
     for factor in (1.0, 1.2):
         monkeypatch.setattr(
-            "simoffload.planning.streams.step_errors", lambda _, by=factor: ((1 / by, 1 / by), (by, by))
+            "simoffload.extensions.serving.streams.step_errors",
+            lambda _, by=factor: ((1 / by, 1 / by), (by, by)),
         )
         found = stream(*even, "stream.num_prompts=300", slo=["ttft=2s"])
         assert found.best is not None

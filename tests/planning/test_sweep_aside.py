@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import Document, read_document
-from simoffload.planning.sweep import define_sweep, definition, find_points
-from simoffload.planning.sweep.definition import Points
-from simoffload.planning.sweep.run import job_of, run_task, tasks_of
+from simoffload.extensions.sweep import definition
+from simoffload.extensions.sweep.definition import Points, define_sweep, find_points
+from simoffload.extensions.sweep.run import job_of, run_task, tasks_of
 from simoffload.scenario import find_scenario
 from simoffload.shipped import shipped_folder
 

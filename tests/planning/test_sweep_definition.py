@@ -9,7 +9,8 @@ import pytest
 
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError
-from simoffload.planning.sweep import Sweep, define_sweep, definition, find_points
+from simoffload.extensions.sweep import definition
+from simoffload.extensions.sweep.definition import Sweep, define_sweep, find_points
 from tests.cli.conftest import SCENARIO
 from tests.planning.conftest import Define
 

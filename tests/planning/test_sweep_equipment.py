@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.planning.sweep import find_points
-from simoffload.planning.sweep.definition import Points
-from simoffload.planning.sweep.journal import JournalRow
-from simoffload.planning.sweep.run import SweepJob, job_of, run_task, tasks_of
+from simoffload.extensions.sweep.definition import Points, find_points
+from simoffload.extensions.sweep.journal import JournalRow
+from simoffload.extensions.sweep.run import SweepJob, job_of, run_task, tasks_of
 from simoffload.shipped import shipped_folder
 from tests.planning.conftest import Define
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from simoffload.errors import SimulationError
+from simoffload.extensions.sweep.definition import Grid, Sweep, find_points
+from simoffload.extensions.sweep.run import Task, job_of, local_processes, run_sweep, run_tasks
 from simoffload.planning.confidence import confidence
-from simoffload.planning.sweep import Grid, Sweep, find_points, run_sweep
-from simoffload.planning.sweep.run import Task, job_of, local_processes, run_tasks
 from simoffload.scenario import read_scenario
 from simoffload.simulation import simulate
 from tests.examples import one_in, some
@@ -182,7 +182,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(
 
 
 def test_a_worker_leaves_when_its_parent_is_gone() -> None:
-    code = "from simoffload.planning.sweep.run import work; work()"
+    code = "from simoffload.extensions.sweep.run import work; work()"
     worker = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False, timeout=60)
     assert worker.returncode == 0
 

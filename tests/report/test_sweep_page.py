@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simoffload.planning.sweep import SweepResult, sweep
-from simoffload.report import from_sweep
-from simoffload.report.from_sweep import sweep_document
+from simoffload.extensions.sweep import report as from_sweep
+from simoffload.extensions.sweep.report import sweep_document
+from simoffload.extensions.sweep.run import SweepResult, sweep
 from simoffload.report.html import write_html
 from simoffload.units import plural
 from tests.report.conftest import EVIL, checked

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from simpy import Environment, Event
 
-from simoffload.serving.replica import Replica, ReplicaProcess, Served, StepTime, serve
-from simoffload.serving.scheduler import (
+from simoffload.extensions.serving.replica import Replica, ReplicaProcess, Served, StepTime, serve
+from simoffload.extensions.serving.scheduler import (
     PrefixCache,
     ReplicaState,
     Runs,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simoffload.scenario.streams import StreamLimits, StreamOptions
-from simoffload.serving.answers import (
+from simoffload.extensions.serving.answers import (
     ReplicatedMean,
     StreamMeasures,
     mser,
@@ -16,9 +15,10 @@ from simoffload.serving.answers import (
     replicated_mean,
     student_quantile,
 )
-from simoffload.serving.replica import Served, Steps
-from simoffload.serving.requests import drawn
-from simoffload.serving.scheduler import AFTER_ANY
+from simoffload.extensions.serving.replica import Served, Steps
+from simoffload.extensions.serving.requests import drawn
+from simoffload.extensions.serving.scheduler import AFTER_ANY
+from simoffload.scenario.streams import StreamLimits, StreamOptions
 from tests.serving.streams import Linear, Stream, poisson, replay, stream
 
 EVEN = Linear(fixed=1.0, token=0.0, context=0.0, attention=0.0)

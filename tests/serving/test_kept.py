@@ -18,14 +18,14 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml
 from simoffload.errors import WorkLimitError
-from simoffload.planning.streams import StreamResult
+from simoffload.extensions.serving import kept
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.replica import Replica, turns
+from simoffload.extensions.serving.scheduler import ReplicaState, VllmScheduler
+from simoffload.extensions.serving.simulate import StreamSimulation
+from simoffload.extensions.serving.steps import SimulatedSteps
+from simoffload.extensions.serving.streams import StreamResult
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.serving import kept
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.replica import Replica, turns
-from simoffload.serving.scheduler import ReplicaState, VllmScheduler
-from simoffload.serving.simulate import StreamSimulation
-from simoffload.serving.steps import SimulatedSteps
 from tests.serving.streams import Linear, poisson, replay
 
 TEXT = """\
@@ -47,9 +47,9 @@ LONG = TEXT.replace("num_prompts: 40", "num_prompts: 9000").replace("replication
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of kept files, with nothing registered by other tests."""
     for name in ("families.registered_outside", "registry.registered_outside", "formats_from_outside"):
-        monkeypatch.setattr(f"simoffload.serving.kept.{name}", tuple)
+        monkeypatch.setattr(f"simoffload.extensions.serving.kept.{name}", tuple)
     for name in ("registered", "extensions"):
-        monkeypatch.setattr(f"simoffload.serving.kept.{name}", ())
+        monkeypatch.setattr(f"simoffload.extensions.serving.kept.{name}", ())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "simoffload"
 
@@ -259,7 +259,7 @@ def test_a_replica_goes_on_where_it_was(shared: bool) -> None:
 KILLED = """\
 import sys
 import simoffload as so
-from simoffload.serving import kept
+from simoffload.extensions.serving import kept
 
 kept.INTERVAL = 0.1
 so.stream(sys.argv[1])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.scheduler import PrefixCache, ReplicaState, Runs
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.scheduler import PrefixCache, ReplicaState, Runs
 from simoffload.strategies import ONE_GROUP, CacheGroups
 from tests.serving.streams import Stream, poisson, replay
 from validation.block_pool import BlockPool

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from simoffload.errors import InputError
+from simoffload.extensions.serving.answers import StreamMeasures
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.requests import Requests, drawn
+from simoffload.extensions.serving.scheduler import AFTER_ANY
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.answers import StreamMeasures
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.requests import Requests, drawn
-from simoffload.serving.scheduler import AFTER_ANY
 from tests.serving.streams import Linear, Stream, replay
 
 POISSON = {"kind": "poisson", "request_rate": 4.0}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.serving.replica import Served
-from simoffload.serving.scheduler import ReplicaState, StaticBatches
+from simoffload.extensions.serving.replica import Served
+from simoffload.extensions.serving.scheduler import ReplicaState, StaticBatches
 from simoffload.strategies import ONE_GROUP, CacheGroups
 from tests.serving.streams import Linear, poisson, replay, stream
 from validation.block_pool import BlockPool

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from simoffload.documents import parse_yaml, yaml_text
+from simoffload.extensions.serving.replica import Replica, Served, StepTime, StepTimes, serve
+from simoffload.extensions.serving.scheduler import (
+    ReplicaState,
+    ScheduledWork,
+    Scheduler,
+    StaticBatches,
+    VllmScheduler,
+)
+from simoffload.extensions.serving.steps import BOUND, SimulatedSteps, StepTable, _mixture
 from simoffload.models import Sequences
 from simoffload.scenario import LoadedScenario, resolve
-from simoffload.serving.replica import Replica, Served, StepTime, StepTimes, serve
-from simoffload.serving.scheduler import ReplicaState, ScheduledWork, Scheduler, StaticBatches, VllmScheduler
-from simoffload.serving.steps import BOUND, SimulatedSteps, StepTable, _mixture
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from simoffload.errors import InputError
+from simoffload.extensions.serving.prefixes import RadixCache
+from simoffload.extensions.serving.requests import Requests
+from simoffload.extensions.serving.scheduler import AFTER_ANY
+from simoffload.extensions.serving.traces import RecordedTrace, read_trace, shipped_traces
 from simoffload.scenario.streams import StreamOptions
-from simoffload.serving.prefixes import RadixCache
-from simoffload.serving.requests import Requests
-from simoffload.serving.scheduler import AFTER_ANY
-from simoffload.serving.traces import RecordedTrace, read_trace, shipped_traces
 from simoffload.shipped import shipped_folder
 from validation.block_pool import BlockPool
 from validation.prefix_hits import hit_rate

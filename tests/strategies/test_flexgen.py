@@ -9,11 +9,11 @@ import pytest
 import simoffload as so
 from simoffload.documents import Edit, parse_yaml, yaml_text
 from simoffload.errors import InputError, PlacementError
+from simoffload.extensions.programs.flexgen import FlexGen, FlexGenPlan
 from simoffload.planning.evaluator import Evaluator
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.strategies.base import Placement, moving, placements_of, target
-from simoffload.strategies.programs.flexgen import FlexGen, FlexGenPlan
 from tests.strategies.scenarios import bytes_of
 
 HIDDEN, LAYERS, ROWS = 7168, 48, 50272

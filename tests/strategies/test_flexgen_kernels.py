@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.hardware import Accelerator, load_profile
-from simoffload.strategies.programs.flexgen import (
+from simoffload.extensions.programs.flexgen import (
     EXPAND_CACHE,
     EXPAND_WEIGHT,
     SQUEEZE_KEYS,
@@ -19,6 +18,7 @@ from simoffload.strategies.programs.flexgen import (
     Kernels,
     kernels_s,
 )
+from simoffload.hardware import Accelerator, load_profile
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measurements" / "h100-2026-11-23" / "flexgen-kernels.json"
 TABLES: dict[str, Kernels] = {

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from simoffload.engine import execute
-from simoffload.models import Module
-from simoffload.schedule import Op, Schedule
-from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
-from simoffload.strategies.programs.flexgen import (
+from simoffload.extensions.programs.flexgen import (
     CopyThreads,
     FlexGenPlan,
     SlotEnds,
@@ -20,6 +17,9 @@ from simoffload.strategies.programs.flexgen import (
     SlotWeights,
     slot_parts,
 )
+from simoffload.models import Module
+from simoffload.schedule import Op, Schedule
+from simoffload.strategies.passes.pass_writer import PassWriter, StagePass
 from tests.strategies import scenarios
 
 PLACES = [f"{what}_{home}_percent" for what in ("weights", "cache", "activations") for home in ("gpu", "cpu")]

@@ -13,9 +13,9 @@ pytest.importorskip("waitress")
 
 from dash import Dash
 
+from simoffload.extensions.web.jobs import Jobs, Kind
+from simoffload.extensions.web.server import application
 from simoffload.limits import Limits
-from simoffload.web.jobs import Jobs, Kind
-from simoffload.web.server import application
 
 PAGE = "p" * 32
 

@@ -20,11 +20,11 @@ import pytest
 from dash import Dash
 
 from simoffload.errors import Problem
+from simoffload.extensions.web import server as page_server
+from simoffload.extensions.web.jobs import Jobs, _Answers
+from simoffload.extensions.web.scenarios import problem_texts
+from simoffload.extensions.web.server import LARGEST_REQUEST, application, is_loopback, listener
 from simoffload.shipped import shipped_folder
-from simoffload.web import server as page_server
-from simoffload.web.jobs import Jobs, _Answers
-from simoffload.web.scenarios import problem_texts
-from simoffload.web.server import LARGEST_REQUEST, application, is_loopback, listener
 from tests.web.conftest import LOCAL, Post
 
 UPDATE = "/_dash-update-component"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from simoffload.extensions.web.jobs import Jobs, Kind, _progress_texts
+from simoffload.extensions.web.questions import START
+from simoffload.extensions.web.state import State, Variant
 from simoffload.limits import Limits
 from simoffload.progress import Progress, stage, watched_by
-from simoffload.web.jobs import Jobs, Kind, _progress_texts
-from simoffload.web.questions import START
-from simoffload.web.state import State, Variant
 
 LONG = State((Variant("training/gpt-1t"),))
 

@@ -23,10 +23,10 @@ from dash import Dash
 
 from benchmarks.bench_page import Chromium
 from simoffload.cli import main
+from simoffload.extensions.web.jobs import _ABANDONED, Jobs, Kind
+from simoffload.extensions.web.questions import START
+from simoffload.extensions.web.state import State, Variant
 from simoffload.limits import Limits
-from simoffload.web.jobs import _ABANDONED, Jobs, Kind
-from simoffload.web.questions import START
-from simoffload.web.state import State, Variant
 from tests.models.gguf_files import llama, llama_tensors, written
 from tests.web.conftest import PAGE, Post
 from tests.web.test_jobs import LONG, wait_for
@@ -248,7 +248,7 @@ def test_without_the_extra_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "waitress", None)
-    monkeypatch.delitem(sys.modules, "simoffload.web.server")
+    monkeypatch.delitem(sys.modules, "simoffload.extensions.web.server")
     assert main(["serve"]) == 2
     assert "pip install 'simoffload[web]'" in capsys.readouterr().err
 
@@ -261,8 +261,10 @@ def test_a_gguf_file_that_the_command_names_is_simulated_by_the_workers(
     for name in ("mine", "other"):
         written(tmp_path / f"{name}.gguf", llama(), llama_tensors())
     started: list[Any] = []
-    monkeypatch.setattr("simoffload.web.server.serve", lambda *_, **options: started.append(options))
-    monkeypatch.setattr("simoffload.web.scenarios._OPENED", set())
+    monkeypatch.setattr(
+        "simoffload.extensions.web.server.serve", lambda *_, **options: started.append(options)
+    )
+    monkeypatch.setattr("simoffload.extensions.web.scenarios._OPENED", set())
     arguments = ["mine.gguf", "--gpu", "rtx-4090", "--set", "strategy.kind=llama_cpp"]
     assert main(["serve", *arguments]) == 0
     (options,) = started

@@ -13,22 +13,31 @@ import pytest
 
 from simoffload.documents import yaml_text
 from simoffload.errors import InputError
+from simoffload.extensions.serving.answers import StreamMeasures
+from simoffload.extensions.serving.report import stream_document
+from simoffload.extensions.serving.requests import drawn
+from simoffload.extensions.serving.streams import stream
+from simoffload.extensions.serving.traces import shipped_traces
+from simoffload.extensions.web import form
+from simoffload.extensions.web.questions import (
+    ASKS,
+    PageAnswer,
+    answer,
+    check,
+    curve,
+    file,
+    next_changes,
+    requests,
+)
+from simoffload.extensions.web.scenarios import ASKED, LENGTHS, changed, load, problem_texts
+from simoffload.extensions.web.state import State, Variant
 from simoffload.planning.answers import simulate
 from simoffload.planning.question import question
-from simoffload.planning.streams import stream
 from simoffload.report.formatting import sentence
-from simoffload.report.from_stream import stream_document
 from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.scenario.streams import Length
-from simoffload.serving.answers import StreamMeasures
-from simoffload.serving.requests import drawn
-from simoffload.serving.traces import shipped_traces
 from simoffload.strategies import BEST, Strategy, strategies
 from simoffload.units import format_seconds
-from simoffload.web import form
-from simoffload.web.questions import ASKS, PageAnswer, answer, check, curve, file, next_changes, requests
-from simoffload.web.scenarios import ASKED, LENGTHS, changed, load, problem_texts
-from simoffload.web.state import State, Variant
 from tests.report.conftest import EVIL
 
 START = State((Variant("llama-3.3-70b", ("strategy.weights=nvme",)),))

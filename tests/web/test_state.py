@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.web.state import MOST_VARIANTS, State, Variant
+from simoffload.extensions.web.state import MOST_VARIANTS, State, Variant
 from tests.examples import some
 
 SCENARIO = Variant("ddn/bloom-7b1", ("workload.batch_size=8", "platform=dgx-a100"), (("drive/x", 2.5),))

@@ -14,7 +14,8 @@ import yaml
 
 import simoffload
 from simoffload.errors import InputError
-from simoffload.hardware import Accelerator, Platform, SeenGpu, detect_machine, load_platform
+from simoffload.hardware import Accelerator, Platform, load_platform
+from simoffload_calibrate.detect import SeenGpu, detect_machine
 from simoffload_calibrate.micro.profiles import base_platform, check_names, profile_from_micro
 from tests.calibration.micro import machine
 from tests.calibration.micro.machine import GIB, PCIE, record

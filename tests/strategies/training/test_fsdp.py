@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from simoffload.documents import Document
 from simoffload.engine import execute
 from simoffload.errors import InputError
+from simoffload.extensions.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink, FsdpUnits
 from simoffload.hardware import Machine, Provenance, TimeInput, input_sources, load_platform
 from simoffload.models import load_model
 from simoffload.scenario import read_scenario, resolve
 from simoffload.schedule import Schedule
 from simoffload.simulation import simulate
 from simoffload.strategies.base import memory_stages
-from simoffload.strategies.programs.fsdp import ROOT, Fsdp, FsdpPlan, FsdpRuntime, FsdpSink, FsdpUnits
 from simoffload.workload import Training
 from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
