@@ -32,6 +32,10 @@ REAL = ("simoffload_calibrate/", "validation/")
 """These set predictions beside real runs of one kind, and know which: the bars on kinds do not hold there."""
 
 
+OF_PROGRAMS = ("strategies/", "extensions/programs/")
+"""Where programs are, which know their kind."""
+
+
 class Source(NamedTuple):
     """A file of the package or of validation/, or one that a test makes up."""
 
@@ -80,6 +84,7 @@ def names_of_kinds() -> set[str]:
     """Names of all classes that derive from Strategy or from Plan, and of the union of the first."""
     for module in pkgutil.walk_packages(strategies.__path__, "simoffload.strategies."):
         import_module(module.name)
+    strategies.strategies()  # those of extensions, too
     return {"AnyStrategy"} | (all_below(Strategy) | all_below(Plan)) - {"Plan", "Strategy"}
 
 
@@ -88,7 +93,7 @@ KINDS = names_of_kinds()
 
 def asks_for_a_kind(source: Source) -> Iterator[str]:
     """``isinstance``, ``issubclass``, ``type(…) is`` and patterns on a kind of strategy or of plan."""
-    if source.path.startswith(("strategies/", *REAL)):
+    if source.path.startswith((*OF_PROGRAMS, *REAL)):
         return
     for node in source.nodes:
         match node:
@@ -171,7 +176,7 @@ def edits_a_document(source: Source) -> Iterator[str]:
 
     A strategy changes its own settings, which it writes as a section of a document (``instead``).
     """
-    if source.path == EDITS or source.path.startswith(("strategies/", *REAL)):
+    if source.path == EDITS or source.path.startswith((*OF_PROGRAMS, *REAL)):
         return
     for node in source.nodes:
         match node:

@@ -29,7 +29,7 @@ OTHERS = {
     },
 }
 """What a run of a scenario does not need."""
-NEVER = {"argcomplete", "numpy", "pandas", "plotly", "rich", "simoffload.extensions.sweep"}
+NEVER = {"argcomplete", "numpy", "pandas", "plotly", "rich", "simoffload.extensions.sweep.run"}
 
 
 @pytest.mark.parametrize("scenario", OTHERS)
