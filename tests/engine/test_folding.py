@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simoffload.engine import execute
-from simoffload.engine.executor import fold_ranks
+from simoffload.engine.fold import fold_ranks
 from simoffload.schedule import Block, Cause, Link, Op, Route, Schedule
 
 

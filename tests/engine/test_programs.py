@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 
 from simoffload.engine import execute
-from simoffload.engine.executor import Executor, fold_ranks
+from simoffload.engine.fold import fold_ranks
+from simoffload.engine.loop import Loop
 from simoffload.errors import DeadlockError
 from simoffload.results.attribution import attribute
 from simoffload.results.passes import summarize_pass
@@ -215,7 +216,7 @@ def test_a_deadlock_names_ranks_of_other_programs() -> None:
         DeadlockError,
         match=r"rank 2, stream 'decode: compute': .* for operation 1 of stream 'prefill: send' of rank 0",
     ):
-        Executor(story).run()
+        Loop(story).run()
 
 
 # ---- one process with several GPUs ----

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from simoffload.engine.executor import execute
+from simoffload.engine.loop import execute
 from simoffload.recent import Recent
 from simoffload.schedule import Cause, Op, Program, Schedule, builder
 from simoffload.schedule.ir import Block

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simoffload.engine import execute
-from simoffload.engine.executor import Executor
+from simoffload.engine.loop import Loop
 from simoffload.errors import DeadlockError, SimulationError, WorkLimitError
 from simoffload.limits import Limits, keep, limited
 from simoffload.results.timeline import Timeline
@@ -106,7 +106,7 @@ def test_a_dependency_reaches_into_an_earlier_block() -> None:
 def test_operations_without_length_take_neither_recursion_nor_the_clock() -> None:
     """3 x 20,000 operations at time 0."""
     ops = (Op("hook", "", HOST), Op("hook", "", GPU, after=(Dependency(HOST),)), Op("hook", "", HOST))
-    executor = Executor(schedule(Block("marks", ops, 20_000)))
+    executor = Loop(schedule(Block("marks", ops, 20_000)))
     clock, timeline = executor._clock, executor.run()
     assert (len(timeline), timeline.makespan) == (60_000, 0)
     assert clock.events == 0
@@ -215,7 +215,7 @@ def test_weights_are_outstanding_requests() -> None:
 def test_identical_layers_are_solved_once() -> None:
     """The sets of flows that occur are none, one copy, and both."""
     layer = (move(COPY, 200), wait(HOST, 1, Dependency(COPY, 1)), move(GPU, 300, Dependency(HOST)))
-    executor = Executor(schedule(Block("layer", layer, 100), ranks=4))
+    executor = Loop(schedule(Block("layer", layer, 100), ranks=4))
     network = executor._network
     assert executor.run().link_bytes == (100 * 4 * 500,)
     assert network.solves <= 4
@@ -241,7 +241,7 @@ def test_processor_sharing() -> None:
 def test_a_transfer_starts_at_the_instant_that_another_ends() -> None:
     """The links are shared once an instant, so the follower takes over without a moment in between."""
     ops = (move(HOST, 100), move(COPY, 100, Dependency(HOST)), move(GPU, 300))
-    executor = Executor(schedule(ops))
+    executor = Loop(schedule(ops))
     clock = executor._clock
     assert seconds(executor.run()) == [(0, 2), (2, 4), (0, 5)]
     assert clock.events == 7  # a solve at 0 s; an end and a solve at 2, 4 and 5 s
@@ -317,7 +317,7 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
     with pytest.raises(SimulationError, match="count back is -1"):
         execute(story)
     with pytest.raises(DeadlockError) as caught:
-        Executor(story).run()
+        Loop(story).run()
     assert str(caught.value) == (
         "deadlock at 0 ps: "
         "rank 0, stream 'host': launch 'mlp' (block 'layer', iteration 0) "
@@ -335,7 +335,7 @@ def test_a_long_list_of_waiting_operations_is_cut() -> None:
     forward = Op("launch", "", HOST, after=(Dependency(GPU, -1),))
     ops = (forward, Op("compute", "", GPU, after=(Dependency(HOST),)))
     with pytest.raises(DeadlockError, match=r"; and 4 more$"):
-        Executor(schedule(ops, ranks=6)).run()
+        Loop(schedule(ops, ranks=6)).run()
 
 
 @limited
@@ -382,7 +382,7 @@ def test_a_run_without_clock_events_is_stopped_too(blocks: tuple[Block, ...], st
 def test_a_stalled_run_names_what_runs() -> None:
     """At 4 s the wait of 3 s is over, two transfers of 3 s share a link until 6 s, and a wait follows one."""
     ops = (wait(HOST, 3), move(COPY, 300), move(GPU, 300), wait(GPU, 2))
-    executor = Executor(schedule(Block("layer", ops)))
+    executor = Loop(schedule(Block("layer", ops)))
     seen: list[str] = []
     for time in (1, 4, 7, 9):
         executor._clock.call_at(time * SECOND, lambda _: seen.append(executor._running()), None)
