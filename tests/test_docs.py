@@ -56,6 +56,13 @@ def test_the_example_of_the_reference_runs(capsys: pytest.CaptureFixture[str]) -
     assert re.fullmatch(r"[\d.]+ GPU compute\n", capsys.readouterr().out)
 
 
+def test_every_law_names_a_test_that_exists() -> None:
+    laws = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "invariants.md").read_text())
+    assert len(laws) == 12
+    for path, name in laws:
+        assert f"def {name}(" in (DOCS.parent / path).read_text(), (path, name)
+
+
 TOP = DOCS.parent
 PAGES = [*TOP.glob("*.md"), *DOCS.rglob("*.md")]
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
