@@ -63,7 +63,7 @@ class Extension(NamedTuple):
 class Found(NamedTuple):
     """Extensions by name, and why others, which are named, too, could not be imported."""
 
-    extensions: Mapping[str, Extension]
+    extensions: dict[str, Extension]
     missing: Mapping[str, str]
 
 
@@ -80,6 +80,11 @@ def found() -> Found:
         except Exception as error:  # another's code
             missing[one.name] = f"{error}"
     return Found(extensions, missing)
+
+
+def register(name: str, extension: Extension) -> None:
+    """Add an extension that no entry point names, for a script that runs the program itself."""
+    found().extensions[name] = extension
 
 
 def offers() -> Iterator[Offer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import simoffload as so
+from simoffload import extending
 from simoffload.cli import main
 from simoffload.extensions.sweep.run import check_workers_can_import
 from simoffload.models.families import FAMILIES
@@ -58,7 +60,7 @@ def simulated(name: str, *overrides: str) -> tuple[so.LoadedScenario, Any]:
 def test_the_list_of_examples_is_whole() -> None:
     written = {path.relative_to(EXAMPLES).parts[0].partition(".")[0] for path in EXAMPLES.rglob("*.*ml")}
     written |= {path.stem for path in EXAMPLES.glob("*.py")}
-    assert written == {*PROGRAMS, "own_metric", "device"}
+    assert written == {*PROGRAMS, "own_metric", "own_command", "device"}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,23 @@ def test_an_example_runs_alone(
         runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
     shown, complaints = capsys.readouterr()
     assert "tokens/s" in shown, complaints
+
+
+def test_a_command_of_your_own_is_one_like_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import own_command
+
+    monkeypatch.setattr(extending, "found", lambda: extending.Found({"own": own_command.EXTENSION}, {}))
+    assert main(["overnight", "ddn/bloom-7b1", "--tokens", "3600", "--json"]) == 0
+    hours = json.loads(capsys.readouterr().out)["hours"]
+    assert hours == pytest.approx(1 / so.simulate("ddn/bloom-7b1").tokens_per_s)
+    assert main(["overnite", "ddn/bloom-7b1"]) == 2
+    assert 'did you mean "overnight"?' in " ".join(capsys.readouterr().err.split())
+    assert main(["overnight", "ddn/bloom-176b", "--set", "strategy.weights=hbm"]) == 3
+    with suppress(SystemExit):
+        main([])
+    assert "How many users?                            overnight" in capsys.readouterr().out
 
 
 # -- a program: three_tiers.py -------------------------------------------------------------------
