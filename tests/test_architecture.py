@@ -483,8 +483,8 @@ class Size(NamedTuple):
 
 
 MOST = {
-    "core": Size(lines=48_500, edges=1_450),
-    "simoffload": Size(lines=58_400, edges=1_755),
+    "core": Size(lines=49_000, edges=1_455),
+    "simoffload": Size(lines=59_000, edges=1_765),
     "simoffload_calibrate": Size(lines=10_700, edges=92),
 }
 """Ceilings, which only a commit with a feature raises, by the lines that its message names. ``core`` is the

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.option_types import budget, given_limits, listed
 from simoffload.cli.output import Answer, OutputFolder, report_files
-from simoffload.cli.sources import CommandChanges, check_context, refusal
+from simoffload.cli.sources import CommandChanges, refusal
 from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def compare(usual: Usual, arguments: Namespace, console: Console) -> ExitCode:
     folder = OutputFolder.of(arguments)
     from simoffload.extensions.purchases.machines import compare_machines
     from simoffload.planning.costs import load_costs
+    from simoffload.planning.question import check_context
 
     model, budget = _model_alone(arguments), arguments.budget
     overrides = CommandChanges.of(arguments).overrides
