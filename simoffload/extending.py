@@ -118,8 +118,10 @@ def at(place: str) -> Any:
 def missing_note() -> str:
     """Return a sentence on the extensions that are installed and cannot be imported; "" for none.
 
-    It is added where a name is unknown, which may be of one of these.
+    It is added where a name is unknown, which may be of one of these. An installation from before there were
+    extensions has none.
     """
-    why = (f"{name} ({text})" for name, text in found().missing.items())
-    text = ", ".join(why)
+    if not any(found()):
+        return "no extension is installed; install simoffload again (pip install -e .)"
+    text = ", ".join(f"{name} ({why})" for name, why in found().missing.items())
     return f"extensions that cannot be imported here: {text}" if text else ""

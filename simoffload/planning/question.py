@@ -19,6 +19,7 @@ from simoffload.documents import (
     suggest,
 )
 from simoffload.errors import InputError, shortened
+from simoffload.extending import missing_note
 from simoffload.hardware import Platform, ProfileSummary
 from simoffload.models import model_file, model_label, named_in_text, states_form
 from simoffload.scenario import (
@@ -200,6 +201,7 @@ def checked_program(program: str, work: str) -> str:
     if kind not in kinds():
         near = suggest(program, [one for one in kinds() if one[:2] == program[:2].lower()])
         text = f"is no program that is modelled{near}; it is one of {', '.join(strategy_for(work))}"
+        text += f"; {missing}" if (missing := missing_note()) else ""
         raise InputError.at(shortened(program), text, path="--program")
     if kind not in strategy_for(work):
         text = f"is not for a workload of {work}; use {either(strategy_for(work))}"

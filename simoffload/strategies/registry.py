@@ -19,7 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import named
-from simoffload.extending import Offer, at, offers
+from simoffload.extending import Offer, at, missing_note, offers
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.strategies.base import BEST, NOW, Strategy, Suits, WorkloadKind
@@ -297,6 +297,8 @@ def _validated(data: Any, info: core_schema.ValidationInfo) -> Strategy:
     if not found:
         expected = ", ".join(map(repr, kinds()))
         context = {"discriminator": "'kind'", "tag": str(data["kind"]), "expected_tags": expected}
+        if note := missing_note():
+            raise ValueError(f"kind {data['kind']!r} is not one of {expected}; {note}")
         raise PydanticKnownError("union_tag_invalid", context)
     *others, last = found
     for one in others:
