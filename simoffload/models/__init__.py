@@ -29,7 +29,7 @@ from simoffload.models.families import FAMILIES
 from simoffload.models.formats import FORMATS, Kernel, Method
 from simoffload.models.gguf_file import read_gguf, tensor_names
 from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
-from simoffload.models.module_names import ANY_TEXT, VALID, Automaton, conditions_of, read_expression
+from simoffload.models.module_names import VALID, Expression
 from simoffload.models.modules import (
     GROWING,
     SINGLE,
@@ -78,7 +78,6 @@ from simoffload.models.spec import (
 
 __all__ = [
     "ALL_LINEAR",
-    "ANY_TEXT",
     "FAMILIES",
     "FORMATS",
     "GGUF",
@@ -87,10 +86,10 @@ __all__ = [
     "SINGLE",
     "VALID",
     "Attention",
-    "Automaton",
     "CacheForm",
     "CpuAttentionCode",
     "Dtype",
+    "Expression",
     "Kernel",
     "Layer",
     "LayerGroup",
@@ -115,7 +114,6 @@ __all__ = [
     "backward_products",
     "batch_cost",
     "canonical_model",
-    "conditions_of",
     "deepspeed_quantization",
     "find_model",
     "forward_cost",
@@ -134,7 +132,6 @@ __all__ = [
     "parameters_of",
     "quantized",
     "read_config",
-    "read_expression",
     "read_gguf",
     "resembled_model",
     "similar_models",

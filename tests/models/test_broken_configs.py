@@ -319,7 +319,7 @@ EDITS = (
     section(
         {"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, ".modules_to_not", "must be a list"
     ),
-    section({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, ".modules", "has no ) after it"),
+    section({"quant_method": "fp8", "modules_to_not_convert": ["re:("]}, ".modules", "missing ): ("),
     section({"quant_method": "compressed-tensors"}, ".config_groups", "required key is missing"),
     section({"quant_method": "compressed-tensors", "config_groups": {}}, ".config_groups", "got no group"),
     section(

@@ -19,17 +19,13 @@ from simoffload.bisection import first_that_holds
 from simoffload.documents import quoted, suggest
 from simoffload.errors import InputError
 from simoffload.models import (
-    ANY_TEXT,
     VALID,
-    Automaton,
+    Expression,
     ModelShape,
     Module,
-    conditions_of,
-    read_expression,
     stored_bytes,
     tensor_names,
 )
-from simoffload.models.module_names import Sequence as Parts
 from simoffload.recent import Recent
 from simoffload.strategies.base import Home, Homes
 
@@ -38,9 +34,7 @@ from simoffload.strategies.base import Home, Homes
 #
 # Reference: common/arg.cpp (``parse_tensor_buffer_overrides``) and src/llama-model-loader.cpp
 # (``create_tensor``) of llama.cpp@0c1e5709. A list is divided at commas, each pattern from its device at
-# the first "="; the first pattern that is found anywhere in the name of a tensor decides. An automaton
-# looks for them in a time that grows with the length of the name alone, where ``std::regex`` may need one
-# that grows exponentially.
+# the first "="; the first pattern that is found anywhere in the name of a tensor decides.
 
 
 _CPU = "CPU"
@@ -73,12 +67,7 @@ class TensorOverride(NamedTuple):
     place: str
     gpu: int | None
     """Number of the GPU; None: host memory."""
-    searches: tuple[tuple[Automaton, bool], ...]
-    """What must be found, or must not."""
-
-    def found_in(self, name: str) -> bool:
-        """Return whether the pattern is found in the name of a tensor."""
-        return all(automaton.match(name) == wanted for automaton, wanted in self.searches)
+    expression: Expression
 
 
 def read_overrides(texts: Sequence[str], path: str, gpus: Sequence[str]) -> tuple[TensorOverride, ...]:
@@ -102,12 +91,10 @@ def _read(text: str, place: str, devices: Mapping[str, int | None]) -> TensorOve
     if len(pattern) > _LONGEST:
         raise InputError.at(place, f"has {len(pattern):,} characters; at most {_LONGEST:,} may be")
     try:
-        expression = read_expression(pattern)
-        anywhere = expression if pattern.startswith("^") else Parts((ANY_TEXT, expression))
-        searches = tuple([(Automaton([part]), wanted) for part, wanted in conditions_of(anywhere)])
+        expression = Expression(pattern)
     except ValueError as error:
         raise InputError.at(place, f"the pattern {quoted(pattern)}: {error}; {VALID}") from None
-    return TensorOverride(text, place, devices[device], searches)
+    return TensorOverride(text, place, devices[device], expression)
 
 
 def overridden(model: ModelShape, overrides: Sequence[TensorOverride], without: CpuPlacement) -> Overridden:
@@ -125,7 +112,7 @@ def overridden(model: ModelShape, overrides: Sequence[TensorOverride], without: 
             stored = one.stored_bytes(model.dtype_bytes)
             size += stored
             for name in names:
-                first = next((each for each in overrides if each.found_in(name)), None)
+                first = next((each for each in overrides if each.expression.found_in(name)), None)
                 gpu = None if inside else without.gpu(layer)
                 if first is not None:
                     deciding.append(first)
