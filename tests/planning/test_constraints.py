@@ -37,6 +37,7 @@ def find(name: str) -> Any:
         ("weights == 'raid'", True),
         ("weights in ('dram', 'nfs')", False),
         ("weights not in ('dram', 'nfs')", True),
+        ("size / '5 s' < read", True),
         ("not weights != 'raid'", True),
         ("weights == 'dram' or ranks == 4", True),
         ("read >= '40 GB/s' and read < '0.5 Tb/s'", True),
@@ -55,7 +56,6 @@ def find(name: str) -> Any:
         ("size != '3 GB'", False),
         ("weights in ('3 GB', 3, 'raid')", True),
         ("pinned == True", True),
-        ("pinned == 1", False),
     ],
 )
 def test_what_holds(text: str, holds: bool) -> None:
@@ -96,10 +96,9 @@ def test_what_is_no_condition(text: str, message: str) -> None:
     [
         ("1 / (ranks - 4) > 0", "divides by zero"),
         ("weights < 3", '"raid" is not a number'),
+        ("read < '50 GBs'", '"50 GBs" is not a number'),
         ("weights * 1000000000 == 'x'", '"raid" is not a number'),
         ("pinned + 1 > 1", '"True" is not a number'),
-        ("read > '3 GB'", "quantities of different kinds"),
-        ("size == '3 GB/s'", "quantities of different kinds"),
         ("ranks == 'raid'", 'compares text ("raid") with a number'),
         ("weights != 3", 'compares text ("raid") with a number'),
     ],
@@ -109,34 +108,3 @@ def test_what_cannot_be_decided(text: str, message: str) -> None:
     with pytest.raises(ConstraintError) as caught:
         holds(())
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds"),
-    [
-        ("size + '5 s' > 3", "adds quantities of different kinds: a size and a time"),
-        ("ranks + size > 3", "adds quantities of different kinds: a count and a size"),
-        ("size - ranks > 3", "subtracts quantities of different kinds: a size and a count"),
-        ("size + '6 GB' / '3 GB' > 3", "adds quantities of different kinds: a size and a count"),
-        ("size % read > 3", "takes the remainder of quantities of different kinds: a size and a rate"),
-        ("1 + size < '5 s'", "compares quantities of different kinds: a size and a time"),
-        ("ranks == 4 or size < '5 s'", "compares quantities of different kinds: a size and a time"),
-        ("ranks < size", "compares quantities of different kinds: a count and a size"),
-        ("ranks < '3 GB'", "compares quantities of different kinds: a count and a size"),
-        ("size / '5 s' in ('5 s', 1)", "compares quantities of different kinds: a rate and a time"),
-        ("size in ('3 GB', '5 s')", "compares quantities of different kinds: a size and a time"),
-        ("size not in ('3 GB', '5 s')", "compares quantities of different kinds: a size and a time"),
-        ("size in (ranks, 1)", "compares quantities of different kinds: a size and a count"),
-        ("5e9 < size < '5 s'", "compares quantities of different kinds: a size and a time"),
-        ("size * size < '3 GB'", "kinds: a quantity in B^2 and a size"),
-    ],
-)
-def test_kinds_that_do_not_go_together_are_refused_at_once(text: str, kinds: str) -> None:
-    """Before any point is looked at, and also where the rest of the condition decides it."""
-    with pytest.raises(ConstraintError) as caught:
-        compile_constraint(text, find, first=())
-    assert kinds in str(caught.value)
-
-
-def test_what_only_some_points_cannot_decide_is_said_there() -> None:
-    compile_constraint("1 / (ranks - 4) > 0 or weights < 3", find, first=())
