@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simoffload.errors import InputError
-from simoffload.extensions.sweep.journal import Journal, JournalRow, SweepId, anew, beside
+from simoffload.extensions.sweep.journal import Journal, JournalRow, SweepId, beside
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 
@@ -153,12 +152,11 @@ DAMAGES = {"notes": b"some notes", "zeros": b"\0" * 9000, "cut": cut, "scribbled
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_whatever_is_there_is_replaced_with_the_first_row(path: Path, damage: Any) -> None:
-    content = damage(path.read_bytes()) if callable(damage) else damage
-    path.write_bytes(content)
+def test_whatever_is_there_is_replaced(path: Path, damage: Any) -> None:
+    path.write_bytes(damage(path.read_bytes()) if callable(damage) else damage)
     other = SWEEP._replace(points=8)
     journal = Journal.created(path, other)
-    assert (len(journal), path.read_bytes()) == (0, content)
+    assert len(journal) == 0
     journal.append(ROWS[:1])
     with pytest.raises(InputError, match="another sweep is writing to it"):
         Journal.created(path, other)
@@ -170,41 +168,12 @@ def test_whatever_is_there_is_replaced_with_the_first_row(path: Path, damage: An
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_replacement_that_fails_midway_loses_nothing(
-    path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = damage(path.read_bytes()) if callable(damage) else damage
-    path.write_bytes(content)
-    Journal.created(path, SWEEP).close()
-    journal = Journal.created(path, SWEEP)
-    monkeypatch.setattr(Path, "replace", refuse)
-    with closing(journal), pytest.raises(PermissionError):
-        journal.append(ROWS)
-    assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]
-
-
-def refuse(_: Path, target: Path) -> None:
-    raise PermissionError(13, "not now", str(target))
-
-
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     path.write_bytes(b"")
     journal = Journal.created(path, SWEEP)
     journal.append(ROWS)
     journal.close()
     assert len(resumed(path)) == 3
-
-
-def test_what_a_killed_replacement_left_is_no_obstacle(path: Path) -> None:
-    anew(path).write_bytes(b"half a journal")
-    journal = Journal.created(path, SWEEP)
-    with pytest.raises(InputError, match="another sweep is writing to it"):
-        Journal.created(path, SWEEP)
-    journal.append(ROWS)
-    journal.close()
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_the_journal_of_another_sweep_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,18 +206,6 @@ def test_a_file_without_its_end_is_damaged(path: Path) -> None:
         path.write_bytes(content[:length])
         assert refusal(path).startswith(DAMAGED)
         assert path.read_bytes() == content[:length]
-
-
-def test_no_flipped_bit_of_a_row_goes_unnoticed(path: Path) -> None:
-    content = path.read_bytes()
-    (text,) = (row.plain().encode() for row in ROWS[:1])
-    start = content.index(text)
-    for place in range(start, start + len(text), 7):
-        changed = bytearray(content)
-        changed[place] ^= 4
-        path.write_bytes(bytes(changed))
-        assert refusal(path).startswith(DAMAGED)
-        assert path.read_bytes() == bytes(changed)
 
 
 GOOD = {"point": 8, **SIMULATED}
@@ -284,7 +241,7 @@ NONSENSE = {
 def test_a_row_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path, data: object) -> None:
     text = json.dumps(data)
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
+        database.execute("INSERT INTO rows VALUES (?, ?)", (8, text))
     before = path.read_bytes()
     assert refusal(path).startswith(f"{DAMAGED}the row of point 8 ")
     assert path.read_bytes() == before
@@ -293,7 +250,7 @@ def test_a_row_that_says_nonsense_is_told_and_nothing_is_overwritten(path: Path,
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"point": 1e999}', '{"point": NaN}', "9" * 5000])
 def test_a_row_that_is_no_json_is_told(path: Path, text: str) -> None:
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("INSERT INTO rows VALUES (?, ?, ?)", (8, zlib.crc32(text.encode()), text))
+        database.execute("INSERT INTO rows VALUES (?, ?)", (8, text))
     assert "the row of point 8 is not a result" in refusal(path)
 
 
@@ -301,7 +258,6 @@ def test_a_row_that_is_no_json_is_told(path: Path, text: str) -> None:
     "statement",
     [
         "UPDATE rows SET point = 5 WHERE point = 4",
-        "UPDATE rows SET crc = crc + 1 WHERE point = 4",
         "UPDATE rows SET data = 17 WHERE point = 4",
         "UPDATE rows SET data = x'00' WHERE point = 4",
         "DROP TABLE rows",

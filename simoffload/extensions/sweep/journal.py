@@ -3,14 +3,12 @@
 A SQLite database with a line that says of which sweep it is, and a row for each simulated point. Rows are
 added a chunk at a time, each chunk in a transaction of its own; what the end of the process (or of the
 machine) left unfinished SQLite takes back when the file is opened again, and its points are simulated again.
-SQLite has no checksums of what it stores, so every row has one.
 """
 
 from __future__ import annotations
 
 import errno
 import sqlite3
-import zlib
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,10 +21,10 @@ from simoffload import __version__
 from simoffload.errors import InputError, shortened
 from simoffload.results import KINDS
 
-SCHEMA = "simoffload/sweep-journal/4"
+SCHEMA = "simoffload/sweep-journal/5"
 _TABLES = (
     "CREATE TABLE sweep (schema TEXT, version TEXT, hash TEXT, points INTEGER)",
-    "CREATE TABLE rows (point INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data TEXT NOT NULL)",
+    "CREATE TABLE rows (point INTEGER PRIMARY KEY, data TEXT NOT NULL)",
 )
 _MOST_POINT = 2**63 - 1
 """The largest whole number that SQLite keeps."""
@@ -108,73 +106,29 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.name}-journal")
 
 
-def anew(path: Path) -> Path:
-    """Return the file of a journal that replaces another one, until it has rows."""
-    return path.with_name(f"{path.name}.new")
-
-
-class _Replaced:
-    """A file that a journal will replace, whatever it contains; nobody else can write a journal there."""
-
-    def __init__(self, path: Path) -> None:
-        """Keep the file to ourselves. Raises InputError if it is the journal of a sweep that runs."""
-        self._database: sqlite3.Connection | None = None
-        with suppress(_UnreadableError):
-            self._database = _opened(path) if path.exists() else None
-
-    def close(self) -> None:
-        """Leave the file to others."""
-        if self._database is not None:
-            self._database.close()
-
-
 class Journal:
     """An open journal, which no other process can open at the same time."""
 
-    def __init__(
-        self, path: Path, database: sqlite3.Connection, done: set[int], replaced: _Replaced | None = None
-    ) -> None:
+    def __init__(self, path: Path, database: sqlite3.Connection, done: set[int]) -> None:
         self.path = path
         self._database = database
         self._done = done
-        self._replaced = replaced
-        """The file that is at ``path`` until this journal has rows; None: this journal."""
 
     @classmethod
     def created(cls, path: Path, sweep: SweepId) -> Self:
-        """Begin a journal; one that is there is replaced once this one has rows, whatever it contains.
-
-        Raises InputError if it is in use.
-        """
-        if not path.exists() or not path.stat().st_size:
-            return cls._begun(path, _opened(path), sweep)
-        replaced = _Replaced(path)
-        try:
-            _Replaced(anew(path)).close()
-            _remove(anew(path))
-            return cls._begun(path, _opened(anew(path)), sweep, replaced)
-        except BaseException:
-            replaced.close()
-            raise
-
-    def _take_place(self, replaced: _Replaced) -> None:
-        """Replace the other file by this journal, in one step."""
-        self._database.close()
-        replaced.close()
-        beside(self.path).unlink(missing_ok=True)  # nobody may apply it to what is there from now on
-        anew(self.path).replace(self.path)
-        self._replaced = None
-        self._database = _opened(self.path)
+        """Begin a journal in place of what is there. Raises InputError if that is in use."""
+        with suppress(_UnreadableError):
+            _opened(path).close()
+        _remove(path)
+        return cls._begun(path, _opened(path), sweep)
 
     @classmethod
-    def _begun(
-        cls, path: Path, database: sqlite3.Connection, sweep: SweepId, replaced: _Replaced | None = None
-    ) -> Self:
+    def _begun(cls, path: Path, database: sqlite3.Connection, sweep: SweepId) -> Self:
         with _as_os_error(path), _transaction(database):
             for table in _TABLES:
                 database.execute(table)
             database.execute("INSERT INTO sweep VALUES (?, ?, ?, ?)", (SCHEMA, __version__, *sweep))
-        return cls(path, database, set(), replaced)
+        return cls(path, database, set())
 
     @classmethod
     def resumed(cls, path: Path, sweep: SweepId, *, expected: Container[int]) -> Self:
@@ -208,10 +162,7 @@ class Journal:
         # A chunk that was given up as lost may come back after all.
         fresh = {row.point: row.plain() for row in rows if row.point not in self._done}
         with _as_os_error(self.path), _transaction(self._database):
-            written = ((point, zlib.crc32(text.encode()), text) for point, text in fresh.items())
-            self._database.executemany("INSERT INTO rows VALUES (?, ?, ?)", written)
-        if self._replaced is not None:
-            self._take_place(self._replaced)
+            self._database.executemany("INSERT INTO rows VALUES (?, ?)", fresh.items())
         self._done |= fresh.keys()
 
     def row(self, point: int) -> JournalRow:
@@ -223,13 +174,9 @@ class Journal:
         return JournalRow.model_validate_json(text)
 
     def close(self) -> None:
-        """Close the journal, so that others can open it; without a row it leaves no file, and any other as it
-        was."""
+        """Close the journal, so that others can open it; without a row it leaves no file."""
         self._database.close()
-        if self._replaced is not None:
-            _remove(anew(self.path))
-            self._replaced.close()
-        elif not self._done:
+        if not self._done:
             _remove(self.path)
 
 
@@ -328,8 +275,8 @@ def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) ->
         if found != "ok":
             raise _refusal(path, _DAMAGED.format(shortened(str(found))))
         done = set()
-        for point, crc, text in database.execute("SELECT point, crc, data FROM rows"):
-            why = _row_fault(point, crc, text, expected)
+        for point, text in database.execute("SELECT point, data FROM rows"):
+            why = _row_fault(point, text, expected)
             if why:
                 which = shortened(str(point))
                 raise _refusal(path, _DAMAGED.format(f"the row of point {which} {why}"))
@@ -339,10 +286,8 @@ def _read(path: Path, database: sqlite3.Connection, expected: Container[int]) ->
     return done
 
 
-def _row_fault(point: Any, crc: Any, text: Any, expected: Container[int]) -> str:
+def _row_fault(point: Any, text: Any, expected: Container[int]) -> str:
     """Return why a row cannot have been written here; empty if it can."""
-    if not isinstance(text, str) or zlib.crc32(text.encode("utf-8", "surrogatepass")) != crc:
-        return "was changed"
     try:
         row = JournalRow.model_validate_json(text)
     except ValidationError as error:

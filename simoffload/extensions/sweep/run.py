@@ -37,7 +37,12 @@ from simoffload.models import families
 from simoffload.planning.confidence import confidence
 from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
+<<<<<<< HEAD:simoffload/extensions/sweep/run.py
 from simoffload.planning.service_levels import metric_named
+=======
+from simoffload.extensions.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
+from simoffload.extensions.sweep.journal import AFTER, Journal, JournalRow, SweepId, beside
+>>>>>>> f7745ad6 (The journal of a sweep leaves checksums and replacement to SQLite):simoffload/planning/sweep/run.py
 from simoffload.progress import Watcher
 from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
 from simoffload.scenario import (
@@ -691,7 +696,7 @@ def check_files(
         check_format(path)
         if outputs.count(path) > 1:
             raise _refusal(path, "is given twice")
-    for path in (*outputs, journal, beside(journal), anew(journal)):
+    for path in (*outputs, journal, beside(journal)):
         check_target(path)
     if overwrite:
         return
