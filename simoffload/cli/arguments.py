@@ -343,7 +343,7 @@ def _add_compare(parser: _Parser) -> None:
     add_overrides(parser)
     add_json(parser)
     add_costs(parser)
-    add_output(parser)
+    add_output(parser, f"{WRITTEN}, and table.csv")
     parser.set_defaults(command=running.compare)
 
 

@@ -70,7 +70,7 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-WRITTEN = "result.json, report.html, report.md, report.json and table.csv"
+WRITTEN = "result.json, report.html, report.md and report.json"
 """The files of an answer."""
 
 

@@ -50,8 +50,7 @@ def digest(content: bytes) -> str:
 
 
 def report_files(document: ReportDocument, data: Any, *, table: Writer | None = None) -> dict[str, Writer]:
-    """Return the files of an answer by name; ``table`` writes table.csv, by default with all numbers."""
-    from simoffload.report.document import write_long_table
+    """Return the files of an answer by name; ``table`` writes table.csv, which is of several results."""
     from simoffload.report.html import write_html
     from simoffload.report.markdown import write_markdown
 
@@ -60,7 +59,7 @@ def report_files(document: ReportDocument, data: Any, *, table: Writer | None = 
         REPORT: partial(write_html, document),
         MARKDOWN: partial(write_markdown, document),
         DOCUMENT: json_writer(document.to_dict()),
-        TABLE: table or partial(write_long_table, document),
+        **({TABLE: table} if table else {}),
     }
 
 

@@ -7,9 +7,8 @@ tables that a page folds, and no charts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from simoffload.errors import printable
@@ -81,8 +80,6 @@ def _shortened(parts: tuple[VerdictPart, ...], fits: Callable[[str], bool]) -> s
 
 
 _SCHEMA = "simoffload/report/1"
-COLUMNS = ("section", "table", "row", "column", "value", "unit")
-"""Columns of the CSV table of all numbers."""
 
 
 class Datum(NamedTuple):
@@ -258,29 +255,6 @@ class ReportDocument(NamedTuple):
             "sections": [one.to_dict() for one in (*self.sections, *self.background)],
             "each": [{"label": label, **one.to_dict()} for label, one in self.each],
         }
-
-
-def write_long_table(document: ReportDocument, path: str | Path) -> None:
-    """Write every number of the findings as a row of CSV, in SI units. Raises InputError if that fails."""
-    from simoffload.exchange.files import write_csv
-
-    write_csv(path, COLUMNS, _numbers(document))
-
-
-def _numbers(document: ReportDocument) -> Iterator[tuple[str | float, ...]]:
-    for section in document.sections:
-        for table in section.tables:
-            for row in table.rows:
-                keys = (
-                    cell if isinstance(cell, str) else cell.name or cell.text for cell in row[: table.keys]
-                )
-                name = ", ".join(keys)
-                for head, cell in zip(table.head[table.keys :], row[table.keys :], strict=True):
-                    if isinstance(cell, Datum) and cell.value is not None:
-                        yield section.title, table.caption, name, head, cell.value, cell.unit
-                    if isinstance(cell, Datum):
-                        for end, number in zip(("P10", "P90"), cell.ends, strict=False):
-                            yield section.title, table.caption, name, f"{head} {end}", number, cell.unit
 
 
 def _plain_cell(cell: Entry) -> str | dict[str, Any]:

@@ -72,7 +72,7 @@ def test_advice_has_the_changes_that_were_tried(
     assert re.search(r"Not complete: 5 of \d+ changes were tried: stopped by Ctrl-C\.", verdict)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["stopped"], result["number_tried"], result["storage"]) == ("stopped by Ctrl-C", 5, None)
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "table.csv"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "report.md"}
 
 
 def test_an_answer_for_programs_is_one_document(program: Program, interrupt: Interrupt) -> None:

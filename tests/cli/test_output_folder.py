@@ -12,7 +12,7 @@ from simoffload.cli.output import OutputFolder
 from simoffload.errors import InputError
 from simoffload.exchange.files import replacing
 
-WRITTEN = ["report.html", "report.json", "report.md", "result.json", "table.csv"]
+WRITTEN = ["report.html", "report.json", "report.md", "result.json"]
 FAST = ("--set", "workload.output_length=1")
 
 
@@ -30,32 +30,21 @@ def test_result_and_page(program, tmp_path: Path) -> None:
         (out / "report.md").read_text().startswith("# small\n\n**bloom-560m runs with its weights on raid: ")
     )
     assert (
-        "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/report.json, "
-        "new/out/table.csv" in answer.err
+        "wrote new/out/result.json, new/out/report.html, new/out/report.md, new/out/report.json" in answer.err
     )
 
 
 def test_trace(program, tmp_path: Path) -> None:
     answer = program("run", "small.yaml", "--output-dir", "out", "--trace", *FAST)
     pages = "out/report.html, out/report.md, out/report.json"
-    assert answer.out.splitlines()[-1] == f"wrote out/result.json, {pages}, out/table.csv, out/trace.json"
+    assert answer.out.splitlines()[-1] == f"wrote out/result.json, {pages}, out/trace.json"
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 
 def test_compare_writes_one_page(program, tmp_path: Path) -> None:
     answer = program("compare", "small.yaml", "--on", "dram,raid", "--output-dir", "out", "--json", *FAST)
-    assert names(tmp_path / "out") == WRITTEN
+    assert names(tmp_path / "out") == [*WRITTEN, "table.csv"]
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == json.loads(answer.out)
-
-
-def test_the_table_of_a_run_has_its_metrics(program, tmp_path: Path) -> None:
-    program("run", "small.yaml", "--output-dir", "out", *FAST)
-    metrics = json.loads((tmp_path / "out" / "result.json").read_text())["metrics"]
-    speed = [row for row in table(tmp_path / "out" / "table.csv") if row["section"] == "Speed"]
-    rows = {row["row"]: row for row in speed if row["column"] == "value"}
-    assert float(rows["ttft_s"]["value"]) == metrics["ttft_s"]
-    assert rows["ttft_s"]["unit"] == "s"
-    assert rows.keys() == {name for name, value in metrics.items() if value is not None}
 
 
 def test_the_table_of_a_comparison_has_a_row_for_each_target(program, tmp_path: Path) -> None:

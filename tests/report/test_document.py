@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -12,16 +11,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import (
-    COLUMNS,
-    LONGEST,
-    Datum,
-    ReportSection,
-    ReportTable,
-    Verdict,
-    VerdictPart,
-    write_long_table,
-)
+from simoffload.report.document import Datum, ReportSection, ReportTable
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report
@@ -92,9 +82,6 @@ def test_what_it_costs_is_told_everywhere(
     assert "Prices of 2026." in flat(page)
     assert re.search(r'<td class="number" [^>]*data-value="10.0">10 credits</td>', page)
     assert "| hardware | 10 credits |" in markdown(result_document(result))
-    write_long_table(result_document(result), tmp_path / "table.csv")
-    row = "Cost and energy,A million tokens,hardware,cost,10.0,credits\n"
-    assert row in (tmp_path / "table.csv").read_text()
 
 
 def test_and_beside_several_results(
@@ -122,24 +109,18 @@ def test_what_only_a_page_shows_stays_out_of_the_terminal(
     assert result_text(make_result(planner=Priced())) == result_text(make_result())
 
 
-def test_the_table_has_every_number_in_si_units(make_result: Make, tmp_path: Path) -> None:
-    write_long_table(result_document(make_result()), tmp_path / "table.csv")
-    with (tmp_path / "table.csv").open(newline="") as file:
-        head, *rows = csv.reader(file)
-    assert tuple(head) == COLUMNS
-    for row in (
-        ["Capacity", "", "raid, weights", "needed", "14000000000", "B"],
-        ["Capacity", "", "hbm, total", "free", str(36 << 30), "B"],
-        ["Links", "decode 1", "gpu0.pcie, gpu1.pcie", "capacity", "25000000000", "B/s"],
-    ):
-        assert row in rows
-    rate, low, high = (row for row in rows if row[2] == "tokens_per_s")
-    assert float(rate[4]) == pytest.approx(8 * 4 * 2 / 16.6)
-    assert [rate[3], low[3], high[3]] == ["value", "80 % interval P10", "80 % interval P90"]
-    assert float(low[4]) < float(rate[4]) < float(high[4])
-    assert rate[5] == low[5] == high[5] == "1/s"
-    caused = [row for row in rows if row[1].startswith("decode 1: ") and row[3] == "exposed"]
-    assert sum(float(row[4]) for row in caused) == pytest.approx(2.0, rel=1e-12)
+def test_cells_have_their_numbers_in_si_units(make_result: Make) -> None:
+    sections = {one["title"]: one["tables"] for one in result_document(make_result()).to_dict()["sections"]}
+    (capacity,), (speed,), (links, *_) = sections["Capacity"], sections["Speed"], sections["Links"]
+    assert ["raid", "weights", {"text": "14 GB", "value": 14e9, "unit": "B"}, "", "", "", ""] in capacity[
+        "rows"
+    ]
+    wide = next(row for row in links["rows"] if row[0]["name"] == "gpu0.pcie, gpu1.pcie")
+    assert wide[2] == {"text": "25 GB/s", "value": 25e9, "unit": "B/s"}
+    _, rate, interval, _ = next(row for row in speed["rows"] if row[0]["name"] == "tokens_per_s")
+    assert rate["value"] == pytest.approx(8 * 4 * 2 / 16.6)
+    assert interval["ends"][0] < rate["value"] < interval["ends"][1]
+    assert rate["unit"] == interval["unit"] == "1/s"
 
 
 def test_units_are_in_the_names_of_metrics() -> None:

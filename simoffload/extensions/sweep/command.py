@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)
-    add_output(parser, f"{WRITTEN} instead of SCENARIO-sweep.csv", also="FILE and its journal")
+    add_output(parser, f"{WRITTEN}, and table.csv instead of SCENARIO-sweep.csv", also="FILE and its journal")
     option("-o", "--output", action="append", type=Path, metavar="FILE", dest="outputs", help=_OUTPUT)
     option("--resume", action="store_true", help="continue an earlier run of the same sweep")
     option("--workers", type=count, metavar="N", help="number of processes (default: one per core)")

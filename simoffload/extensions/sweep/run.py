@@ -31,18 +31,13 @@ from simoffload.documents import Document, Edit, edited, plain_document, read_do
 from simoffload.errors import InputError, SimulationError, printable, shortened
 from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.extensions.sweep.definition import NAME, Grid, Points, Sweep, define_sweep, find_points
-from simoffload.extensions.sweep.journal import AFTER, Journal, JournalRow, SweepId, anew, beside
+from simoffload.extensions.sweep.journal import AFTER, Journal, JournalRow, SweepId, beside
 from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.confidence import confidence
 from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.planning.reported import Report, ReportedAnswer
-<<<<<<< HEAD:simoffload/extensions/sweep/run.py
 from simoffload.planning.service_levels import metric_named
-=======
-from simoffload.extensions.sweep.definition import Grid, Points, Sweep, define_sweep, find_points
-from simoffload.extensions.sweep.journal import AFTER, Journal, JournalRow, SweepId, beside
->>>>>>> f7745ad6 (The journal of a sweep leaves checksums and replacement to SQLite):simoffload/planning/sweep/run.py
 from simoffload.progress import Watcher
 from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
 from simoffload.scenario import (
