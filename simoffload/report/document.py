@@ -1,8 +1,8 @@
 """The report document: the content of a report about a result, built once and rendered in several formats.
 
-``terminal``, ``markdown`` and ``html`` render it; it can also be written as JSON, or as a CSV table of all
-numbers. The terminal shows a selection: no sections and tables that are ``page_only`` with their listings, no
-tables that a page folds, and no charts.
+``terminal`` and ``html`` render it; it can also be written as JSON. The terminal shows a selection: no
+sections and tables that are ``page_only`` with their listings, no tables that a page folds, and no charts.
+``markdown`` has the same, and these listings.
 """
 
 from __future__ import annotations

@@ -274,15 +274,10 @@ def test_a_page_and_markdown_say_the_same(
     write_html(rendered, tmp_path / "a.html")
     write_markdown(rendered, tmp_path / "a.md")
     page, text = Page(tmp_path / "a.html").text, (tmp_path / "a.md").read_text()
-    for description in (
-        "Changes that help",
-        "Largest gain per cost",
-        "Changes that do not help",
-        "Settings to copy",
-        "1.32×",
-    ):
+    for description in ("Changes that help", "Largest gain per cost", "1.32×"):
         assert description in page
         assert description in text
+    assert "Changes that do not help" in page
     assert "gain = time per unit of work without the change / with it" in page
 
 

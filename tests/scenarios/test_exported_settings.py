@@ -306,7 +306,6 @@ def test_results_and_reports_carry_the_complete_file(tmp_path: Path) -> None:
     write_markdown(result_document(result), tmp_path / "report.md")
     text = (tmp_path / "report.md").read_text()
     assert json.dumps(config, indent=2) in text
-    assert "DeepSpeed 0.19.8, 8 ranks" in text
 
 
 CAST = """\
