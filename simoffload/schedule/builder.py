@@ -9,7 +9,6 @@ from fractions import Fraction
 from math import lcm
 from typing import NamedTuple
 
-from simoffload.errors import InputError
 from simoffload.limits import count_operations
 from simoffload.schedule.ir import (
     Block,
@@ -29,12 +28,6 @@ _LONGEST_PERIOD = 8  # segments of a group: prefetch patterns repeat after a few
 _BETWEEN_COUNTS = 1024  # operations: a pass that is too long is refused before all of it is written
 
 _PICO, _NANO = 10**12, 10**9
-
-_OLDER = (
-    "this program is written for an older version: a route has a cause instead of a name; write "
-    'cause=Cause.own("{}") (from simoffload.schedule import Cause), or give the program homes and hooks, '
-    "which need no routes (CONTRIBUTING.md)"
-)
 
 Hops = tuple[tuple[int, Fraction], ...]
 
@@ -125,16 +118,12 @@ class ScheduleBuilder:
         self._close()
         self._repeated = first, len(self._numbers), times
 
-    def route(
-        self, *, hops: tuple[Hops, ...], cap: int, cause: Cause | None = None, name: str | None = None
-    ) -> int:
+    def route(self, *, hops: tuple[Hops, ...], cap: int, cause: Cause) -> int:
         """Return the index of the route that crosses ``hops`` (one per rank) at no more than ``cap`` [B/s].
 
         The time of its transfers goes to ``cause``. Rates that follow from others may be rounded to nothing;
-        the least is 1 B/s. Raises InputError for a program that gives its routes a ``name``.
+        the least is 1 B/s.
         """
-        if cause is None:
-            raise InputError.at("strategy.kind", _OLDER.format(name or "weights"))
         known = self._known_hops.get(id(hops))
         if known is None:
             known = self._known_hops[id(hops)] = (

@@ -19,7 +19,6 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
-    NoReturn,
     get_args,
     get_origin,
 )
@@ -540,19 +539,6 @@ _Others = Literal["forward", "backward", "optimizer", "save", "restore"]
 PhaseKind = Literal[_Inference, _Others]
 
 
-NOW = (
-    "write tunables(machine, plan), which yields Placements and, with a plan, each Tunable, "
-    "and of its plan held, which lists what tiers hold (strategies/base.py)"
-)
-"""What a program that answered these questions by members of its own has to write."""
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name == "refused":
-        raise ImportError(f"{name}: this program is written for an older version of simoffload; {NOW}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 class Earlier(NamedTuple):
     """The times of a phase that was already simulated."""
 
@@ -695,11 +681,6 @@ class ServingLimits(NamedTuple):
 
 class Plan(ABC):
     """A Plan is a strategy applied to a model, a workload and a machine: what tiers hold, and phases."""
-
-    def __init_subclass__(cls, **keys: Any) -> None:
-        super().__init_subclass__(**keys)
-        if older := sorted({"memory_stages", "optimizer_target", "target", "tiers"} & vars(cls).keys()):
-            raise TypeError(f"{cls.__qualname__} defines {', '.join(older)}, of which nothing asks; {NOW}")
 
     model: ModelShape
     machine: Machine

@@ -22,7 +22,7 @@ from simoffload.documents import named
 from simoffload.extending import Offer, at, missing_note, offers
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
-from simoffload.strategies.base import BEST, NOW, Strategy, Suits, WorkloadKind
+from simoffload.strategies.base import BEST, Strategy, Suits, WorkloadKind
 
 
 def _is_gguf(model: ModelShape) -> bool:
@@ -139,26 +139,8 @@ def register(strategy: type[Strategy]) -> type[Strategy]:
     return strategy
 
 
-_OLDER = (
-    "allowing baseline caches caveat moves placement_name placement_words placements places precisions "
-    "retarget splits tier_paths uses_storage"
-)
-"""Members by which programs once answered what planning may change."""
-_SCATTERED = (
-    "batch_unit cached evidence evidence_of formats gathers gpu_keys release_fixed_batch spans_hosts spread "
-    "trains unseen"
-)
-"""Members by which programs once told one property each."""
-
-
 def _check_complete(strategy: type[Strategy]) -> None:
     name = strategy.__qualname__
-    known = {*dir(strategy)} - strategy.model_fields.keys()
-    if (older := {*_OLDER.split()} & known) and "tunables" in getattr(strategy, "__abstractmethods__", ()):
-        raise ValueError(f"{name} defines {', '.join(sorted(older))}, of which nothing asks; {NOW}")
-    if scattered := {*_SCATTERED.split()} & known:
-        text = "traits, description and sizes are asked instead (strategies/base.py)"
-        raise ValueError(f"{name} defines {', '.join(sorted(scattered))}, of which nothing asks; {text}")
     missing = sorted(getattr(strategy, "__abstractmethods__", ()))
     if not hasattr(strategy, "serves"):
         missing.append("serves")

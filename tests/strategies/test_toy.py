@@ -28,7 +28,6 @@ from simoffload.strategies.authoring import (
     ModelShape,
     Prefetched,
 )
-from simoffload.strategies.plan import InferencePlan
 
 SCENARIO = """\
 name: streamed
@@ -159,50 +158,6 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
             kind: Literal["driven"] = "driven"  # type: ignore[assignment]
 
 
-def test_properties_of_a_program_are_told_together() -> None:
-    class Scattered(Streamed):
-        gathers: ClassVar = "ours"
-        kind: Literal["scattered"] = "scattered"  # type: ignore[assignment]
-
-        def spread(self, _gpus: int) -> tuple[()]:
-            return ()
-
-    with pytest.raises(ValueError, match="Scattered defines gathers, spread, of which nothing asks; traits"):
-        register(Scattered)
-
-
-def test_an_older_program_is_told_what_to_write_now() -> None:
-    """One message names all of its members that nothing asks for; a field may have such a name, and so may a
-    method of a program that is not older."""
-
-    class Older(Strategy):
-        serves: ClassVar = frozenset({"inference"})
-        uses_storage: ClassVar = False
-        moves: int = 1
-        kind: Literal["older"] = "older"
-
-        def places(self, _machine: Machine) -> None: ...
-
-        def retarget(self, _placement: object, _machine: Machine) -> tuple[()]:
-            return ()
-
-    with pytest.raises(
-        ValueError, match=r"Older defines places, retarget, uses_storage, .* write tunables\(machine, plan\)"
-    ):
-        register(Older)
-
-    class Newer(Streamed):
-        kind: Literal["newer"] = "newer"  # type: ignore[assignment]
-
-        def places(self) -> int:
-            return 1
-
-    assert register(Newer) is Newer
-    for name in ("refused",):
-        with pytest.raises(ImportError, match=rf"{name}: this program is written for an older version"):
-            exec(f"from simoffload.strategies.base import {name}")
-
-
 @pytest.mark.parametrize("command", ["run", "fit", "compare", "advise"])
 def test_a_program_that_says_nothing_of_its_placement_is_in_hbm(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -248,14 +203,6 @@ def test_what_a_method_must_return_is_told(
     monkeypatch.setattr(Streamed, method, lambda *_: value)
     with pytest.raises(so.InputError, match=text):
         so.simulate(so.load_scenario("s.yaml"))
-
-
-def test_a_plan_of_an_older_program_is_told_what_to_write_now() -> None:
-    with pytest.raises(TypeError, match=r"Older defines memory_stages, target, .* of its plan held"):
-
-        class Older(InferencePlan):
-            target = "dram"
-            memory_stages = ()
 
 
 def test_fixed_homes_are_not_moved(capsys: pytest.CaptureFixture[str]) -> None:

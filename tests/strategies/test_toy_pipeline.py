@@ -207,9 +207,3 @@ def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> Non
     )
     assert [rendered in one.warnings for one in moved] == [True, False, False, False]
     assert rendered in piped.on("resident").warnings
-
-
-def test_a_route_with_a_name_says_what_an_older_program_must_change() -> None:
-    builder = ScheduleBuilder(name="pass", ranks=1, streams=("host",))
-    with pytest.raises(so.InputError, match=r'write cause=Cause\.own\("weights"\) .* or give'):
-        builder.route(name="weights", hops=((),), cap=1)
