@@ -507,11 +507,6 @@ def _add_models(parser: _Parser) -> None:
     listing = _command(actions, "list", "list the models that have a name")
     showing = _command(actions, "show", "print the modules of a model with their parameters")
     showing.add_argument("model", metavar="NAME", help="a name, or the path of a config.json or GGUF file")
-    showing.add_argument(
-        "--draft",
-        action="store_true",
-        help="draft a model of an unknown family from the keys of its config.json",
-    )
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
 
 

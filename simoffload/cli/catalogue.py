@@ -175,10 +175,10 @@ def _size(model: ModelShape) -> dict[str, Any]:
 
 def show_model(arguments: Namespace, console: Console) -> ExitCode:
     """Print the modules of one model in the order in which they run."""
-    from simoffload.models import is_model_file, load_model, model_file
+    from simoffload.models import load_model, model_file
 
     named = model_file(arguments.model) or arguments.model
-    model = load_model({"config": named, "draft": arguments.draft} if is_model_file(named) else named)
+    model = load_model(named)
     layers = [("layer", count, layer) for layer, count in model.kinds]
     parts = [("before", 1, model.modules_before), *layers, ("after", 1, model.modules_after)]
     modules = [_module(module, part, repeat) for part, repeat, group in parts for module in group]

@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from simoffload.documents import Document, Location, listing, quoted, validate
+from simoffload.documents import Document, Location, listing, quoted, suggest, validate
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.models.families import FAMILIES
 from simoffload.models.families.base import Count, Derived, FamilyConfig, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.deepseek import LatentConfig
 from simoffload.models.families.experts import Index, Positions, expert_traits
@@ -557,10 +558,10 @@ def _status(config: DraftConfig, not_understood: Mapping[str, Any], lightly: lis
     keys = "; ".join(written(key, value) for key, value in not_understood.items())
     why = f"not understood: {keys}" if keys else "every other key was used or has no influence on sizes"
     taken = f"; taken by their names to have no influence on sizes: {', '.join(lightly)}" if lightly else ""
-    kind = quoted(config.model_type)
+    kind = f"{quoted(config.model_type)} is not known{suggest(config.model_type, FAMILIES)}"
     return (
-        f"all sizes and times are those of a draft, as the family {kind} is not known; {why}{taken}. Tensors "
-        "that no key names are not in it"
+        f"all sizes and times are those of a draft, as the family {kind}; {why}{taken}. Tensors that no key "
+        "names are not in it"
     )
 
 
@@ -579,20 +580,3 @@ def _notes(config: DraftConfig, inner: Mapping[str, Any], outer: Mapping[str, An
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")
     return (*sentences, *(f"draft: {one}" for one in left_out(outer or inner)))
-
-
-def how_to_draft(document: Document, at: Location, how: str) -> str:
-    """Return how to draft a model of an unknown family from the keys at a place, or why that is not possible;
-    ``how`` is what to write for model."""
-    keys = DraftConfig.replaced(_at(document.data, at), {})
-    unused = _unused(keys, {})
-    open_ = "; ".join(
-        written(key, value) for key, value in unused.items() if not is_taken_lightly(key, value)
-    )
-    try:
-        drafted(document, at, {})
-    except InputError as error:
-        first = error.problems[0]
-        return f"its keys (draft: true) give no draft either: {first.key.split('.')[-1]}: {first.message}"
-    named = f", of which these are not understood: {open_}" if open_ else ""
-    return f"for a draft from its keys{named}, write model: {how} (simoffload models show: --draft)"

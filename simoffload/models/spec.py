@@ -204,10 +204,6 @@ class ModelSpec(Frozen):
     split one), of which only the header is read: every weight is stored as the file has it."""
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
-    draft: Annotated[bool, Field(strict=True)] = False
-    """Whether sizes of an unknown family are drafted from the keys of ``config``, or from the further keys.
-    Names of drafts end in "(draft)", and results list the keys that were not understood. No effect on a known
-    family."""
     dtype: Dtype | None = None
     """Data type of weights, activations and cache; by default that of a ``config`` (its key ``dtype`` or
     ``torch_dtype``; one of 8 bits selects ``quantization`` fp8),
@@ -295,17 +291,12 @@ class ModelSpec(Frozen):
                 notes = (*notes, found.note)
             return _Resolved(self._label(found.name), config, stored, notes)
         family = str(self.family)
-        if family not in FAMILIES and self.draft:
-            return self._drafted(
-                Document("", {"model": {"model_type": family, **self.overrides}}), ("model",)
-            )
         if family not in FAMILIES:
-            from simoffload.models.drafts import how_to_draft
-
-            message = f"unknown family{suggest(family, FAMILIES)}; known: {', '.join(FAMILIES)}"
             keys = Document("", {"model": {"model_type": family, **self.overrides}})
-            how = how_to_draft(keys, ("model",), f"{{family: {shortened(family)}, draft: true, …}}")
-            raise invalid("family", f"{message}; {how}", self.family)
+            try:
+                return self._drafted(keys, ("model",))
+            except InputError as error:
+                raise invalid("family", _unknown(family, error), self.family) from None
         config = _configured(FAMILIES[family], {}, self.overrides)
         return _Resolved(f"{family} {config.num_hidden_layers}x{config.hidden_size}", config)
 
@@ -358,9 +349,13 @@ class ModelSpec(Frozen):
             return self._from_gguf(path)
         document = read_config(path)
         label = _label_of(path, document)
-        family, at = _family_of(document, self.config, draft=self.draft)
+        family, at = _family_of(document)
         if family is None:
-            return self._drafted(document, at, label)
+            try:
+                return self._drafted(document, at, label)
+            except InputError as error:
+                text = _unknown(document.data["model_type"], error)
+                raise InputError([document.problem(("model_type",), text)]) from None
         config = self._from_file(document, family, at)
         if not at:
             return self._stored(_Resolved(self._label(label), config), document, at)
@@ -578,35 +573,37 @@ def _rows(config: FamilyConfig) -> frozenset[int]:
     return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
 
 
-def _family_of(document: Document, path: str, *, draft: bool) -> tuple[type[FamilyConfig] | None, Location]:
+def _family_of(document: Document) -> tuple[type[FamilyConfig] | None, Location]:
     """Return the family of a config.json, None for one that is to be drafted, and where its keys are: in
     ``text_config`` in that of a model that takes more than text."""
     known = ", ".join(FAMILIES)
     given = document.data.get("model_type")
     if given is None:
         raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
-    if isinstance(given, str) and given in FAMILIES:
+    if not isinstance(given, str):
+        message = f"this family is not supported; supported: {known}"
+        raise InputError([document.problem(("model_type",), message)])
+    if given in FAMILIES:
         return FAMILIES[given], ()
     held = next((one for one in FAMILIES.values() if one.within == given), None)
     inner = document.data.get("text_config")
     at: Location = ("text_config",) if isinstance(inner, Mapping) else ()
     inside = inner.get("model_type") if isinstance(inner, Mapping) else None
-    if held is not None and isinstance(inner, Mapping) and inside in (None, held.family):
-        return held, at
-    if held is not None and not isinstance(inner, Mapping):
+    if held is not None and inside in (None, held.family):
+        if isinstance(inner, Mapping):
+            return held, at
         message = f"must be a mapping with the configuration of the language model ({held.family})"
         raise InputError([document.problem(("text_config",), message)])
-    from simoffload.models.drafts import how_to_draft
+    return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
 
-    if draft and isinstance(given, str):
-        return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
-    how = how_to_draft(document, at, f"{{config: {shortened(path)}, draft: true}}")
-    if held is not None:
-        message = f"must be {quoted(held.family)} in a model of the type {quoted(str(given))}; {how}"
-        raise InputError([document.problem(("text_config", "model_type"), message)])
-    near = suggest(given, FAMILIES) if isinstance(given, str) else ""
-    message = f"this family is not supported{near}; supported: {known}; {how}"
-    raise InputError([document.problem(("model_type",), message)])
+
+def _unknown(family: str, error: InputError) -> str:
+    """Return what is said of a family that is not known and whose keys give no draft, with the reason."""
+    first = error.problems[0]
+    reason = f"its keys give no draft: {first.key.split('.')[-1]}: {first.message}"
+    return (
+        f"this family is not supported{suggest(family, FAMILIES)}; supported: {', '.join(FAMILIES)}; {reason}"
+    )
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

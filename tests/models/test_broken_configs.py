@@ -206,18 +206,10 @@ EDITS = (
     edit("falcon-40b", "num_kv_heads", 7, "num_attention_heads 128 is not a multiple of num_kv_heads 7"),
     # families
     edit(LLAMA, "model_type", DELETED, "missing; supported: bloom, opt, llama"),
-    edit(LLAMA, "model_type", "lama", 'not supported; did you mean "llama"?; supported: bloom, opt, llama'),
-    edit(
-        LLAMA,
-        "model_type",
-        "rwkv",
-        "not supported; supported: bloom",
-        "for a draft from its keys, write model: {config: c.json, draft: true}",
-    ),
     edit(LLAMA, "model_type", ["llama"], "not supported; supported: bloom, opt, llama"),
     edit("llama-4-scout", "text_config", DELETED, "must be a mapping with the", "(llama4_text)"),
     edit("llama-4-scout", "text_config", [], "must be a mapping with the", "(llama4_text)"),
-    edit("llama-4-scout", "text_config.model_type", "llama9", 'must be "llama4_text" in a model of the type'),
+    edit("llama-4-scout", "text_config.model_type", "llama9", "its keys give no draft", at="model_type"),
     edit("llama-4-scout", "text_config.hidden_size", -1, "must be at least 1, got -1"),
     edit("gemma-3-4b", "text_config.hidden_size", "wide", 'must be a whole number, got "wide"'),
     # types and positions

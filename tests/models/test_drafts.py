@@ -96,7 +96,7 @@ def read(folder: Path, config: dict[str, Any], **more: Any) -> ModelShape:
 
 
 def draft(folder: Path, config: dict[str, Any], **more: Any) -> ModelShape:
-    return read(folder, config, draft=True, **more)
+    return read(folder, config, **more)
 
 
 def token(shape: ModelShape) -> int:
@@ -206,10 +206,6 @@ def test_every_key_that_was_not_understood_is_named(tmp_path: Path) -> None:
     config = {**DENSE, "strange_width": 7, "odd": {"a": [1]}, "eos_token_id": 2, "no": False, "nil": None}
     (first, *_) = draft(tmp_path, config).notes
     assert 'not understood: strange_width: 7; odd: {"a": [1]}; no: false. Tensors' in first
-    with pytest.raises(InputError) as caught:
-        read(tmp_path, config)
-    assert "draft: true" in str(caught.value)
-    assert "not understood: strange_width: 7; odd" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -275,13 +271,15 @@ def test_hidden_dim_beside_dim_is_the_width_of_the_network(tmp_path: Path) -> No
     assert draft(tmp_path, {**others, "hidden_dim": 64, "ffn_dim": 96}).num_parameters == found.num_parameters
 
 
-def test_the_way_to_a_draft_is_named_only_where_there_is_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        read(tmp_path, {**DENSE, "mamba_d_state": 16})
-    assert "give no draft either: mamba_d_state: no draft, as this describes" in str(caught.value)
+def test_a_family_without_a_draft_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r'not supported; did you mean "llama"\?; supported: bloom'
+    ) as caught:
+        read(tmp_path, {**DENSE, "model_type": "lama", "mamba_d_state": 16})
+    assert "its keys give no draft: mamba_d_state: no draft, as this describes" in str(caught.value)
+    (first, *_) = read(tmp_path, {**DENSE, "model_type": "lama"}).notes
+    assert 'the family "lama" is not known; did you mean "llama"?; ' in first
     outer = {"model_type": "mistral3", "text_config": {**DENSE, "model_type": "ministral9"}}
-    with pytest.raises(InputError, match=r'must be "mistral".*write model: .*draft: true'):
-        read(tmp_path, outer)
     assert draft(tmp_path, outer).num_parameters == draft(tmp_path, DENSE).num_parameters
 
 
@@ -303,11 +301,11 @@ def test_the_language_model_within_another(tmp_path: Path) -> None:
 
 def test_keys_in_the_scenario() -> None:
     keys = {key: value for key, value in DENSE.items() if key != "model_type"}
-    shape = load_model({"family": "strange", "draft": True, **keys, "odd": 3})
+    shape = load_model({"family": "strange", **keys, "odd": 3})
     assert shape.name == "strange 4x64 (draft)"
     assert "odd: 3" in shape.notes[0]
-    with pytest.raises(InputError, match=r"unknown family.*; known: .*draft: true"):
-        load_model({"family": "strange", **keys})
+    with pytest.raises(InputError, match=r"not supported; supported: .* num_hidden_layers: "):
+        load_model({"family": "strange"})
 
 
 @pytest.mark.parametrize(
@@ -352,13 +350,13 @@ def test_every_number_of_a_draft_stands_beside_that_word(
     (tmp_path / "config.json").write_text(json.dumps({**DENSE, "odd": 3}))
     scenario = {
         "name": "s",
-        "model": {"config": "config.json", "draft": True},
+        "model": {"config": "config.json"},
         "platform": "dgx-a100",
         "workload": {"batch_size": 1, "prompt_length": 8, "output_length": 2},
         "strategy": {"kind": "transformers"},
     }
     (tmp_path / "s.json").write_text(json.dumps(scenario))
-    for command in (["models", "show", "config.json", "--draft"], ["run", "s.json"], ["fit", "s.json"]):
+    for command in (["models", "show", "config.json"], ["run", "s.json"], ["fit", "s.json"]):
         assert main(command) == 0
         text = capsys.readouterr().out
         assert "(draft)" in text

@@ -118,7 +118,7 @@ def test_a_spec_inside_a_scenario_reports_where() -> None:
     [
         ({}, 'give one of "name", "config" and "family", not none'),
         ({"name": "bloom", "family": "bloom"}, "not name and family"),
-        ({"family": "gpt2"}, "known: bloom, opt, llama, mixtral"),
+        ({"family": "gpt2"}, "not supported; supported: bloom, opt, llama, mixtral"),
         (
             {"family": "bloom", "hidden_size": 64, "num_attention_heads": 4},
             "num_hidden_layers: required key is missing",
@@ -211,7 +211,7 @@ def test_other_families_config_json(name: str, tmp_path: Path) -> None:
     ("config", "message"),
     [
         (
-            {**LLAMA_8B, "model_type": "gpt2"},
+            {**LLAMA_8B, "model_type": "gpt2", "mamba_d_state": 16},
             "not supported; supported: bloom, opt, llama, mixtral",
         ),
         ({**LLAMA_8B, "model_type": ["llama"]}, "not supported"),
