@@ -348,12 +348,10 @@ def _add_compare(parser: _Parser) -> None:
 
 
 def _add_beside(parser: _Parser) -> None:
-    """Add what stands beside the results that are compared: measured values, and memory that would do."""
+    """Add what stands beside the results that are compared: measured values."""
     text = "a CSV table of measured or published values to set beside the predicted ones: columns label, "
     text += "metrics such as tokens_per_s or ttft_s, source"
     parser.add_argument("--measured", type=Path, metavar="FILE", help=text)
-    text = "if everything compared is on storage: add rows for memory of the machine that would do"
-    parser.add_argument("--nearer", action="store_true", help=text)
 
 
 def _add_advise(parser: _Parser) -> None:

@@ -144,7 +144,6 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             baseline=_baseline(arguments.baseline, scenarios),
             objective=arguments.objective,
             costs=prices,
-            nearer=arguments.nearer,
             measured=arguments.measured,
             keep_timelines=folder is not None,
             unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),

@@ -174,7 +174,6 @@ def _size(count: int) -> str:
 class NearerSearch:
     """A NearerSearch finds where the work of offers of storage would fit into memory of their machines."""
 
-    keep_timelines: bool = False
     judged: Judge = unjudged
     found: list[NearerPlace] = field(default_factory=list)
     stopped: str = ""
@@ -221,7 +220,7 @@ class NearerSearch:
         try:
             scenario = evaluator.edited(*change.edits)
             scenario = replace(scenario, remarks=(f"{ADDED}: {change.description}",))
-            result = self.judged(scenario, simulate(scenario, keep_timelines=self.keep_timelines))
+            result = self.judged(scenario, simulate(scenario))
         except (InputError, SimulationError):
             return None
         except WorkLimitError as error:
@@ -322,9 +321,7 @@ class Comparison(ReportedAnswer):
         if not self.nearer:
             return missing
         places = "; ".join(one.text for one in self.nearer)
-        shown = all(one.label in self.results for one in self.nearer)
-        rows = "" if shown else "; compare --nearer shows their rows"
-        return (f"memory that the machine has would do, without storage: {places}{rows}", *missing)
+        return (f"memory that the machine has would do, without storage: {places}", *missing)
 
     @property
     def economics(self) -> dict[str, Economics]:
@@ -504,7 +501,6 @@ def compare(
     baseline: str | None = None,
     objective: str | None = None,
     costs: CostList | None = None,
-    nearer: bool = False,
     measured: MeasuredSource | None = None,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
@@ -522,7 +518,7 @@ def compare(
     the first that has times. ``objective`` is the metric that decides which is best, as ``advise`` takes it;
     by default tokens/s of the whole request. ``costs`` is a list of prices and powers, the shipped one by
     default. Where all targets are storage and memory that is there would do, ``nearer`` of the comparison
-    says so; the argument ``nearer`` adds the results as rows. What DeepSpeed or the strategy would refuse is
+    says so. What DeepSpeed or the strategy would refuse is
     a result that says so, as is one that reaches its limits. ``machine`` as in ``simulate``. Raises
     InputError for an unknown target, and if all are refused, before anything is simulated; WorkLimitError if
     no other answer is left.
@@ -543,7 +539,6 @@ def compare(
         baseline=baseline,
         objective=objective,
         costs=costs,
-        nearer=nearer,
         measured=measured,
         keep_timelines=keep_timelines,
         progress=progress,
@@ -579,7 +574,6 @@ def compare_scenarios(
     baseline: str | None = None,
     objective: str | None = None,
     costs: CostList | None = None,
-    nearer: bool = False,
     measured: MeasuredSource | None = None,
     keep_timelines: bool = False,
     progress: Watcher | None = None,
@@ -614,10 +608,7 @@ def compare_scenarios(
             _check_value(objective, results.values())
         found = _at_best_settings(known, results, offers if free_settings else (), judged, keep_timelines)
         offers = {label: known[label] for label in scenarios}
-        search = NearerSearch(keep_timelines=nearer and keep_timelines, judged=judged).run(offers, results)
-    for place in search.found if nearer else ():
-        if place.label not in results:
-            known[place.label], results[place.label] = place.scenario, place.result
+        search = NearerSearch(judged).run(offers, results)
     results = _labelled(known, results)
     return replace(
         capacities,

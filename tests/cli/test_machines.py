@@ -78,8 +78,8 @@ def test_on_the_command_line(program: Program) -> None:
         (("qwen3-8b", "qwen3-32b", "--platforms", "dgx-spark"), "name one MODEL"),
         (("qwen3-8b", "--platforms", "dgx-spark", "--on", "dram"), "leave out --on"),
         (
-            ("qwen3-8b", "--platforms", "dgx-spark", "--objective", "ttft", "--nearer"),
-            "leave out --objective, --nearer",
+            ("qwen3-8b", "--platforms", "dgx-spark", "--objective", "ttft", "--baseline", "x"),
+            "leave out --baseline, --objective",
         ),
         (
             ("qwen3-8b", "--platforms", "dgx-spark,gh200", "--set", "workload.batch_size=abc"),

@@ -44,7 +44,7 @@ def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None
     (note,) = compared.notes
     assert note.startswith("memory that the machine has would do, without storage: host memory would hold ")
     assert "GiB of 2 TiB per host (dram), " in note
-    assert note.endswith("but check the quality of its answers first; compare --nearer shows their rows")
+    assert note.endswith("but check the quality of its answers first")
     document = comparison_document(tuple(compared.results.values()), notes=compared.notes)
     assert note[1:60] in terminal_text(document, width=1000)
     assert note in json.dumps(document.to_dict())
@@ -68,14 +68,6 @@ def test_what_would_be_better_is_a_line_under_the_sentence(compared: so.Comparis
     assert 'class="verdict"' in verdict
     assert rest.index("with host memory") < rest.index('class="facts"')
     assert so.compare("storage/llama-3.1-405b", ["dram", "raid0"]).better == ""
-
-
-def test_the_rows_are_there_on_request() -> None:
-    found = so.compare("storage/llama-3.1-405b", OFFERS, nearer=True)
-    assert list(found.results) == [*OFFERS, "dram", "vllm-fp8"]
-    assert found.ratio("dram") == pytest.approx(1 / found.nearer[0].gain)
-    assert any("added for comparison" in text for text in found.results["dram"].warnings)
-    assert "--nearer" not in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +128,7 @@ def test_the_search_has_one_limit_for_all_places_and_says_if_it_was_reached(
     offers = so.on_targets(
         so.load_scenario("storage/llama-3.1-405b", overrides=["engine.timeout=1.5 s"]), OFFERS
     )
-    found = so.compare_scenarios(offers, nearer=True)
+    found = so.compare_scenarios(offers)
     assert list(found.results) == OFFERS
     assert all(result.compared_s for result in found.results.values())
     assert len(simulated) == 1, "one limit for all offers"
@@ -147,10 +139,11 @@ def test_the_search_has_one_limit_for_all_places_and_says_if_it_was_reached(
     assert found.to_dict()["nearer_stopped"] in note
 
 
-def test_rows_of_nearer_places_are_simulated_once_and_report_progress() -> None:
+def test_places_report_progress_and_are_not_rows() -> None:
     told: list[str] = []
-    found = so.compare("storage/llama-3.1-405b", ["raid0"], nearer=True, progress=told.append)
-    assert all(found.results[one.label].metrics() == one.result.metrics() for one in found.nearer)
+    found = so.compare("storage/llama-3.1-405b", ["raid0"], progress=told.append)
+    assert "dram" not in found.results
+    assert found.nearer
     assert {one.change.description for one in found.nearer} <= {
         part for text in told for part in text.split(": ")
     }

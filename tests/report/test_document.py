@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from simoffload.report import from_comparison, from_result
-from simoffload.report.document import Datum, ReportSection, ReportTable
+from simoffload.report.document import (
+    LONGEST,
+    Datum,
+    ReportSection,
+    ReportTable,
+    Verdict,
+    VerdictPart,
+)
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.html import write_comparison, write_report

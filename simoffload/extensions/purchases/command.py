@@ -97,7 +97,6 @@ def _model_alone(arguments: Namespace) -> str:
         "--memory": arguments.memory,
         "--baseline": arguments.baseline,
         "--objective": arguments.objective,
-        "--nearer": arguments.nearer,
         "--measured": arguments.measured,
         "--settings": arguments.settings,
     }
