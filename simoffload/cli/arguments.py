@@ -308,14 +308,6 @@ def _add_compare(parser: _Parser) -> None:
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="*")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET,…", help=_TARGETS)
     parser.add_argument(
-        "--strategy",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="also simulate with the section strategy from FILE (ranks by default as in the scenario); "
-        "may be repeated",
-    )
-    parser.add_argument(
         "--models",
         type=listed,
         action="extend",

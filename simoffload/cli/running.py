@@ -146,7 +146,7 @@ def compare(arguments: Namespace, console: Console) -> ExitCode:
             costs=prices,
             measured=arguments.measured,
             keep_timelines=folder is not None,
-            unoffloaded=bool(arguments.on or arguments.strategy or not arguments.scenarios),
+            unoffloaded=bool(arguments.on or not arguments.scenarios),
             free_settings=_at_best_settings(arguments),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
@@ -185,11 +185,11 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         text = "the following arguments are required: SCENARIO, or --models NAME,…"
         raise refusal("compare", f"{text}; see simoffload compare --help")
     several = len(drives) > 1
-    alone = not (arguments.on or arguments.strategy or models or several)
+    alone = not (arguments.on or models or several)
     if len(sources) == 1 and alone and not arguments.measured:
         message = (
             "one scenario is not a comparison; give several scenarios, --on TARGET,…, --drive ID,ID, "
-            "--models NAME,…, --platforms ID,…, --strategy FILE or --measured FILE"
+            "--models NAME,…, --platforms ID,… or --measured FILE"
         )
         raise refusal("compare", _several_gpus(arguments) or message)
     if several and arguments.on:
@@ -199,7 +199,6 @@ def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, Loa
         sources,
         arguments.on,
         CommandChanges.of(arguments),
-        strategies=arguments.strategy,
         models=models,
         drives=drives if several else (),
         command="compare",

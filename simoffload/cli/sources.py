@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -278,26 +277,6 @@ def naming_others(scenario: LoadedScenario, target: str | None) -> Iterator[None
         raise InputError((first._replace(message=hint), *rest)) from None
 
 
-def with_strategy(scenario: LoadedScenario, file: str, *, placed: bool = True) -> LoadedScenario:
-    """Return the scenario with the section ``strategy`` of a file. Raises InputError.
-
-    Its name ends in that of the file; if the file does not set the number of GPUs, it uses as many as the
-    scenario.
-    """
-    from simoffload.documents import Edit, edited, inserted, read_document
-    from simoffload.scenario import other_work, resolve
-
-    strategy = read_document(Path(file))
-    name = f"{scenario.name}, {Path(file).stem}"[:_LONGEST_NAME]
-    document = edited(inserted(scenario.document, "strategy", strategy), [Edit(("name",), name)])
-    before, found = scenario.scenario.strategy, resolve(document, cache=scenario.cache, placed=placed)
-    after = found.scenario.strategy
-    if not strategy.data.keys() & {"ranks", *after.traits.gpu_keys} and after.gpus != before.gpus:
-        document = edited(document, after.sizes().gpus(before.gpus))
-        found = resolve(document, cache=scenario.cache, placed=placed)
-    return replace(found, remarks=(*scenario.remarks, *other_work(before, found.scenario.strategy)))
-
-
 def _with_each_drive(scenario: LoadedScenario, drives: Sequence[str]) -> Iterator[LoadedScenario]:
     """Yield the scenario with each of several offers of storage in turn, which holds the offloaded data: of
     training the optimizer's. Raises InputError."""
@@ -326,19 +305,17 @@ def scenario_set(
     targets: Sequence[str] | None,
     changes: CommandChanges,
     *,
-    strategies: Sequence[str] = (),
     models: Sequence[str] = (),
     drives: Sequence[str] = (),
     command: str,
     console: Console,
 ) -> dict[str, LoadedScenario]:
-    """Return every scenario by its label, unchanged, with each of the ``models`` and with each of the
-    ``strategies`` (files), on every target or with each of the ``drives``. Raises InputError with all
-    problems."""
+    """Return every scenario by its label, unchanged and with each of the ``models``, on every target or with
+    each of the ``drives``. Raises InputError with all problems."""
     from simoffload.planning.question import chosen_once, with_model
 
     scenario_of = partial(load, changes=changes, targets=targets, choosing=not drives, console=console)
-    if len(sources) == 1 and not strategies and not models and targets:
+    if len(sources) == 1 and not models and targets:
         return _once(move(scenario_of(sources[0]), targets, overrides=changes.overrides), console)
     named: dict[str, LoadedScenario] = {}
     for name, scenario in _by_name(sources, scenario_of, command).items():
@@ -347,11 +324,6 @@ def scenario_set(
             other = with_model(scenario, model, placed=not targets)
             if other.name in named:
                 raise refusal(command, f"the model {model} is given twice")
-            named[other.name] = other
-        for file in strategies:
-            other = with_strategy(scenario, file, placed=not targets)
-            if other.name in named:
-                raise refusal(command, f"two strategies have the name {other.name}; rename a file")
             named[other.name] = other
     if len(set(drives)) < len(drives):
         raise refusal(command, "a drive is given twice")

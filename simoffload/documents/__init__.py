@@ -25,7 +25,6 @@ from simoffload.documents.document import (
 from simoffload.documents.edits import (
     Edit,
     edited,
-    inserted,
     overlaid,
     parse_path,
     read_option,
@@ -69,7 +68,6 @@ __all__ = [
     "file_size",
     "folded",
     "hold_text",
-    "inserted",
     "key_path",
     "listing",
     "named",

@@ -112,8 +112,6 @@ class Mark(NamedTuple):
     """The text of an unquoted scalar, exactly as written."""
     file: str = ""
     """The other file, or the option of the command line, from which the entry comes."""
-    top: int = 0
-    """The number of keys above the entry that the other file does not have."""
     root: Path | None = None
     """The folder from which relative paths in the entry start, where it is that of another file."""
 
@@ -180,16 +178,11 @@ class Document:
         """Return a problem with a value of this document (with its key if ``at_key``)."""
         line, column = (self.key_position(location) if at_key else self.position(location)) or (None, None)
         mark = self.nearest(location)
-        return Problem(mark.file or self.path, line, column, key_path(location[mark.top :]), message)
+        return Problem(mark.file or self.path, line, column, key_path(location), message)
 
     def shares(self, section: str, other: Document) -> bool:
         """Return whether another document has the same section, which edits keep unless they change it."""
         return self.data.get(section) is other.data.get(section)
-
-    @property
-    def other_files(self) -> frozenset[str]:
-        """The other files from which complete sections come."""
-        return frozenset(mark.file for mark in self.marks.values() if mark.top)
 
 
 class DocumentLocation(NamedTuple):

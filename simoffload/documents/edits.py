@@ -83,16 +83,6 @@ def _outside(marks: Mapping[Location, Mark], changed: Sequence[Location]) -> dic
     return {place: mark for place, mark in marks.items() if not any(place[:size] in inside for size in sizes)}
 
 
-def inserted(document: Document, section: str, other: Document) -> Document:
-    """Return a copy of the document with another file as one section; its problems name that file.
-
-    Raises InputError.
-    """
-    changed = edited(document, [Edit((section,), other.data)])
-    marks = {(section, *place): mark._replace(file=other.path, top=1) for place, mark in other.marks.items()}
-    return replace(changed, marks={**changed.marks, **marks})
-
-
 def overlaid(base: Document, own: Document, data: Any, *, at: Location = ()) -> Document:
     """Return a document whose ``data`` is that of a base with changes of one's ``own``.
 

@@ -625,11 +625,11 @@ def _kind_changed(before: Strategy, after: Strategy) -> tuple[str, ...]:
     if before.kind in (after.kind, BEST):  # a choice was not stated
         return ()
     text = f"strategy.kind is {after.kind} here, not {before.kind}: every GPU holds a complete copy, and no"
-    text = f"{text} other setting of the strategy applies; compare --strategy FILE accepts any strategy"
-    return text, *other_work(before, after)
+    text = f"{text} other setting of the strategy applies; compare takes scenarios of any strategies"
+    return text, *_other_work(before, after)
 
 
-def other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
+def _other_work(before: Strategy, after: Strategy) -> tuple[str, ...]:
     """Return remarks about how the work of another strategy differs from that of ``before``."""
     differences = []
     trains, trained = after.description.trains, before.description.trains

@@ -72,7 +72,7 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     weights, optimizer = scenario.places
     messages: tuple[str, ...] = (str(error),)
     if isinstance(error, InputError):
-        messages = tuple(dict.fromkeys(_problem_text(scenario, one) for one in error.problems))
+        messages = tuple(dict.fromkeys(map(_problem_text, error.problems)))
     fields = {
         **identity(scenario, target=weights),
         "capacity": (),
@@ -86,11 +86,8 @@ def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> Sim
     return measures_of(scenario).empty(fields, optimizer=optimizer)
 
 
-def _problem_text(scenario: LoadedScenario, problem: Problem) -> str:
-    """Return the text of a problem with its key, and its position if it is in another file than the
-    scenario."""
-    if problem.path in scenario.document.other_files:
-        return str(problem)
+def _problem_text(problem: Problem) -> str:
+    """Return the text of a problem with its key."""
     return f"{problem.key}: {problem.message}" if problem.key else problem.message
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from simoffload.cli.console import Console
+from simoffload.documents import parse_yaml
 from simoffload.planning.compare import compare
 from simoffload.scenario import read_scenario
 
@@ -226,50 +227,15 @@ def test_targets_with_the_same_places_are_listed_once(program) -> None:
     assert answer.err.startswith("dram is the same as dram+raid; it is listed once\n")
 
 
-def test_other_strategies_come_from_files(program, tmp_path: Path) -> None:
-    (tmp_path / "whole.yaml").write_text("kind: transformers\n")
-    (tmp_path / "memory.yaml").write_text("kind: deepspeed\nweights: dram\n")
-    answer = program(
-        "compare", "small.yaml", "--strategy", "whole.yaml", "--strategy", "memory.yaml", "--json"
-    )
-    assert answer.status == 0
-    rows = {row["label"]: row["result"] for row in json.loads(answer.out)["compared"]}
-    assert {label: row["target"] for label, row in rows.items()} == {
-        "small": "raid",
-        "small, whole": "hbm",
-        "small, memory": "dram",
-        "vllm": "hbm",
-    }, "once, although two of them offload"
-    assert {row["ranks"] for row in rows.values()} == {2}, "those of the scenario"
-
-
-def test_a_slip_in_a_strategys_file_is_told_there(program, tmp_path: Path) -> None:
-    (tmp_path / "slip.yaml").write_text("kind: deepspeed\nweigths: dram\n")
-    answer = program("compare", "small.yaml", "--strategy", "slip.yaml")
-    assert answer.status == 2
-    assert answer.err.startswith("error: slip.yaml:2:1: weigths: unknown key; did you mean")
-    answer = program("compare", "small.yaml", "--strategy", "small.yaml", "--strategy", "small.yaml")
-    assert answer.status == 2
-
-
-def test_what_planning_refuses_of_a_strategys_file_is_told_there(program, tmp_path: Path) -> None:
-    """As are keys that do not go with the scenario; ``--set`` of another strategy counts no more."""
-    files = {
-        "many": "kind: deepspeed\nweights: dram\nranks: 99\n",
-        "other": "kind: fsdp\nlimit_all_gathers: false\n",
-    }
-    rendered = {
-        "many": "many.yaml:3:8: ranks: 99 ranks, but the platform has 8 GPUs",
-        "other": "other.yaml:1:7: kind: fsdp is not for a workload of inference",
-    }
-    for name, text in files.items():
-        (tmp_path / f"{name}.yaml").write_text(text)
-        argv = ("compare", "small.yaml", "--strategy", f"{name}.yaml", "--set", "strategy.ranks=1")
-        _, row, _ = json.loads(program(*argv, "--json").out)["compared"]
-        assert row["result"]["refused"][0].startswith(rendered[name])
-        assert rendered[name] in " ".join(program(*argv).out.split())
-    alone = ("compare", "small.yaml", "--strategy", "many.yaml", *TIGHT)
-    assert program(*alone).err.splitlines()[1].startswith(f"error: {rendered['many']}")
+def test_other_strategies_are_other_scenarios(program, tmp_path: Path) -> None:
+    small = parse_yaml((tmp_path / "small.yaml").read_text(), name="small.yaml").data
+    others = {"whole": {"kind": "transformers", "ranks": 2}, "memory": {"weights": "dram"}}
+    for name, strategy in others.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({**small, "name": name, "strategy": strategy}))
+    answer = program("compare", "small.yaml", "whole.yaml", "memory.yaml", "--json")
+    assert answer.status == 0, answer.err
+    targets = {row["label"]: row["result"]["target"] for row in json.loads(answer.out)["compared"]}
+    assert targets == {"small": "raid", "whole": "hbm", "memory": "dram"}
 
 
 def test_memory_that_would_do_is_said(program) -> None:

@@ -207,13 +207,11 @@ def test_the_class_of_a_program_follows_from_the_workload() -> None:
         resolve(of_kind("{kind: deepspeed, optimizer: dram}"))
 
 
-def test_an_old_kind_in_an_override_and_in_a_file_of_compare(program: Program) -> None:
+@pytest.mark.usefixtures("program")
+def test_an_old_kind_in_an_override() -> None:
     found = read_scenario("small.yaml", overrides=["strategy.kind=zero_inference"])
     (text,) = (one for one in found.warnings if "renamed" in one)
     assert text.startswith("--set: strategy.kind: zero_inference was renamed; write kind: deepspeed, because")
-    Path("plain.yaml").write_text("kind: resident\n")
-    text = " ".join(program("compare", "small.yaml", "--strategy", "plain.yaml").out.split())
-    assert text.count("plain.yaml:1:7: kind: resident was renamed; write kind: transformers") == 1
 
 
 def test_a_section_in_its_present_form_is_itself() -> None:

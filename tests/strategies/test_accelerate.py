@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import simoffload as so
-from simoffload.cli import main
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import load_platform
 from simoffload.models import load_model
@@ -618,22 +617,6 @@ def test_advise_tries_other_homes(file: Path) -> None:
     assert [one.key for one in changes] == ["auto", "pinned"]
     times = [tpot(scenario.edited(*one.edits)) for one in changes]
     assert times[0] == min(times), "everything fits"
-
-
-def test_compare_sets_it_beside_another_strategy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("zero.yaml").write_text(
-        SCENARIO.replace("PLATFORM", "dgx-h200").replace(
-            "kind: accelerate, device_map: cpu", "kind: deepspeed, ranks: 2, weights: dram"
-        )
-    )
-    Path("hooks.yaml").write_text("kind: accelerate\ndevice_map: cpu\n")
-    Path("one.yaml").write_text("kind: accelerate\ndevice_map: cpu\nnum_gpus: 1\n")
-    assert main(["compare", "zero.yaml", "--strategy", "hooks.yaml", "--strategy", "one.yaml", "--json"]) == 0
-    compared = json.loads(capsys.readouterr().out)["compared"]
-    assert [one["result"]["gpus"] for one in compared] == [2, 2, 1, 2], "the last is the baseline"
 
 
 def test_the_verdict_of_auto_names_no_single_place(file: Path) -> None:

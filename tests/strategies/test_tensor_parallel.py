@@ -554,16 +554,6 @@ def test_scenarios_that_are_compared_as_they_are_get_no_baseline() -> None:
     assert list(so.compare_scenarios({"one": offloaded()}).results) == ["one"]
 
 
-def test_the_baseline_is_added_once(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not for each strategy of the same work, nor where it was asked for."""
-    (tmp_path / "vllm.yaml").write_text("{kind: vllm, cpu_offload_gb: 4}\n")
-    (tmp_path / "s.yaml").write_text(yaml_text(offloaded().document.data))
-    argv = ["compare", str(tmp_path / "s.yaml"), "--strategy", str(tmp_path / "vllm.yaml")]
-    assert main([*argv, "--on", "dram", "--json"]) == 0
-    labels = [one["label"] for one in json.loads(capsys.readouterr().out)["compared"]]
-    assert labels == ["divided dram", "divided, vllm dram", "divided vllm"]
-
-
 SERVED: dict[str, dict[str, Any]] = {
     "compiled": {"kind": "vllm"},
     "eager": {"kind": "vllm", "enforce_eager": True},

@@ -12,7 +12,6 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.cli.sources import with_strategy
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, Sequences
 from simoffload.schedule import Cause, Dependency, Device, Op, Program, Schedule
@@ -194,16 +193,9 @@ def test_a_pipeline_of_another_length_is_refused() -> None:
         so.load_scenario("s.yaml", overrides=["strategy.ranks=3"])
 
 
-def test_another_strategy_uses_as_many_gpus_and_says_what_is_other_work() -> None:
-    Path("whole.yaml").write_text("kind: transformers\n")
-    Path("piped.yaml").write_text("kind: piped\n")
-    four = SCENARIO.replace("kind: piped, cpu_layers: 4", "kind: deepspeed, ranks: 4, weights: dram")
-    Path("four.yaml").write_text(four)
-    piped, zero = so.load_scenario("s.yaml"), so.load_scenario("four.yaml")
-    moved = [with_strategy(one, file) for one in (piped, zero) for file in ("whole.yaml", "piped.yaml")]
-    assert [one.scenario.strategy.gpus for one in moved] == [2, 2, 4, 2], "two stages are two"
+def test_another_strategy_says_what_is_other_work() -> None:
+    piped = so.load_scenario("s.yaml")
     rendered = (
         "2 GPUs work on 2 batches side by side here, on one batch before, so the amount of work differs"
     )
-    assert [rendered in one.warnings for one in moved] == [True, False, False, False]
     assert rendered in piped.on("resident").warnings

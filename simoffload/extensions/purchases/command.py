@@ -90,7 +90,6 @@ def _model_alone(arguments: Namespace) -> str:
         raise refusal("compare", "--platforms and --budget compare machines for one model: name one MODEL")
     given = {
         "--on": arguments.on,
-        "--strategy": arguments.strategy,
         "--drive": arguments.drive,
         "--gpu": arguments.gpu,
         "--gpus": arguments.gpus is not None,
