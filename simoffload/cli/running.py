@@ -169,7 +169,7 @@ def _at_best_settings(arguments: Namespace) -> bool:
     if arguments.settings is not None:
         return bool(arguments.settings == "best")
     named = all(map(names_model, arguments.scenarios or arguments.models))
-    return len(arguments.offers) > 1 or bool(arguments.on and named and not arguments.strategy)
+    return len(arguments.offers) > 1 or bool(arguments.on and named)
 
 
 def _compared_scenarios(arguments: Namespace, console: Console) -> dict[str, LoadedScenario]:
