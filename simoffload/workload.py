@@ -46,6 +46,17 @@ class Inference(Frozen):
         return self.prompt_length + self.output_length - 1
 
     @property
+    def no_room(self) -> str:
+        """Why the context is too small for prompt and output; "" if it is not. Only a context that is asked
+        for together with these lengths is refused: that of a file may be older than longer prompts."""
+        needed = self.prompt_length + self.output_length
+        if self.context is None or self.context >= needed:
+            return ""
+        lengths = f"{self.prompt_length:,} in and {self.output_length:,} out"
+        text = f"{self.context:,} tokens have no room for {lengths}; give at least {needed:,}"
+        return f"{text}, or lower workload.prompt_length or output_length"
+
+    @property
     def room(self) -> int:
         """The number of tokens of a sequence for which the key-value cache must have room."""
         return max(self.max_context, self.context or 0)

@@ -143,13 +143,14 @@ class NearerPlace:
         return f"{self.change.description}: {room}, {time}, {faster}{check}"
 
     def better(self, *, named: bool) -> str:
-        """Return how much better it is, and with what: "5.7 times as fast with host memory", or unless it is
-        ``named`` how, "750 times in fp8 on the same GPUs (other answers)"."""
-        where = "on the same GPUs" if self.result.targets[0] == "hbm" else "with host memory"
+        """Return how much better it is, and with what: "5.7 times as fast as raid with the weights in host
+        memory", or unless it is ``named`` how, "750 times with them in fp8 in the same GPUs (other
+        answers)"."""
+        where = "in the same GPUs" if self.result.targets[0] == "hbm" else "in host memory"
         form = "" if self.change.same_work else f"in {self.result.model.rpartition(', ')[2]} "
         check = "" if self.change.same_work else " (other answers)"
-        how = f"as {self._how} as {self.fastest} " if named else ""
-        return f"{format_number(self.gain, digits=2)} times {how}{form}{where}{check}"
+        what = f"as {self._how} as {self.fastest} with the weights" if named else "with them"
+        return f"{format_number(self.gain, digits=2)} times {what} {form}{where}{check}"
 
     @property
     def _how(self) -> str:
@@ -299,7 +300,8 @@ class Comparison(ReportedAnswer):
     @property
     def better(self) -> str:
         """What would be better than the best offer, in a few words; empty where nothing is known to be."""
-        return ", ".join(one.better(named=not at) for at, one in enumerate(self.nearer))
+        found = ", ".join(one.better(named=not at) for at, one in enumerate(self.nearer))
+        return f"no storage at all: {found}" if found else ""
 
     @property
     def _settings_notes(self) -> Iterator[str]:

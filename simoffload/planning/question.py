@@ -136,14 +136,8 @@ def check_context(scenario: LoadedScenario, overrides: Sequence[str]) -> None:
     """Raise InputError for a room that ``overrides`` ask for and that prompt and output exceed."""
     work = scenario.scenario.workload
     stated = any(split_assignment(one)[0] == "workload.context" for one in overrides)
-    if not (stated and isinstance(work, Inference)):
-        return
-    needed = work.prompt_length + work.output_length
-    if work.context is not None and work.context < needed:
-        lengths = f"{work.prompt_length:,} in and {work.output_length:,} out"
-        text = f"{work.context:,} tokens have no room for {lengths}; give at least {needed:,}"
-        text = f"{text}, or lower workload.prompt_length or output_length"
-        raise InputError.at("", text, path="--context")
+    if stated and isinstance(work, Inference) and work.no_room:
+        raise InputError.at("", work.no_room, path="--context")
 
 
 def question(

@@ -69,6 +69,8 @@ class Largest(NamedTuple):
     """Number of parameters of the deepest model [elements]."""
     warnings: tuple[str, ...] = ()
     """Sentences about what is not simulated and would hold more."""
+    dtype: str = ""
+    """Format of the weights."""
 
     def __repr__(self) -> str:
         return brief(self)
@@ -113,6 +115,7 @@ def largest(scenario: ScenarioSource, **machine: Unpack[QuestionOptions]) -> Lar
         layers=layers,
         parameters=None if deepest is None else deepest.num_parameters,
         warnings=not_simulated(scenario),
+        dtype=scenario.model.dtype,
     )
 
 

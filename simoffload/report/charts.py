@@ -12,7 +12,15 @@ from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
 from simoffload.report import plotting as draw
 from simoffload.report.document import Chart, Entry, ReportSection, ReportTable, byte_count, count, seconds
-from simoffload.report.formatting import counted, group_bounds, group_name, stage_needs, times, uncapitalized
+from simoffload.report.formatting import (
+    counted,
+    group_bounds,
+    group_name,
+    span,
+    stage_needs,
+    times,
+    uncapitalized,
+)
 from simoffload.report.presentation import presentation
 from simoffload.results import (
     Interval,
@@ -42,6 +50,8 @@ _TALL_ROW, _BAR = 48, 0.5
 _HEIGHT = 370
 """[px] of a chart of points."""
 _GIGA = 1e9
+_MARGIN = 1.1
+"""Factor by which a logarithmic axis goes on beyond its values."""
 _WIDE = 20
 """Ratio of the largest and the smallest value from which an axis is logarithmic, as no other shows both: our
 choice."""
@@ -328,14 +338,18 @@ def reached(found: Reach) -> draw.Properties:
         places = [float(at) for at in range(len(texts))]
         across = draw.axis(draw.plain(found.path), tickvals=places, ticktext=texts), places
     timed = [(x, one, one.result) for x, one in zip(across[1], found.trials, strict=True) if one.result]
+    barred = _next_without(found, across[1])
     alone = len(found.service) == 1
     data = [one for number, level in enumerate(found.service) for one in _level(level, timed, number, alone)]
     limit = found.service[0].limit if alone else 1.0
     values = [y for one in data for y in one["y"]]
-    ends, line = [min(across[1]), max(across[1])], {"color": draw.BLACK, "dash": "dot"}
+    shown = [*(x for x, *_ in timed), *(x for x, _ in barred)]
+    ends, line = [min(shown), max(shown)], {"color": draw.BLACK, "dash": "dot"}
     text = draw.at_one(f"limit: {found.service[0].text}" if alone else "limits", 2, 1)
     drawn: dict[str, Any] = {"x": ends, "y": [limit] * 2, "hover": ["limit"] * 2, "mode": "lines+text"}
-    data.append(draw.points("limit", **drawn, line=line, textposition="top left", **text))
+    above = limit < max(values)  # else the title of the axis is there
+    place = "top left" if above else "bottom left"
+    data.append(draw.points("limit", **drawn, line=line, textposition=place, **text))
     wide = max(values) > _WIDE * min(values) > 0
     form = {"type": "log"} if wide else {"rangemode": "tozero"}
     metric = found.service[0].metric
@@ -343,7 +357,26 @@ def reached(found: Reach) -> draw.Properties:
     up = draw.axis(title, **form)
     if alone and metric.unit.name == "s" and not wide:
         up = draw.seconds_axis(metric.title, max(*values, limit))
-    return draw.figure(data, _HEIGHT, showlegend=False, xaxis=across[0], yaxis=up, shapes=[])
+    return draw.figure(
+        data,
+        _HEIGHT,
+        showlegend=False,
+        xaxis=across[0],
+        yaxis=up,
+        shapes=[draw.rule(x, color=draw.VERMILION, dash="dot") for x, _ in barred],
+        annotations=[draw.note(f"{one.value}: {one.status}", x=x) for x, one in barred],
+    )
+
+
+def _next_without(found: Reach, places: Sequence[float]) -> list[tuple[float, Trial]]:
+    """Return the values without a result that are next to those with one; further ones are not drawn."""
+    pairs = list(zip(places, found.trials, strict=True))
+    beside = [[*pairs[max(0, at - 1) : at], *pairs[at + 1 : at + 2]] for at in range(len(pairs))]
+    return [
+        pair
+        for pair, around in zip(pairs, beside, strict=True)
+        if pair[1].result is None and any(one.result is not None for _, one in around)
+    ]
 
 
 def _level(
@@ -373,8 +406,8 @@ def _level(
 
 
 def within_limits(found: StreamResult) -> draw.Properties:
-    """Draw the share of requests that keep all limits over the load, with its interval as a band and the
-    share that has to as a dotted line."""
+    """Draw the share of requests that keep all limits over the load, with its interval by replications as a
+    band, the share that has to as a dotted line, and the interval of the largest load."""
     tried, attain = found.trials, found.options.slo.attain
     loads = [one.load for one in tried]
     hover = [f"{format_number(one.load)} {found.unit}: {percent(one.attained.value)}" for one in tried]
@@ -399,12 +432,19 @@ def within_limits(found: StreamResult) -> draw.Properties:
         ),
         draw.points("limit", **lines, line={"color": draw.BLACK, "dash": "dot"}, **needed),
     ]
+    between, texts = found.capacity or (), ("80 % interval from here", "to here")
     return draw.figure(
         data,
         _HEIGHT,
         showlegend=False,
         xaxis=draw.axis(found.unit, type="log"),
         yaxis=draw.axis("requests within limits", rangemode="tozero", tickformat=".0%"),
+        shapes=[draw.rule(one, color=draw.VERMILION, dash="dot") for one in between],
+        annotations=[
+            draw.note(text, x=one)
+            for one, text in zip(between, texts, strict=False)
+            if one >= loads[0] / _MARGIN
+        ],
     )
 
 
@@ -463,11 +503,18 @@ def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Propertie
     """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario; the kind
     of the change has its colour, and its name beside the bar."""
     gains = [one.gain or 0.0 for one in tried]
-    texts = [f"{format_number(one.gain or 0.0)}×, {one.change.kind}" for one in tried]
+    texts = [f"{_gained(one)}, {one.change.kind}{_bought(one)}" for one in tried]
+    ends = [one.gain_interval or (one.gain or 0.0,) * 2 for one in tried]
+    error = {
+        "type": "data",
+        "symmetric": False,
+        "array": [end[1] - gain for end, gain in zip(ends, gains, strict=True)],
+        "arrayminus": [gain - end[0] for end, gain in zip(ends, gains, strict=True)],
+    }
     hover = [f"{draw.plain(one.change.description)}: {text}" for one, text in zip(tried, texts, strict=True)]
     colours = [draw.CHANGES[one.change.kind] for one in tried]
     return draw.figure(
-        [draw.bars("gain", y=range(len(tried)), x=gains, hover=hover, color=colours)],
+        [draw.bars("gain", y=range(len(tried)), x=gains, hover=hover, color=colours, error_x=error)],
         draw.height(len(tried)),
         showlegend=False,
         xaxis=draw.axis(f"{axis} relative to the unchanged scenario", rangemode="tozero"),
@@ -476,6 +523,17 @@ def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Propertie
             draw.beside(y, gain, text) for y, (gain, text) in enumerate(zip(gains, texts, strict=True))
         ],
     )
+
+
+def _gained(one: Tried) -> str:
+    """Return a gain with its interval: "4.85× [3.55 to 6.61]"."""
+    value = f"{format_number(one.gain or 0.0)}×"
+    return f"{value} [{span(*map(format_number, one.gain_interval))}]" if one.gain_interval else value
+
+
+def _bought(one: Tried) -> str:
+    """Return what a change costs, if it does."""
+    return f", {one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
 
 
 def speed_axis(search: Search) -> str:

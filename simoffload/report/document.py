@@ -20,7 +20,7 @@ from simoffload.units import format_bytes, format_rate, format_seconds, percent
 # -- the sentence that answers, of parts of which a narrow place leaves out some -------------------
 
 
-LONGEST = 240
+LONGEST = 225
 """Length of a sentence [characters] that is read at a glance: our choice."""
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.confidence import confidence
-from simoffload.report.formatting import bottleneck, counted
+from simoffload.report.formatting import bottleneck, counted, span
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate, without_limit
 from simoffload.results import SimulationResult
@@ -134,7 +135,11 @@ def next_texts(following: Sequence[Tried]) -> str:
 
 
 def _change(one: Tried) -> str:
-    gain = f"{format_number(one.gain, digits=2)} times as fast" if one.gain is not None else "fits"
+    gain = "fits"
+    if one.gain is not None:
+        two = partial(format_number, digits=2)
+        ends = f" ({span(*map(two, one.gain_interval))})" if one.gain_interval else ""
+        gain = f"{two(one.gain)} times as fast{ends}"
     cost = f", +{one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
     dated = f" (price of {one.price_dates})" if one.extra and one.price_dates else ""
     return printable(f"{one.change.description}: {gain}{cost}{dated}")

@@ -90,7 +90,7 @@ def comparison_document(
         tuple(
             (f"{group.title}, {row.label}", _each(row.result, bars)) for group in found for row in group.rows
         ),
-        common_name([result.name for result in results]),
+        common_name([result.name for result in results if not result.superseded]),
         answers,
         facts(results),
     )

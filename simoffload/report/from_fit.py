@@ -6,19 +6,29 @@ from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
 from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded, MachinesRun
-from simoffload.report.document import Datum, Entry, ReportDocument, ReportSection, ReportTable, Verdict
-from simoffload.report.formatting import NameFirst, largest
-from simoffload.report.presentation import cells, ranged
+from simoffload.report.document import (
+    Datum,
+    Entry,
+    ReportDocument,
+    ReportSection,
+    ReportTable,
+    Verdict,
+    VerdictPart,
+)
+from simoffload.report.formatting import NameFirst, largest, place
+from simoffload.report.presentation import cells, in_words, presentation, ranged
+from simoffload.report.sections.costs import per_million
 from simoffload.units import format_bytes, format_number, plural
 
 _NONE = "–"
 _RULES = (
-    "rule = machines whose HBM holds the weights and nothing else (training: 240 x layers x hidden^2 bytes)",
+    "by rule = machines whose HBM holds the weights alone (training: 240 x layers x hidden size^2 bytes)",
     "hbm = without offload: weights and optimizer partitioned over all GPUs, all memory counted",
     f"other columns = with offload to that tier; {_NONE} = refused, or fits on no number of machines",
 )
 _RUN_RULES = (
-    "time = of a token, a step of training; days/1B = for a billion tokens of all sequences",
+    "weights on: also gradients and optimizer states of training; time = of a token, a step of training",
+    "days/1B = for a billion tokens of all sequences; cost/1M = for a million",
     "price and power = of all these machines with the storage in use",
 )
 _LIMITS = (
@@ -43,19 +53,73 @@ def machines_document(found: Sequence[MachinesNeeded], *, stopped: Sequence[str]
     platforms = dict.fromkeys(one.platform for one in found)
     sections = [_machines([one for one in found if one.platform == platform]) for platform in platforms]
     warnings = (*_warnings(found), *stopped)
-    answers = tuple(Verdict.of(f"{one.model} ({one.work}) {_fewest(one)}") for one in found)
+    answers = tuple(Verdict.of(f"{one.model} {_fewest(one)}", *_fastest(one)) for one in found)
     return ReportDocument(
-        ("Number of machines needed",), None, (), warnings, tuple(sections), summary=answers[:_MOST_SENTENCES]
+        ("Number of machines needed",),
+        None,
+        (),
+        warnings,
+        tuple(sections),
+        summary=answers[:_MOST_SENTENCES],
+        facts=_work(found),
     )
 
 
+def _work(found: Sequence[MachinesNeeded]) -> tuple[str, ...]:
+    """Return the work that was simulated, and what brackets mean."""
+    timed = [run.result for _, _, run in _timed(found) if run.result is not None]
+    if not timed:
+        return ()
+    works = {presentation(one).work[1:] for one in timed}
+    work = works.pop() if len(works) == 1 else ()
+    batch = getattr(timed[0], "batch_size", None)
+    each = () if batch is None or len(found) > 1 else (f"batch {batch} on each GPU",)
+    return (timed[0].dtype, *each, *work, "in brackets: 80 % interval")
+
+
 def _fewest(one: MachinesNeeded) -> str:
-    """Return the smallest number of machines, and where the work is then held."""
-    known = [(count.machines, count.tier) for count in one.counts if count.machines is not None]
+    """Return the smallest number of machines, where the work is then held, how fast that is and what it
+    costs; of several places the fastest."""
+    known = [count for count in one.counts if count.machines is not None]
     if not known:
         return f"fits on no number of machines of {one.platform}"
-    machines, tier = min(known, key=lambda count: count[0])
-    return f"needs {plural(machines, 'machine')} of {one.platform} with {tier}"
+    fewest = min(known, key=lambda count: (count.machines, -_rate(count)))
+    where = f"with its weights {place(fewest.tier)}"
+    needs = f"needs {plural(fewest.machines or 0, 'machine')} of {one.platform} {where}"
+    given = _given(fewest)
+    return f"{needs}: {given}" if given else needs
+
+
+def _fastest(one: MachinesNeeded) -> Iterator[VerdictPart]:
+    """Yield how fast the work is on more machines, where that is faster."""
+    known = [count for count in one.counts if count.machines is not None and _rate(count)]
+    if not known:
+        return
+    fewest = min(known, key=lambda count: (count.machines, -_rate(count)))
+    best = max(known, key=_rate)
+    if best is not fewest:
+        times = format_number(_rate(best) / _rate(fewest), digits=2)
+        more = f"{plural(best.machines or 0, 'machine')} with them {place(best.tier)}"
+        yield VerdictPart(f"; {more}: {times} times as fast, {_given(best)}")
+
+
+def _rate(count: MachineCount) -> float:
+    """Return the tokens per second on these machines; 0 if they are not known."""
+    result = None if count.run is None else count.run.result
+    return 0.0 if result is None else result.metrics().get("tokens_per_s") or 0.0
+
+
+def _given(count: MachineCount) -> str:
+    """Return how fast the work is on these machines, with the interval, and what they cost."""
+    result = None if count.run is None else count.run.result
+    if result is None or count.run is None:
+        return ""
+    shown = in_words(result, "tokens_per_s" if result.kind == "inference" else result.step_by)
+    cost = count.run.economics
+    price = None if cost is None else cost.at_least()["purchase"]
+    if price is None or cost is None:
+        return shown
+    return f"{shown} for {'at least ' if cost.missing else ''}{price:,.0f} {cost.costs.currency}".rstrip()
 
 
 def _warnings(found: Sequence[MachinesNeeded] | Sequence[Largest]) -> tuple[str, ...]:
@@ -70,7 +134,7 @@ def _machines(found: Sequence[MachinesNeeded]) -> ReportSection:
         (one.model, one.work, _count(one.by_rule), *(_count(each.get(tier)) for tier in tiers))
         for one, each in zip(found, counts, strict=True)
     ]
-    head = ("model", "work", "rule", *tiers)
+    head = ("model", "work", "by rule", *tiers)
     first = found[0]
     gathers = [
         f"without offload, {what} gathers every layer on every GPU for every pass"
@@ -130,6 +194,7 @@ def _runs(found: Sequence[MachinesNeeded]) -> Iterator[ReportTable]:
                 Datum(ranged(result, result.step_by), result.step_time_s, "s"),
                 Datum(format_number(rate), rate, "1/s"),
                 "" if run.days is None else Datum(format_number(run.days), run.days, "d"),
+                per_million(cost),
                 Datum(f"{least}{known['purchase'] or 0.0:,.0f}", known["purchase"]),
                 "" if power is None else Datum(f"{least}{format_number(power / 1000)} kW", power, "W"),
             )
@@ -139,11 +204,12 @@ def _runs(found: Sequence[MachinesNeeded]) -> Iterator[ReportTable]:
     head = (
         "model",
         "work",
-        "states on",
+        "weights on",
         "machines",
         "time",
         "tokens/s",
         "days/1B",
+        "cost/1M",
         currency.costs.currency,
         "power",
     )
@@ -183,12 +249,17 @@ def largest_document(found: Sequence[Largest], *, stopped: Sequence[str] = ()) -
     warnings = (*_warnings(found), *made_for, *stopped)
     answers = tuple(
         Verdict.of(
-            f"{one.model} on {one.target}: batch {_limit(one.batch)} per GPU, context {_limit(one.context)}"
+            f"{one.model} on {one.platform} with its weights {place(one.target)}: at most batch "
+            f"{_most(one.batch)} per GPU instead of {one.batch.now:,}, or a context of {_most(one.context)} "
+            f"tokens instead of {one.context.now:,}"
         )
         for one in found
     )
     title = ("Largest batch, context and model that fit",)
-    return ReportDocument(title, None, (), warnings, (section,), summary=answers[:_MOST_SENTENCES])
+    facts = ("each with the others as they are", *dict.fromkeys(one.dtype for one in found if one.dtype))
+    return ReportDocument(
+        title, None, (), warnings, (section,), summary=answers[:_MOST_SENTENCES], facts=facts
+    )
 
 
 def best_batch_document(found: Sequence[BestBatch], *, stopped: Sequence[str] = ()) -> ReportDocument:
@@ -249,9 +320,13 @@ def _missed(one: BestBatch) -> str:
 
 def _limit(one: Limit) -> str:
     """Return a limit as text: "16 → 57", or "16 → ≥1,000,000" if a scenario cannot have more."""
+    return f"{one.now:,} → {_most(one)}"
+
+
+def _most(one: Limit) -> str:
     if one.most is None:
-        return f"{one.now:,} → {_NONE}"
-    return f"{one.now:,} → {'≥' if one.most == one.reaches else ''}{one.most:,}"
+        return _NONE
+    return f"{'≥' if one.most == one.reaches else ''}{one.most:,}"
 
 
 def _parameters(count: int | None) -> str:

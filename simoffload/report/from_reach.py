@@ -22,9 +22,10 @@ from simoffload.report.document import (
     VerdictPart,
 )
 from simoffload.report.formatting import NameFirst, largest
-from simoffload.report.presentation import BRACKETS, headline, ranged
+from simoffload.report.presentation import BRACKETS, headline, in_words, ranged
 from simoffload.report.sections import background
 from simoffload.report.sections.background import COMMAND
+from simoffload.report.summary import facts
 from simoffload.results import SimulationResult
 from simoffload.units import format_number, percent
 
@@ -32,7 +33,7 @@ _TIMES = 2
 """Ratio from which a service level is missed by so many times, and not by a percentage."""
 _MEANINGS = (
     "kept: by the predicted value; at the limit itself about half of real runs miss it",
-    "counts are exact, other numbers have three digits",
+    f"counts are exact, other numbers have three digits; {BRACKETS}",
 )
 
 
@@ -45,14 +46,17 @@ def reach_document(found: Reach, *, run: str = "", command: str = "") -> ReportD
     sections = [_values(found)]
     if found.reached and run:
         sections.append(ReportSection(COMMAND, listings=(typed,)))
+    answer = _verdict(found)
     return ReportDocument(
         (found.scenario.name,) if result is None else headline(result),
         None,
-        (_verdict(found),),
+        (answer,),
         () if result is None else tuple(result.warnings),
         tuple(sections),
         () if result is None else _background(result, command),
         name=found.scenario.name if result is not None else "",
+        summary=(answer,),
+        facts=() if result is None else facts([result]),
     )
 
 
@@ -70,19 +74,36 @@ def _verdict(found: Reach) -> Verdict:
     """Return the verdict: the value, what it gives and what binds there, and what the next value gives."""
     levels = " and ".join(one.text for one in found.service)
     if found.value is None:
-        return Verdict.of(_unreached(found, levels), VerdictPart(f"; {BRACKETS}", 3))
+        return Verdict.of(_unreached(found, levels))
     now = f"; now {found.now.value}" if found.now.value else ""
-    now += ", which keeps it" if now and found.now.kept else ""
     others = "keeps it" if len(found.others) == 1 else "and other values keep it"
     beyond = found.beyond
+    value = found.value
+    ending = f"; beyond, with {beyond.value}, {_given(beyond, found.service)}" if beyond else ""
+    given = _given(value, found.service, limited=False)
     return Verdict.of(
-        f"{levels} with {found.path} {_range(found)}",
-        VerdictPart(now),
-        VerdictPart(f"; with {found.value.value}: {_given(found.value, found.service)}"),
-        *([VerdictPart(f"; with {beyond.value}: {_given(beyond, found.service)}", 2)] if beyond else []),
-        *(VerdictPart(f"; {one.value} {others}, too", 2) for one in found.others[:1]),
-        VerdictPart(f"; {BRACKETS}", 3),
+        f"{levels} with a {_words(found.path)} {_range(found)}: {given}",
+        VerdictPart(ending, 1),
+        *_cost(value),
+        VerdictPart(now, 3),
+        *(VerdictPart(f"; {one.value} {others}, too", 4) for one in found.others[:1]),
     )
+
+
+def _words(path: str) -> str:
+    """Return the name of a number in words: "batch size" for workload.batch_size; other names as they are."""
+    section, _, key = path.rpartition(".")
+    return key.replace("_", " ") if section == "workload" else f"value of {path}"
+
+
+def _cost(one: Trial) -> Iterator[VerdictPart]:
+    """Yield what tokens cost with a value, if that is known."""
+    costs = one.result.costs if one.result is not None else None
+    value = None if costs is None else costs.at_least()["cost_per_million_tokens"]
+    if costs is not None and value is not None:
+        least = "at least " if costs.missing else ""
+        text = f"; {least}{format_number(value)} {costs.costs.currency}".rstrip()
+        yield VerdictPart(f"{text} per million tokens", 2)
 
 
 def _range(found: Reach) -> str:
@@ -101,16 +122,17 @@ def _range(found: Reach) -> str:
     return f"from {least.value} to {most.value}"
 
 
-def _given(one: Trial, service: tuple[ServiceLevel, ...]) -> str:
-    """Return what a value gives: its metrics and the bottleneck, or why there are none."""
+def _given(one: Trial, service: tuple[ServiceLevel, ...], *, limited: bool = True) -> str:
+    """Return what a value gives: its metrics and, if they are ``limited``, the bottleneck, or why there are
+    none."""
     result = one.result
     if result is None or result.step is None:
         return one.why if one.status == "does not fit" else f"{one.status}, {one.why}"
     values = ", ".join(
-        f"{level.name} {ranged(result, level.metric.name, short=True)}{_by(level, result)}"
+        f"{level.name} {in_words(result, level.metric.name, short=True)}{_by(level, result)}"
         for level in service
     )
-    return f"{values}, bottleneck {largest(result.step)}"
+    return f"{values}, bottleneck {largest(result.step)}" if limited else values
 
 
 def _by(level: ServiceLevel, result: SimulationResult) -> str:

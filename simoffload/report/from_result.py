@@ -29,7 +29,7 @@ from simoffload.report.summary import facts, result_summary
 from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice, Search
+    from simoffload.planning.advise import Advice, Search, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.service_levels import ServiceLevel
 
@@ -92,8 +92,16 @@ def advice_document(
         verdicts=verdicts,
         warnings=(*document.warnings, *warned, *(text for one in paid[:1] for text in one.old_prices(paid))),
         summary=verdicts,
+        better=next_texts(_others(advice)),
         sections=(*looked, *advised(advice, curve), *unchanged),
     )
+
+
+def _others(advice: Advice) -> list[Tried]:
+    """Return the first change with other answers, which the verdict often has no room for."""
+    from simoffload.report.sections.advice import by_answers
+
+    return by_answers(advice.helping)[1][:1]
 
 
 def brief_document(result: SimulationResult) -> ReportDocument:

@@ -140,9 +140,9 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten between two numbers, with 2 and 5 times them where there are few."""
-    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
-    factors = (1, 2, 5) if log10(high / low) < 3 else (1,)
+    """Return powers of ten between two numbers, with some multiples of them where there are few."""
+    powers, decades = range(floor(log10(low)), ceil(log10(high)) + 1), log10(high / low)
+    factors = (1, 2, 3, 4, 6, 8) if decades < 1.3 else (1, 2, 5) if decades < 3 else (1,)
     every = max(1, len(powers) // (_TICKS + 1))
     found = [factor * 10.0**power for power in powers[::every] for factor in factors]
     return [value for value in found if low * 0.999 <= value <= high * 1.001]
@@ -175,7 +175,8 @@ class ChartAxis(NamedTuple):
         if (ticks := layout.get("tickvals")) is None:
             ticks = _log_ticks(low, high) if log else round_ticks(low, high)
         texts = layout.get("ticktext") or [_formatted(value, layout.get("tickformat", "")) for value in ticks]
-        return cls(low, high, layout["title"]["text"], tuple(zip(ticks, texts, strict=True)), log)
+        title = layout["title"]["text"] + (" (logarithmic)" if log else "")
+        return cls(low, high, title, tuple(zip(ticks, texts, strict=True)), log)
 
     def at(self, value: float) -> float:
         """Return the place of a value, from 0 to 1."""

@@ -81,11 +81,17 @@ def ranged(result: SimulationResult, name: str, *, short: bool = False) -> str:
     return f"{value} [{span(*map(shown, ends), value=value)}]" if ends else value
 
 
-def speed_text(result: SimulationResult) -> str:
+def in_words(result: SimulationResult, name: str, *, short: bool = False) -> str:
+    """Return a number with its interval as sentences have it: "1.2 s (1 to 1.5)"."""
+    return ranged(result, name, short=short).replace(" [", " (").replace("]", ")")
+
+
+def speed_text(result: SimulationResult, *, alone: bool = True) -> str:
     """Return how fast a result with times is, with its interval: "40 tokens/s (25 to 65)".
 
     Tokens of several sequences are said to be those of all; where each sequence gets less than one in a
-    second, the time per token is in the brackets, too: "0.047 tokens/s (0.035 to 0.063; 21.3 s per token)".
+    second, the time per token is in the brackets of a result that is ``alone``, too: "0.047 tokens/s (0.035
+    to 0.063; 21.3 s per token)".
     """
     metric = result.compared_metric
     value = result.value_of(metric.name) or 0.0
@@ -96,7 +102,7 @@ def speed_text(result: SimulationResult) -> str:
     several = result.sequences > 1
     of_all = f" of all {result.sequences:,} sequences" if several else ""
     each = ""
-    if value < result.sequences and result.e2e_s:
+    if alone and value < result.sequences and result.e2e_s:
         time = f"{format_seconds(result.e2e_s / result.output_length)} per token"
         each = f"{time} of each" if several else time
     return f"{metric.text(value)}{of_all}{_brackets(_ends(result, metric), each)}"
@@ -193,7 +199,10 @@ _GATHERED = "{}: every GPU gathers every layer for every token"
 
 
 def _room(result: InferenceResult) -> str:
-    return "" if result.context is None else f", room for {result.context:,}"
+    """Return the longest sequence for which the cache has room: one that is paged has it for one of them."""
+    if result.context is None:
+        return ""
+    return f", {'up to' if result.cache_blocks is not None else 'room for'} {result.context:,}"
 
 
 def _inference(result: InferenceResult) -> Presentation:
@@ -211,7 +220,7 @@ def _inference(result: InferenceResult) -> Presentation:
         verb="runs",
         work=(
             _batch(result),
-            f"{result.prompt_length} tokens in, {result.output_length} out{_room(result)}",
+            f"{result.prompt_length:,} tokens in, {result.output_length:,} out{_room(result)}",
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
         ),
         step="TPOT" if several else "TTFT",

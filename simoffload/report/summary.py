@@ -1,24 +1,36 @@
 """The sentence with which a report begins, for a reader who has ten seconds.
 
-It has at most four numbers: the value, its 80 % interval, the advantage over the next one, and the cost.
+It has at most five numbers beside intervals: the value, the advantage over the next one or the share of the
+bottleneck, the cost, and of training its rate and the life of drives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from simoffload.errors import printable
-from simoffload.planning.confidence import confidence
+from simoffload.planning.confidence import confidence, margin
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted, span
 from simoffload.report.presentation import amount, presentation, speed_text
-from simoffload.report.sections.performance import program_rate
-from simoffload.results import ADDED, InferenceResult, Metric, PassResult, SimulationResult
-from simoffload.units import format_number, percent
+from simoffload.report.sections.performance import lifetimes, program_rate
+from simoffload.results import (
+    ADDED,
+    InferenceResult,
+    Metric,
+    PassResult,
+    SimulationResult,
+    TrainingResult,
+    duration,
+)
+from simoffload.units import format_bytes, format_number, format_seconds, percent
 
 _NAMED = 2
 """Number of results that a sentence names; of more it gives the number."""
+_LASTING = 1.0
+"""[years] below which a verdict says how long drives last: our choice."""
 _SIMILAR_COST = 0.05
 """Relative difference of costs up to which they are called the same."""
 
@@ -35,13 +47,16 @@ def result_summary(result: SimulationResult) -> Verdict:
     if step is None:
         use = min(result.capacity, key=lambda use: use.headroom / use.capacity)
         free = f"{counted(use.headroom, use)} of {printable(use.tier)} free {use.scope}"
-        return Verdict.of(f"{name} fits {where} with {wording.placed}: {free}")
+        return Verdict.of(f"{name} fits {where} with {wording.placed}: {free}", *_rated(result))
     value = _value(result, result.compared_metric)
     return Verdict.of(
-        f"{name} {wording.verb} with {wording.placed}: {value}",
-        *_program(result),
-        VerdictPart(f"; {_bottleneck(result, step)}"),
-        *_cost(result, "; ", rank=2),
+        f"{name} {wording.verb}",
+        VerdictPart(f" with {wording.placed}", 4),
+        VerdictPart(f": {value}", 0),
+        *_trained(result),
+        VerdictPart(f"; {_bottleneck(result, step)}", 2),
+        *_cost(result, "; ", rank=0),
+        *_consequences(result),
     )
 
 
@@ -56,27 +71,69 @@ def group_summary(group: Group, *, titled: bool = False) -> Verdict:
         return Verdict.of(f"{title}{_untimed(group)}")
     best, out = timed[0], [row for row in group.rows if not row.result.fits]
     name = f"{best.label} ({ADDED})" if best.added else best.label
-    value = _value(best.result, group.measure)
-    settings = [VerdictPart(f" with {text}", 3)] if (text := best.result.settings) else []
+    value = _value(best.result, group.measure, alone=len(timed) == 1)
     others = [VerdictPart(f"; {_listed(out)} {_not(out)}", 2)] if out else []
     otherwise = list(_otherwise(group))
     priced = group.measure.unit.name != "currency"  # else the first number is the cost
-    rank = 4 if settings else 2 if otherwise else 0
-    cost = list(_cost(best.result, " for ", rank=rank)) if priced else []
+    cost = list(_cost(best.result, " for ", rank=2 if otherwise else 0)) if priced else []
     ties = [row for row in timed[1:] if row.label in group.leading]
     if ties:
         verb = "gives" if group.measure.larger else "takes"
         tied = VerdictPart(f"; {_tied(best, ties, as_good='fast' if group.is_speed else 'good')}")
-        return Verdict.of(f"{title}{name} {verb} {value}", *settings, *cost, tied, *otherwise, *others)
+        return Verdict.of(f"{title}{name} {verb} {value}", *cost, tied, *otherwise, *others)
     if len(timed) > 1:
         slower = timed[1]
         verb = "takes" if group.is_speed else "has"
-        behind = VerdictPart(f", {slower.label} {verb} {group.behind(slower)}")
+        ratio = f"{group.behind(slower)}{_ratio_ends(group, best, slower)}"
+        behind = VerdictPart(f", {slower.label} {verb} {ratio}", 1)
+        against = list(_costs_against(best, timed[1:])) if priced else []
         first = f"{title}{name} {group.best}: {value}"
-        named = (one._replace(rank=0) for one in settings)
-        return Verdict.of(first, *named, *cost, behind, *otherwise, *others)
+        return Verdict.of(first, behind, *(against or cost), *otherwise, *others)
     only = f"only {name} fits" if out else name
-    return Verdict.of(f"{title}{only}: {value}", *settings, *cost)
+    return Verdict.of(f"{title}{only}: {value}", *cost)
+
+
+def _ratio_ends(group: Group, best: ComparisonRow, slower: ComparisonRow) -> str:
+    """Return the 80 % interval of the ratio of two values, in brackets; "" without one."""
+    one, other = group.value(best), group.value(slower)
+    if not one or not other or group.measure.name not in slower.result.composed:
+        return ""
+    ratio = max(one, other) / min(one, other)
+    within = 1 + margin(best.result, slower.result)
+    return f" ({span(format_number(ratio / within), format_number(ratio * within))})"
+
+
+def _costs_against(best: ComparisonRow, others: Sequence[ComparisonRow]) -> Iterator[VerdictPart]:
+    """Yield that another one costs less than the fastest, to buy and for its tokens."""
+    mine = _prices(best.result)
+    costs = best.result.costs
+    if mine is None or costs is None:
+        return
+    prices = [(row, found) for row in others if (found := _prices(row.result)) is not None]
+    cheaper = [(row, found) for row, found in prices if found.purchase < mine.purchase]
+    if not cheaper:
+        return
+    row, found = min(cheaper, key=lambda one: one[1].purchase)
+    currency, least = costs.costs.currency, "at least " if costs.missing else ""
+    who = ", but costs" if row is others[0] else f"; {row.label} costs"
+    text = f"{who} {_money(found.purchase)} to buy instead of {least}{_money(mine.purchase)}"
+    yield VerdictPart(f"{text} {currency}".rstrip(), 1, tabled=True)
+
+
+class _Prices(NamedTuple):
+    """What a machine costs, and a million tokens on it; None where it is unknown."""
+
+    purchase: float
+    tokens: float | None
+
+
+def _prices(result: SimulationResult) -> _Prices | None:
+    found = None if result.costs is None else result.costs.at_least()["purchase"]
+    return None if found is None else _Prices(found, _per_million(result))
+
+
+def _money(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else format_number(value)
 
 
 _CLEAR = 1.1
@@ -104,22 +161,59 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     return (Verdict.of(text, *lacking),)
 
 
-def _program(result: SimulationResult) -> Iterator[VerdictPart]:
-    """Yield the program that was chosen, and the next two with their rates."""
+def _trained(result: SimulationResult) -> Iterator[VerdictPart]:
+    """Yield the tokens per second of training."""
+    rate = result.metrics().get("tokens_per_s")
+    if isinstance(result, TrainingResult) and rate and result.compared_metric.name != "tokens_per_s":
+        yield VerdictPart(f", {format_number(rate)} tokens/s", 1)
+
+
+def _program(result: SimulationResult) -> Iterator[str]:
+    """Yield the program that was chosen, and the next one with its rate."""
     if result.choice is not None:
-        others = list(map(program_rate, result.choice.programs[1:3]))
-        title = result.choice.programs[0].title
-        yield VerdictPart(f"; {title}, before {' and '.join(others)}" if others else f"; {title}", 1)
+        first, *others = result.choice.programs
+        fastest = (
+            f", fastest of {len(others) + 1} programs; next: {program_rate(others[0])}" if others else ""
+        )
+        yield f"{first.title}{fastest}"
+
+
+def _rated(result: SimulationResult) -> Iterator[VerdictPart]:
+    """Yield how fast the program is that was chosen, where only memory is asked for."""
+    first = result.choice.programs[0] if result.choice is not None else None
+    if first is not None and first.tokens_per_s:
+        rate = f"{format_number(first.tokens_per_s)} tokens/s with {first.title}"
+        slow = f", {format_seconds(1 / first.tokens_per_s)} a token" if first.tokens_per_s < 1 else ""
+        yield VerdictPart(f"; {rate}{slow}")
+
+
+def _consequences(result: SimulationResult) -> Iterator[VerdictPart]:
+    """Yield what the work does beside its own time: drives that are soon worn out, stalls of checkpoints,
+    GPUs that wait for data."""
+    for tier, _, one in lifetimes(result):
+        if one.years is not None and one.years < _LASTING:
+            yield VerdictPart(f"; drives of {printable(tier)} are worn out after {duration(one.years)}", 0)
+    if isinstance(result, TrainingResult):
+        saved, loaded = result.checkpoint, result.data_loading
+        if saved is not None and saved.outlook is not None and saved.outlook.share is not None:
+            yield VerdictPart(f"; checkpoints stall it for {percent(saved.outlook.share)} of the time", 3)
+        if loaded is not None:
+            yield VerdictPart(f"; GPUs wait for data {percent(loaded.cold.starvation)} of the time", 3)
 
 
 def _bottleneck(result: SimulationResult, step: PassResult) -> str:
     """Return what takes most of the pass that is named, and which part of a request that is, if it is the
     prefill of several tokens."""
     share = percent(step.bottleneck.exposed_s / step.time_s)
-    text = f"{printable(step.bottleneck.cause_text)} takes {share}"
+    text = f"{printable(step.bottleneck.cause_text)} takes {share}{_memory_limit(step)}"
     if not isinstance(result, InferenceResult) or step is not result.prefill or not result.decode:
         return text
     return f"{text} of the prefill, which is {percent(step.time_s / (result.e2e_s or 1.0))} of the time"
+
+
+def _memory_limit(step: PassResult) -> str:
+    """Return that memory and not the processor limits the bottleneck, if it does."""
+    return ", limited by the bandwidth of host memory" if step.bottleneck.limit == "dram" else ""
 
 
 def _otherwise(group: Group) -> Iterator[VerdictPart]:
@@ -131,10 +225,10 @@ def _otherwise(group: Group) -> Iterator[VerdictPart]:
         yield VerdictPart(f"; {best.label} has the shortest {metric.column} ({least} instead of {most})", 1)
 
 
-def _value(result: SimulationResult, measure: Metric) -> str:
+def _value(result: SimulationResult, measure: Metric, *, alone: bool = True) -> str:
     """Return a value with its interval: "40 tokens/s (25 to 65)", "9.81 s per step (9.1 s to 10.9 s)"."""
     if isinstance(result, InferenceResult) and measure == result.compared_metric:
-        return speed_text(result)
+        return speed_text(result, alone=alone)
     if measure.name not in result.composed:
         return f"{amount(result, measure)}{measure.each}"
     value = result.metrics()[measure.name] or 0.0
@@ -158,8 +252,7 @@ def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[Verdi
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
         least = "at least " if costs.missing else ""
-        amount = f"{cost:,.0f}" if cost >= 100 else format_number(cost)
-        text = f"{before}{least}{amount} {costs.costs.currency}".rstrip()
+        text = f"{before}{least}{_money(cost)} {costs.costs.currency}".rstrip()
         tokens = "prompt tokens" if _of_prompts(result) else "tokens"
         yield VerdictPart(f"{text} per million {tokens}", rank, tabled=True)
 
@@ -238,9 +331,11 @@ def _fits_with(result: SimulationResult) -> Iterator[VerdictPart]:
 
 def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
     """Return what stands in small type below the sentence: what brackets mean, and dates of prices."""
-    found = []
+    found = [*_parts(results), *(_program(results[0]) if len(results) == 1 else ()), *_tuned(results)]
     if any(result.step is not None for result in results):
-        found.append("brackets: 80 % interval")
+        found.append("in brackets: 80 % interval")
+    if any(result.step is not None and confidence(result).unlike for result in results):
+        found.append("no comparable real runs" if len(results) == 1 else "some without comparable real runs")
     prices = [costs for result in results if (costs := result.costs) is not None and costs.prices]
     if prices:
         names = dict.fromkeys(
@@ -248,7 +343,40 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
         )
         latest = max(price.date for one in prices for price in one.prices)
         found.append(f"prices: {', '.join(names)}, of {latest}")
+    if len(results) > 1:
+        found += _tokens_cost(results)
     return tuple(found)
+
+
+def _tokens_cost(results: Sequence[SimulationResult]) -> Iterator[str]:
+    """Yield what a million tokens cost with each of a few offers."""
+    offers = [one for one in results if one.label and not one.superseded]
+    known = [(one.label, cost, one.costs) for one in offers if (cost := _per_million(one)) is not None]
+    if 1 < len(known) <= _NAMED + 1 and known[0][2] is not None:
+        texts = (f"{printable(label)} {_money(cost)}" for label, cost, _ in known)
+        yield f"{known[0][2].costs.currency} per million tokens: {', '.join(texts)}"
+
+
+def _parts(results: Sequence[SimulationResult]) -> Iterator[str]:
+    """Yield the memory of the machine, and the drives where something is on them: what a name of a machine
+    does not say, and what options change."""
+    first = results[0]
+    sizes = {use.capacity for one in results for use in one.capacity if use.kind == "dram"}
+    if len(sizes) == 1:
+        yield f"{format_bytes(sizes.pop(), binary=True)} of host memory"
+    drives = [tuple(name for kind, name, _ in one.provenance.profiles if kind == "drive") for one in results]
+    in_use = any(use.kind not in {"hbm", "dram"} for use in first.capacity)
+    if in_use and len(set(drives)) == 1 and drives[0]:
+        yield f"drives: {', '.join(map(printable, dict.fromkeys(drives[0])))}"
+
+
+def _tuned(results: Sequence[SimulationResult]) -> Iterator[str]:
+    """Yield the settings that were found for offers."""
+    for one in results:
+        if one.settings:
+            yield f"{printable(one.label or one.name)} with {one.settings}"
+    if any(one.superseded for one in results):
+        yield "as configured: without these settings"
 
 
 def common_name(names: Sequence[str]) -> str:

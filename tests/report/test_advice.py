@@ -78,13 +78,14 @@ def test_a_terminal_shows_every_number_whole(
 
 def test_the_verdict_names_the_gain_the_money_and_the_setting(advice: Advice) -> None:
     assert advice_verdict(advice).in_full == (
-        "26.7 tokens/s of all 32 sequences (22.7 to 37.7; 1.2 s per token of each), TTFT 1.2 s [849 ms to "
-        "1.41 s]; bottleneck: raid read; largest "
+        "26.7 tokens/s of all 32 sequences (22.7 to 37.7; 1.2 s per token of each), TTFT 1.2 s (849 ms to "
+        "1.41 s); bottleneck: raid read; largest "
         "gain of throughput: weights divided among 8 GPUs (vLLM) (171× [171 to 171]); with other "
         "answers: weights divided among 8 GPUs (vLLM), stored as fp8 (answers change) "
         "(171× [171 to 171]; effectively lossless in published tests (arXiv 2411.02355)); "
-        "largest gain per cost: 5 drives in raid instead of 4 (1.16× [1.16 to 1.16]); best setting: reads "
-        "straight into the GPU (use_gds) (1.22× [1.22 to 1.22]); 80 % intervals in brackets."
+        "largest gain per cost: 5 drives in raid instead of 4 (1.16× [1.16 to 1.16] for 1,252 USD); "
+        "best setting: reads straight into the GPU (use_gds) (1.22× [1.22 to 1.22]); "
+        "80 % intervals in brackets."
     )
 
 

@@ -70,7 +70,7 @@ def test_each_platform_has_its_table_and_each_failure_its_reason() -> None:
         "dgx-a100, 8 GPUs with 320 GiB of HBM in total",
         "dgx-h100, 8 GPUs with 320 GiB of HBM in total",
     ]
-    assert "  bloom-7b1  training     3    –" in lines
+    assert "  bloom-7b1  training        3    –" in lines
     assert "  tuning, hbm: hbm is small" in lines
 
 

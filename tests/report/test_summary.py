@@ -30,8 +30,8 @@ def summary(*results: SimulationResult) -> str:
 def test_a_win_says_by_how_much(make_result: Make, make_refusal: Make) -> None:
     fast, slow = make_result(target="dram"), make_result(target="nfs", time_s=20)
     assert summary(make_refusal(target="hbm"), slow, fast) == (
-        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.28 to 5.45; 2.08 s per token of each), "
-        "nfs takes 10× as long; hbm does not fit."
+        "dram is fastest: 3.86 tokens/s of all 8 sequences (3.28 to 5.45), "
+        "nfs takes 10× as long (8.52 to 11.7); hbm does not fit."
     )
 
 
@@ -65,7 +65,10 @@ def test_all_are_refused(make_refusal: Make) -> None:
 def test_training_is_compared_by_its_step(make_training: Make) -> None:
     fast = make_training(target="dram", optimizer_target="dram", phases=make_training().phases[:3])  # type: ignore[attr-defined]
     text = summary(make_training(), fast)
-    assert text == "dram+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long."
+    assert (
+        text
+        == "dram+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long (1.51 to 2.4)."
+    )
     page = json.dumps(comparison_document([make_training(), fast]).to_dict())
     assert "time per token" not in page.lower()
     assert "time/token" not in page
@@ -79,7 +82,7 @@ def test_steps_with_different_work_are_compared_by_throughput(make_training: Mak
 
 
 @pytest.mark.parametrize("name", ["ddn/bloom-7b1", "checkpoint/mlperf-8b", "xinnor/llama-1b"])
-def test_one_result_has_at_most_four_numbers(name: str) -> None:
+def test_one_result_has_at_most_five_numbers(name: str) -> None:
     result = simulate(read_scenario(name))
     text = result_summary(result)
     assert len(text) <= LONGEST
@@ -87,7 +90,7 @@ def test_one_result_has_at_most_four_numbers(name: str) -> None:
     for known in (*names, *(share.cause_text for share in result.step.shares)):  # type: ignore[union-attr]
         text = text.replace(known, "")
     text = re.sub(r" of all \d+ sequences", "", re.sub(r" \([\d.,]+ to [\d.,]+( s)?\)", " (±1 %)", text))
-    assert 2 <= len(re.findall(r"\d[\d.,]*", text)) <= 4
+    assert 2 <= len(re.findall(r"\d[\d.,]*", text)) <= 5
 
 
 def test_a_sentence_is_never_longer(make_result: Make) -> None:

@@ -45,7 +45,10 @@ def test_the_best_is_named_first(found: SweepResult) -> None:
     document = sweep_document(found, command="simoffload sweep small.yaml")
     assert document.heading == "small"
     assert document.summary == (
-        "batch_size=4, weights=dram is best: 30 tokens/s [15 to 60], 6 times as good as the worst of 3.",
+        (
+            "batch_size=4, weights=dram is best: 30 tokens/s (15 to 60); 3 times as good as the next, "
+            "batch_size=1, weights=dram (80 % intervals overlap); 3 of 4 points have a result."
+        ),
     )
     assert document.warnings == ("1 point (25 %) does not fit; batch_size=4, weights=raid: hbm lacks 4 GB",)
 
@@ -54,7 +57,7 @@ def test_two_axes_are_a_heat_map(found: SweepResult) -> None:
     (heat,) = checked(from_sweep.overview(found))["data"]
     assert (heat["x"], heat["y"]) == (["1", "4"], ["dram", "raid"])
     assert heat["z"] == [[10, 30], [5, None]]
-    assert heat["text"] == [["10", "30"], ["5", "does not fit"]]
+    assert heat["text"] == [["10", "30"], ["5", "✕"]]
 
 
 def test_an_axis_of_numbers_is_a_line_and_one_of_names_has_bars(found: SweepResult) -> None:

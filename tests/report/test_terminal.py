@@ -97,8 +97,8 @@ Inputs and their origin
 
 COMPARISON = """\
 bloom-7b1 · float16 · batch 4 × 2 GPUs · 32 tokens in, 8 out · dgx-a100
-Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (6.57 to 10.9; 1.04 s per token of each),
-  raid takes 1.8× as long; hbm does not fit.
+Verdict: dram is fastest: 7.71 tokens/s of all 8 sequences (6.57 to 10.9), raid takes 1.8× as long
+  (1.53 to 2.11); hbm does not fit.
 Warning: nfs: slow
 
 Comparison

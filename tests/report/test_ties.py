@@ -115,7 +115,7 @@ def test_page_and_markdown_mark_them_too(near: list[SimulationResult], tmp_path:
 def test_the_verdict_says_it(near: list[SimulationResult]) -> None:
     (group,) = groups(near)
     assert group_summary(group) == (
-        "raid gives 3.86 tokens/s of all 8 sequences (3.48 to 4.27; 2.08 s per token of each); "
+        "raid gives 3.86 tokens/s of all 8 sequences (3.48 to 4.27); "
         "dram is as fast within the uncertainty; hbm does not fit."
     )
 

@@ -20,8 +20,8 @@ MakeAny = Callable[..., SimulationResult]
 
 COMPARISON = """\
 llama-2-7b · bfloat16 · batch 4 × 4 GPUs × accumulation 4 · 2,048 tokens · dgx-a100
-Verdict: dram+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long;
-  raid+raid does not fit.
+Verdict: dram+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long (1.51 to
+  2.4); raid+raid does not fit.
 
 Comparison
   raid+raid does not fit: raid needs 100 GB in all, has 90 GB; use more drives

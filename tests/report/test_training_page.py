@@ -101,7 +101,7 @@ def test_a_comparison_of_training(make_training: Make, make_training_refusal: Ma
     write_comparison([make_training(), fast, make_training_refusal(target="raid")], path)
     page = text_of(path.read_text())
     for description in (
-        "hbm+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long; raid+raid does",
+        "hbm+dram is fastest: 21 s per step (20.3 to 24.8 s), hbm+raid takes 1.9× as long (1.51 to 2.4); ",
         "weights optimizer step forward backward opt. step tokens/s step vs hbm+raid bottleneck",
         "hbm raid 40 s [28.3 to 47] 8 s [",
         "hbm dram 21 s [20.3 to 24.8] 8 s [",

@@ -19,20 +19,24 @@ from simoffload.report.document import (
     Verdict,
     VerdictPart,
 )
+from simoffload.report.formatting import span
 from simoffload.report.sections.background import COMMAND
 from simoffload.report.sections.costs import costs
 from simoffload.results import Metric
-from simoffload.scenario.streams import Closed, StreamLimits
+from simoffload.scenario.streams import Closed, Fixed, Length, StreamLimits
 from simoffload.units import format_number, format_seconds, percent, plural
 
-_INTERVAL = f"{COVERED:.0%} interval"
+_INTERVAL = f"{COVERED * 100:.0f} % interval"
 _MEANINGS = (
     "TTFT, TPOT, ITL and E2EL as vllm bench serve defines them; ITL is over all tokens of all requests",
     f"{_INTERVAL}: where so many real streams are expected, as steps may be shorter or longer",
 )
 _LATENCIES = ("ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s")
 """Metrics of each load that was tried."""
-_TRIALS = f"interval of loads = by replications alone, with a confidence of {CONFIDENCE:.0%}"
+_TRIALS = (
+    f"by replications: where the mean over such streams lies, with a confidence of {CONFIDENCE * 100:.0f} %, "
+    "if steps are as long as predicted; the interval of the largest load has errors of the steps, too"
+)
 
 
 def stream_document(found: StreamResult, *, command: str = "") -> ReportDocument:
@@ -40,14 +44,40 @@ def stream_document(found: StreamResult, *, command: str = "") -> ReportDocument
     sections = [*([_loads(found)] if found.trials else []), _metrics(found), *_costs(found), _memory(found)]
     if command:
         sections.append(ReportSection(COMMAND, listings=(Listing("", command),), page_only=True))
+    answer = _verdict(found)
     return ReportDocument(
         _headline(found),
         None,
-        (_verdict(found),),
+        (answer,),
         (*found.notes, *([f"not complete: {found.stopped}"] if found.stopped else [])),
         tuple(sections),
         (),
+        name=found.scenario.name,
+        summary=(answer,),
+        facts=(*_requests(found), f"in brackets: {_INTERVAL}"),
     )
+
+
+def _requests(found: StreamResult) -> Iterator[str]:
+    """Yield the program, and how long prompts and answers are."""
+    strategy = found.scenario.scenario.strategy
+    yield strategy.traits.title or strategy.kind
+    lengths = (("prompts", found.options.prompt), ("answers", found.options.output))
+    for what, one in lengths:
+        if one is not None:
+            yield f"{what} of {_long(one)}"
+    if found.options.trace is not None:
+        yield f"requests of {found.options.trace.file}"
+
+
+def _long(one: Length) -> str:
+    """Return a length with the kind of its distribution: "1,032 tokens (median, lognormal)"."""
+    if isinstance(one, Fixed):
+        return f"{one.tokens:,} tokens"
+    for name in ("median", "mean"):
+        if (value := getattr(one, name, None)) is not None:
+            return f"{format_number(value, digits=4)} tokens ({name}, {one.kind})"
+    return f"{one.min:,} to {one.max:,} tokens ({one.kind})"
 
 
 def _headline(found: StreamResult) -> tuple[str, ...]:
@@ -96,7 +126,7 @@ def _best(found: StreamResult) -> Verdict:
         least = found.trials[0]
         given = f"; with {_in_words(found, least.load)} {percent(least.attained.value)} keep them"
         return Verdict.of(f"no load that was tried keeps {what}", VerdictPart(given))
-    ends = f" [{' to '.join(map(format_number, found.capacity))}]" if found.capacity else ""
+    ends = f" ({' to '.join(map(format_number, found.capacity))})" if found.capacity else ""
     load = f"{_in_words(found, best.load)}{ends} with {what}"
     each = f", {format_number(best.load / found.gpus)} for each of {plural(found.gpus, 'GPU')}"
     above = next((one for one in found.trials if one.load > best.load), None)
@@ -104,8 +134,31 @@ def _best(found: StreamResult) -> Verdict:
     if above is None and not found.stopped:
         more = "num_prompts" if found.options.trace is None else "num_prompts or repeat"
         beyond = f"; so few requests allow no larger load, so raise {more}"
-    parts = [VerdictPart(each if found.gpus > 1 else ""), VerdictPart(beyond)]
-    return Verdict.of(f"{'at least' if above is None else 'up to'} {load}", *parts)
+    parts = [VerdictPart(each if found.gpus > 1 else "", 1), VerdictPart(_cost(found), 1)]
+    parts += [VerdictPart(_as_asked(found), 2), VerdictPart(beyond, 3)]
+    return Verdict.of(f"{'At least' if above is None else 'Up to'} {load}", *parts)
+
+
+def _cost(found: StreamResult) -> str:
+    """Return what output tokens cost at the largest load within the limits; "" where that is unknown."""
+    value = found.priced().get("cost_per_million_tokens")
+    if value is None or found.costs is None:
+        return ""
+    least = "at least " if found.costs.missing else ""
+    currency = found.costs.costs.currency
+    return f"; then {least}{format_number(value)} {currency}".rstrip() + " per million output tokens"
+
+
+def _as_asked(found: StreamResult) -> str:
+    """Return the share of requests within the limits at the load that the scenario states."""
+    load, name = _stated(found), "attained"
+    if not load or name not in found.estimates:
+        return ""
+    share, ends = (
+        percent(found.estimates[name].value),
+        _ends(StreamMeasures.declared[name], found.intervals.get(name)),
+    )
+    return f"; at {load}, {share}{f' ({ends})' if ends else ''} of the requests keep them"
 
 
 def _limits(limits: StreamLimits) -> str:
@@ -114,7 +167,7 @@ def _limits(limits: StreamLimits) -> str:
 
 
 def _loads(found: StreamResult) -> ReportSection:
-    head = (found.unit, "", "within limits", "interval", "goodput", "missed first")
+    head = (found.unit, "", "within limits", "by replications", "goodput", "missed first")
     rows = tuple(tuple(_load(one, found.options.slo)) for one in found.trials)
     missed = tuple(at for at, one in enumerate(found.trials) if not one.holds(found.options.slo))
     shares = Chart(f"requests within limits over {found.unit}", partial(charts.within_limits, found))
@@ -143,7 +196,7 @@ def _load(one: RateTrial, limits: StreamLimits) -> Iterator[Entry]:
     yield _ends(StreamMeasures.declared["attained"], one.attained[1:])
     goodput = StreamMeasures.declared["goodput_per_s"]
     yield Datum(goodput.short(one.goodput.value), one.goodput.value, goodput.unit.name)
-    yield one.binds
+    yield "" if one.holds(limits) else one.binds
 
 
 def _metrics(found: StreamResult) -> ReportSection:
@@ -175,7 +228,7 @@ def _datum(metric: Metric, one: ReplicatedMean) -> Entry:
 def _ends(metric: Metric, ends: tuple[float, float] | None) -> str:
     if ends is None or ends[0] != ends[0]:
         return ""
-    return " … ".join(map(metric.short, ends))
+    return span(*map(metric.short, ends))
 
 
 _COSTS = {

@@ -45,7 +45,16 @@ from simoffload.errors import InputError, Problem, WorkLimitError, shortened
 from simoffload.extensions.sweep.journal import AFTER
 from simoffload.progress import steps
 from simoffload.results import declared_metrics, interval_columns
-from simoffload.scenario import RENAMED, ScenarioCache, completed, old_form, opened, renamed, resolve
+from simoffload.scenario import (
+    RENAMED,
+    LoadedScenario,
+    ScenarioCache,
+    completed,
+    old_form,
+    opened,
+    renamed,
+    resolve,
+)
 from simoffload.scenario.cache import canonical
 from simoffload.strategies import in_new_form
 from simoffload.units import (
@@ -56,6 +65,7 @@ from simoffload.units import (
     parse_seconds,
     parse_watts,
 )
+from simoffload.workload import Inference
 
 # -- axes of a sweep -------------------------------------------------------------------------------
 # The section ``sweep`` of a scenario, what is varied, and the values it takes.
@@ -606,6 +616,20 @@ class Grid:
         pairs = zip(self.axes, self.values(index), strict=True)
         return edited(self.base, (Edit(axis.location, value) for axis, value in pairs))
 
+    def resolved(
+        self, index: int, cache: ScenarioCache, *, similar: LoadedScenario | None = None
+    ) -> LoadedScenario:
+        """Return the scenario of a combination with all profiles. Raises InputError for one that is invalid,
+        and for a context of an axis that prompt and output exceed."""
+        scenario = resolve(self.document(index), cache=cache, similar=similar)
+        work, varied = scenario.scenario.workload, {axis.location for axis in self.axes}
+        if _CONTEXT in varied and isinstance(work, Inference) and work.no_room:
+            raise InputError.at(key_path(_CONTEXT), work.no_room)
+        return scenario
+
+
+_CONTEXT = ("workload", "context")
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -818,7 +842,7 @@ def _spaced(size: int, most: int) -> Sequence[int]:
 
 def _problems(grid: Grid, index: int, cache: ScenarioCache) -> tuple[Problem, ...]:
     try:
-        resolve(grid.document(index), cache=cache)
+        grid.resolved(index, cache)
     except InputError as error:
         return error.problems
     except WorkLimitError:  # of this combination alone, whose row says so

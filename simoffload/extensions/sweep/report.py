@@ -18,6 +18,7 @@ from simoffload.report.document import (
     ReportSection,
     ReportTable,
     Verdict,
+    VerdictPart,
 )
 from simoffload.report.formatting import span, uncapitalized
 from simoffload.results import Metric, declared_metrics
@@ -55,14 +56,17 @@ def best_first(found: SweepResult) -> list[Row]:
     return sorted(known, key=lambda row: row[measure.name], reverse=measure.larger)
 
 
-def called(found: SweepResult, row: Row) -> str:
-    """Return the values of a point: "batch_size=16, weights=raid"."""
-    return printable(", ".join(f"{_short(axis)}={_text(row[axis])}" for axis in varied(found)))
+def called(found: SweepResult, row: Row, axes: Sequence[str] | None = None) -> str:
+    """Return the values of a point: "batch_size=16, weights=raid"; by default of all ``axes`` that vary."""
+    return printable(", ".join(_called(axis, row) for axis in (varied(found) if axes is None else axes)))
 
 
-def _short(axis: str) -> str:
+def _called(axis: str, row: Row) -> str:
     *_, section, key = ("", *axis.split("."))
-    return f"{section}.{key}" if section == "pcie" or key == "tier" else key
+    value = _text(row[axis])
+    if section == "pcie":
+        return f"PCIe {value}" if value == key else f"PCIe {value} in place of {key}"
+    return f"{section}.{key}={value}" if key == "tier" else f"{key}={value}"
 
 
 def _text(value: Any) -> str:
@@ -131,7 +135,11 @@ def _cell(row: Row | None, measure: Metric) -> str:
         return ""
     if row.get(measure.name):
         return format_number(row[measure.name])
-    return "does not fit" if row.get("fits") is False else "refused"
+    return _NONE
+
+
+_NONE = "✕"
+"""Text of a cell without a value, as narrow as cells on a telephone."""
 
 
 def along(found: SweepResult, axis: str) -> draw.Properties:
@@ -284,7 +292,7 @@ def sweep_document(found: SweepResult, *, command: str = "") -> ReportDocument:
         background,
         name=found.name or "sweep",
         summary=(_answer(found),),
-        facts=(*_settings(found), "brackets: 80 % intervals"),
+        facts=(*_settings(found), "in brackets: 80 % interval"),
     )
 
 
@@ -304,23 +312,54 @@ def _settings(found: SweepResult) -> Iterator[str]:
 
 
 def _answer(found: SweepResult) -> Verdict:
-    """Return the best point, its value, and by how much it is better than the worst that fits."""
+    """Return the best point, its value, by how much it is better than the next one that differs, which axes
+    make no difference, and how many points have no result."""
     known, measure = best_first(found), measure_of(found)
     if not known:
         return Verdict.of(f"None of {plural(len(found.rows), 'point')} has a result")
-    best, last = known[0], known[-1]
+    best, axes = known[0], varied(found)
+    idle = [axis for axis in axes if len(axes) > 1 and _makes_no_difference(found, axis)]
+    named = [axis for axis in axes if axis not in idle] or axes
+    name = partial(called, found, axes=named)
     all_of_them = " of all sequences" if measure.name == "tokens_per_s" and _batched(found) else ""
-    text = f"{called(found, best)} is best: {ranged(best, measure)}{measure.each}{all_of_them}"
-    equal = [row for row in known[1:] if abs(row[measure.name] / best[measure.name] - 1) < _EQUAL]
+    value, _, ends = ranged(best, measure).removesuffix("]").partition(" [")
+    text = f"{name(best)} is best: {value}{measure.each}{all_of_them}{f' ({ends})' if ends else ''}"
+    parts = []
+    equal = {name(row) for row in known if _alike(row, best, measure)} - {name(best)}
     if equal:
-        text += (
-            f", {called(found, equal[0])} as good" if len(equal) == 1 else f", {len(equal)} others as good"
-        )
-    ratio = best[measure.name] / last[measure.name]
-    ratio = ratio if measure.larger else 1 / ratio
-    if len(known) > 1:
-        text += f", {format_number(ratio)} times as good as the worst of {len(known):,}"
-    return Verdict.of(text)
+        alike = f"{min(equal)} is" if len(equal) == 1 else f"{len(equal)} others are"
+        parts.append(VerdictPart(f"; {alike} as good"))
+    worse = next((row for row in known if not _alike(row, best, measure)), None)
+    if worse is not None:
+        ratio = best[measure.name] / worse[measure.name]
+        times = format_number(ratio if measure.larger else 1 / ratio)
+        overlap = " (80 % intervals overlap)" if _overlap(best, worse, measure) else ""
+        parts.append(VerdictPart(f"; {times} times as good as the next, {name(worse)}{overlap}", 0))
+    if idle and len(idle) < len(axes):
+        parts.append(VerdictPart(f"; {' and '.join(idle)} makes no difference", 1))
+    if len(known) < len(found.rows):
+        parts.append(VerdictPart(f"; {len(known)} of {plural(len(found.rows), 'point')} have a result", 2))
+    return Verdict.of(text, *parts)
+
+
+def _alike(row: Row, best: Row, measure: Metric) -> bool:
+    """Return whether two points are as good with the digits that are shown."""
+    return bool(abs(row[measure.name] / best[measure.name] - 1) < _EQUAL)
+
+
+def _overlap(one: Row, other: Row, measure: Metric) -> bool:
+    """Return whether the intervals of two points overlap."""
+    ends = _ends((one, other), measure)
+    return bool(ends) and ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1]
+
+
+def _makes_no_difference(found: SweepResult, axis: str) -> bool:
+    """Return whether points that differ in this axis alone are all as good, where they have values."""
+    measure, others = measure_of(found), [one for one in varied(found) if one != axis]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in best_first(found):
+        groups.setdefault(tuple(_text(row[one]) for one in others), []).append(row)
+    return all(_alike(row, rows[0], measure) for rows in groups.values() for row in rows)
 
 
 def _batched(found: SweepResult) -> bool:
@@ -355,17 +394,17 @@ def _charts(found: SweepResult) -> Iterator[ReportSection]:
     name = f"{measure.title} [{measure.column if measure.larger and measure.column else measure.unit.name}]"
     if has_heat_map(found):
         label = f"{name} of each pair of values"
-        yield ReportSection(name, charts=(Chart(label, partial(heat_map, found)),))
+        without = any(not row.get(measure.name) for row in found.rows)
+        notes = (f"{_NONE}: does not fit, or is refused",) if without else ()
+        yield ReportSection(name, notes=notes, charts=(Chart(label, partial(heat_map, found)),))
     charts = [Chart(f"best value over {axis}", partial(along, found, axis), axis) for axis in varied(found)]
     title = "Best of each value" if len(charts) > 1 else name
     notes = ("Lines and bands: 80 % intervals; all other axes have their best values.",)
     yield ReportSection(title, charts=tuple(charts), notes=notes if len(charts) > 1 else ())
     best = front(found)
-    if best is not None:
+    if best is not None and len(best.points) > 1:  # else one point is best in both, which the verdict says
         time = uncapitalized(best.time.title)
         text = f"the line joins the points of which none has both a higher throughput and a shorter {time}"
-        if len(best.points) == 1:
-            text = f"one point has both the highest throughput and the shortest {time}"
         yield ReportSection(
             "Throughput against time",
             (text,),

@@ -46,7 +46,6 @@ from simoffload.scenario import (
     ScenarioSource,
     locate,
     names_model,
-    resolve,
 )
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
@@ -168,7 +167,7 @@ def _row(number: int, combination: int, setting: _Setting) -> JournalRow:
 @limited
 def _simulated(combination: int, setting: _Setting) -> SimulationResult:
     before: LoadedScenario | None = getattr(_local, "scenario", None)
-    scenario = resolve(setting.grid.document(combination), cache=setting.cache, similar=before)
+    scenario = setting.grid.resolved(combination, setting.cache, similar=before)
     _local.scenario = scenario
     document = replace(scenario.document, warnings=())  # they are not about a point: ``Sweep.warnings``
     return simulate(replace(scenario, document=document))

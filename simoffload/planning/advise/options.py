@@ -115,6 +115,7 @@ def workloads(evaluator: Evaluator) -> Iterator[Change]:
         free = evaluator.strategy.sizes().along("batch_size", "gradient_accumulation_steps")
         steps = 2 * work.gradient_accumulation_steps
         description = f"gradients accumulated over {steps} micro-steps instead of {steps // 2}"
+        description += " (twice the batch of an update)"
         changed = Edit.at("workload.gradient_accumulation_steps", steps)
         yield Change("workload", description, (changed, *free), key=f"accumulate-{steps}")
 

@@ -24,7 +24,7 @@ from simoffload.report.document import (
     byte_rate,
 )
 from simoffload.report.formatting import NameFirst, largest, limited_by, minus, span, uncapitalized
-from simoffload.report.presentation import BRACKETS, presentation, ranged, speed_text
+from simoffload.report.presentation import BRACKETS, in_words, presentation, ranged, speed_text
 from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.costs import money
 from simoffload.results import InferenceResult, Metric, SimulationResult
@@ -179,13 +179,14 @@ def took(result: SimulationResult) -> str:
     """Return how fast it is: "A step takes 1.2 s [1 to 1.5]", of inference "40 tokens/s (25 to 65)"."""
     if isinstance(result, InferenceResult) or result.asked:
         return speed_text(result)
-    return f"A {presentation(result).step} takes {ranged(result, result.step_by)}"
+    what = "training step" if result.kind == "training" else presentation(result).step
+    return f"A {what} takes {in_words(result, result.step_by)}"
 
 
 def took_first(result: SimulationResult) -> str:
     """Return the time to the first token where :func:`took` is about the others, to follow it; else ""."""
     several = isinstance(result, InferenceResult) and result.compared_metric.name != "ttft_s"
-    return f", TTFT {ranged(result, 'ttft_s')}" if several else ""
+    return f", TTFT {in_words(result, 'ttft_s')}" if several else ""
 
 
 def objective_text(one: Tried | SimulatedPurchase, objective: Objective) -> str:
@@ -200,12 +201,12 @@ def objective_text(one: Tried | SimulatedPurchase, objective: Objective) -> str:
 
 
 def with_gain(one: Tried, advice: Advice) -> str:
-    """Describe a change with its gain, with the time that it leaves where that is the objective, and with the
-    time to first token where that suffers."""
+    """Describe a change with its gain, with the time that it leaves where that is the objective, with what it
+    costs, and with the time to first token where that suffers."""
     time = objective_text(one, advice.objective) if one.gain is not None else ""
-    return in_brackets(
-        one.change.description, f"{time}{gain_text(one)}{_delayed(one, advice.result)}", one.change.quality
-    )
+    cost = f" for {one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
+    gain = f"{time}{gain_text(one)}{cost}{_delayed(one, advice.result)}"
+    return in_brackets(one.change.description, gain, one.change.quality)
 
 
 def with_throughput(one: Tried, advice: Advice) -> str:
@@ -264,8 +265,8 @@ _FEW = 5
 """Number of changes that are listed with a result."""
 _CLEAR = 1.02
 """Gain from which a verdict mentions a setting (our choice, the same as for faster storage)."""
-_MOST_BARS = 15
-"""Number of gains that are drawn."""
+_MOST_BARS = 8
+"""Number of gains of a chart: our choice."""
 _MOST_REASONS = 3
 """Number of reasons for refusals that are given."""
 _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
@@ -435,12 +436,7 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
         *([f"per 1,000 {currency} = ({_gain(advice)} - 1) / cost x 1000"] if bought else []),
     )
     columns = _FOR_MONEY if advice.result.fits else _FOR_SPACE
-    timed = [one for one in chain(*decided) if one.gain is not None][:_MOST_BARS]
-    drawn = (
-        (Chart(f"{_gain(advice)} of each change", partial(charts.gains, timed, axis=_axis(advice))),)
-        if timed
-        else ()
-    )
+    drawn = tuple(_drawn(decided, advice))
     best = tuple(
         one._replace(page_columns=columns) for one in _tables([each[:_MOST] for each in decided], advice)
     )
@@ -450,6 +446,17 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
     if more:
         folded = tuple(one._replace(folded="Smaller gains") for one in more)
         yield ReportSection("Smaller gains", tables=folded, page_only=True)
+
+
+def _drawn(decided: Sequence[Sequence[Tried]], advice: Advice) -> Iterator[Chart]:
+    """Yield a chart of the changes that keep the answers, and one of the others, whose gains have axes of
+    their own; the largest gain is on top."""
+    for part, which in zip(decided, ("", ", with other answers"), strict=True):
+        timed = sorted((one for one in part if one.gain is not None), key=lambda one: -(one.gain or 0.0))
+        label = f"{_gain(advice)} of each change{which}"
+        drawn = partial(charts.gains, timed[:_MOST_BARS], axis=_axis(advice))
+        if timed:
+            yield Chart(label, drawn, f"{_gain(advice)[:1].upper()}{_gain(advice)[1:]}{which}")
 
 
 def _gain(advice: Advice) -> str:

@@ -291,9 +291,16 @@ def training_overheads(result: SimulationResult) -> tuple[ReportSection, ...]:
         found.append(_checkpoint(result.checkpoint))
     if isinstance(result, TrainingResult) and result.dataset is not None and result.data_loading is not None:
         found.append(_data(result.dataset, result.data_loading))
-    if isinstance(result, TrainingResult | CheckpointResult | InferenceResult) and result.drive_lifetime:
-        found.append(_lifetimes(result.drive_lifetime))
+    if lifetimes(result):
+        found.append(_lifetimes(lifetimes(result)))
     return tuple(found)
+
+
+def lifetimes(result: SimulationResult) -> tuple[TierLifetime, ...]:
+    """Return how long the drives of each tier last that the work writes to."""
+    if isinstance(result, TrainingResult | CheckpointResult | InferenceResult):
+        return result.drive_lifetime
+    return ()
 
 
 # -- steps ---------------------------------------------------------------------------------------
