@@ -77,7 +77,7 @@ class StorageCurve:
 
     tier: str
     verb: str
-    """Operation that takes more of the storage's time: "reads" or "writes"."""
+    """Operation that takes more of the storage's time: "reads", "writes" or "writes into its write cache"."""
     unit: str
     points: tuple[BandwidthPoint, ...]
     """Simulated points, the slowest storage first."""
@@ -105,8 +105,8 @@ class StorageCurve:
         """Sentences about how fast the storage is, and how fast it would have to be."""
         own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
         if self.hidden is None:
-            why = f", because {self._limit}" if self.held_back else ""
-            return own, f"at no rate does another cause take longer than the storage{why}", self._gains()
+            why = f": {self._limit}" if self.held_back else ""
+            return own, f"however fast the drives are, storage takes the most time{why}", self._gains()
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", self._gains()
 
     @property
@@ -204,7 +204,7 @@ class _Storage:
         held_back = next((one.limit for one in shares if one.cause._replace(purpose="") == wanted), "")
         return StorageCurve(
             tier=self._tier,
-            verb="writes" if self._writes else "reads",
+            verb=self._verb(),
             unit=self._result.unit,
             points=tuple(self._point(self.at(factors[rate])) for rate in sorted(factors)),
             own=own,
@@ -214,6 +214,12 @@ class _Storage:
             held_back=held_back,
             scope=self._scope(held_back),
         )
+
+    def _verb(self) -> str:
+        """Return what the rate is of: drives with a write cache write slower once it is full."""
+        drive = self._scenario.machine.targets[self._tier].drive
+        cached = drive is not None and drive.write_cache is not None
+        return ("writes into its write cache" if cached else "writes") if self._writes else "reads"
 
     def _scope(self, held_back: str) -> str:
         """Return the scope of the curve where the cables of the drives are the limit: faster drives stay in

@@ -227,10 +227,10 @@ class Confidence:
 
     @property
     def origin(self) -> str:
-        """What decides the width: "host thread, 62 % of it, estimated"."""
+        """What decides the width: "host thread, 62 % of the time, estimated"."""
         part, found = self.decided_by()
         share = self.shares().get(part, 0.0)
-        return f"{part}, {share * 100:.0f} % of it, {_FROM[found.evidence]}"
+        return f"{part}, {share * 100:.0f} % of the time, {_FROM[found.evidence]}"
 
     @property
     def sentence(self) -> str:

@@ -645,7 +645,9 @@ def timeline(result: SimulationResult, *, bars: int) -> ReportSection:
     found = windows(result.timelines[name], most=bars // 2, called=parts) if name else ()
     if not found:
         return ReportSection("Timeline", ("no timeline was recorded",), page_only=True)
-    notes = [f"Each row is one stream of {found[0].ranks}. Pale bars belong to neighbouring {parts}."]
+    notes = [f"Each row is one stream of {found[0].ranks}."]
+    if any(not bar.own for one in found for bar in one.bars):
+        notes[0] += f" Pale bars belong to neighbouring {parts}."
     if parts == "layers":
         notes.append(
             "A repetition spans several layers where the prefetch pattern repeats only after several."

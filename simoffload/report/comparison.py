@@ -585,6 +585,10 @@ def causes_compared(groups: Sequence[Group]) -> draw.Properties:
         uniformtext=draw.ROOM_FOR_NAMES,
         xaxis=draw.axis("exposed time, as a fraction of the step", tickformat=".0%", range=[0, 1]),
         yaxis=_rows_axis(groups, [(group, row) for group, row, _ in rows]),
+        annotations=[
+            draw.beside(y, 0.0, f"100 % = {format_seconds(step.time_s)}")
+            for y, (_, _, step) in enumerate(rows)
+        ],
     )
 
 

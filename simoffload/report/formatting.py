@@ -26,7 +26,7 @@ from simoffload.units import format_bytes, format_rate, format_seconds, percent,
 _ORIGINS = ("measured", "spec", "estimate")
 _MOST_REASONS = 3
 _BINARY = {"hbm", "dram"}  # memory is sold and shown by its tools in powers of two, storage is not
-_IDENTIFIER = re.compile(r"\w*[_\d]")
+_IDENTIFIER = re.compile(r"[\w-]*[_\d]")
 _GAP = "  "
 
 

@@ -86,11 +86,17 @@ def advice_document(
     unchanged = tuple(section._replace(leads=False) for section in found)
     verdicts = (*bought, advice_verdict(advice, service))
     warned = (f"with {' or '.join(of[:2])}: {text}" for text, of in advice.new_warnings.items())
+    stopped = (f"not complete: {advice.extent}",) if advice.stopped else ()
     paid = [one.economics for one in (*advice.helping, *advice.uncertain) if one.extra]
     document = result_document(advice.result, command=command)
     return document._replace(
         verdicts=verdicts,
-        warnings=(*document.warnings, *warned, *(text for one in paid[:1] for text in one.old_prices(paid))),
+        warnings=(
+            *stopped,
+            *document.warnings,
+            *warned,
+            *(text for one in paid[:1] for text in one.old_prices(paid)),
+        ),
         summary=verdicts,
         better=next_texts(_others(advice)),
         sections=(*looked, *advised(advice, curve), *unchanged),

@@ -161,10 +161,11 @@ _LONG = re.compile(r"(\w{20,})")
 
 
 def breakable(text: str) -> Markup:
-    """Return the text of a cell of a table, in which lines may end before an interval and in long names."""
+    """Return the text of a cell of a table, in which lines may end before an interval and in long names, but
+    not before a "%"."""
     parts = enumerate(map(printable, _LONG.split(text)))
     wide = (escape(one).replace("_", Markup("_<wbr>")) if at % 2 else escape(one) for at, one in parts)
-    return Markup("").join(wide).replace(" [", Markup(" <wbr>["))
+    return Markup("").join(wide).replace(" [", Markup(" <wbr>[")).replace(" %", "\u00a0%")
 
 
 def with_intervals(tables: Sequence[ReportTable]) -> list[ReportTable]:

@@ -93,7 +93,7 @@ _CAUSES: Mapping[CauseKind, str] = {
     "cpu-adam": BLACK,
     "cpu-adamw": BLACK,
     "cpu-casts": DARK_GREY,
-    "cpu-overflow-check": DARK_GREY,
+    "cpu-overflow-check": DARK_YELLOW,
     "cpu-attention": BLACK,
     "cpu-products": BLACK,
     "cache-stores": SKY,
@@ -116,7 +116,10 @@ _HELD: Mapping[HeldKind, tuple[str, ...]] = {
     "staging": (PURPLE, DARK_PURPLE),
     "working": (GREY, YELLOW, DARK_GREY, DARK_YELLOW, BLACK),
 }
-_NAMED = {"page-locked memory that PyTorch keeps after start-up": DARK_YELLOW}
+_NAMED = {
+    "page-locked memory that PyTorch keeps after start-up": DARK_YELLOW,
+    "buffers of the graph": LIGHT_GREEN,
+}
 """Colours of names that are of several kinds."""
 _APART = 1.5
 """Contrast from which two shades of grey are told apart: our choice."""

@@ -25,7 +25,7 @@ from simoffload.results import (
     TrainingResult,
     duration,
 )
-from simoffload.units import format_bytes, format_number, format_seconds, percent
+from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
 
 _NAMED = 2
 """Number of results that a sentence names; of more it gives the number."""
@@ -345,6 +345,9 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
         found.append(f"prices: {', '.join(names)}, of {latest}")
     if len(results) > 1:
         found += _tokens_cost(results)
+    elif estimates := results[0].provenance.origins.get("estimate"):
+        inputs = sum(results[0].provenance.origins.values())
+        found.append(f"{estimates:,} of {plural(inputs, 'input')} estimated")
     return tuple(found)
 
 

@@ -115,7 +115,7 @@ def test_cables_and_adapters_stay(bloom: LoadedScenario) -> None:
     assert not found.capped, "the rate is that of the drives, whatever their slots allow"
     assert found.held_back == "raid.0 -> plx0"
     assert found.enough.rate < 4 * 7.5 * GB
-    assert found.sentences[1].endswith("than the storage, because the link raid.0 -> plx0 limits it")
+    assert found.sentences[1].endswith("storage takes the most time: the link raid.0 -> plx0 limits it")
     assert found.enough.profiles.keys() == {"drive/samsung-pm1733-3.84tb"}
     assert found.sentences[2].endswith("at most in the slots of its 4 drives; more drives have more slots)")
 
@@ -170,7 +170,9 @@ def test_of_training_it_is_the_tier_of_the_optimizer() -> None:
     assert found.fastest > found.own.throughput
 
 
-@pytest.mark.parametrize(("write", "verb", "rate"), [("1 GB/s", "writes", 1), ("5 GB/s", "reads", 2)])
+@pytest.mark.parametrize(
+    ("write", "verb", "rate"), [("1 GB/s", "writes into its write cache", 1), ("5 GB/s", "reads", 2)]
+)
 def test_of_reads_and_writes_the_slower_decides(write: str, verb: str, rate: int) -> None:
     """An optimizer step reads and writes as many bytes: those of the lower rate take longer."""
     scenario = read_scenario("xinnor/llama-1b", overrides=["strategy.optimizer=nvme"])
@@ -179,4 +181,4 @@ def test_of_reads_and_writes_the_slower_decides(write: str, verb: str, rate: int
     found = curve_of(with_profiles(scenario, {f"drive/{drive.id}": {"read": "2 GB/s", "write": write}}))
     assert (found.verb, found.own.rate) == (verb, rate * GB)
     assert found.sentences[0] == f"the storage (nvme) {verb} {rate} GB/s"
-    assert found.held_back == {"reads": "nvme.0 -> chipset", "writes": "chipset -> nvme.0"}[verb]
+    assert found.held_back == ("nvme.0 -> chipset" if verb == "reads" else "chipset -> nvme.0")

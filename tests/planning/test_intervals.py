@@ -123,7 +123,7 @@ def test_intervals_of_rates_are_the_reciprocals_of_those_of_times(simulated: Inf
         "100 % of this time is the host thread's, whose speed was not measured on this machine; simoffload "
         "calibrate micro measures it"
     )
-    assert found.origin == "host thread, 100 % of it, measured on machines of the kind"
+    assert found.origin == "host thread, 100 % of the time, measured on machines of the kind"
 
 
 @pytest.mark.parametrize(("elsewhere", "evidence"), [(False, "own"), (True, "same kind")])

@@ -56,8 +56,9 @@ def test_it_is_one_line_in_text_report_and_json(compared: so.Comparison) -> None
 
 def test_what_would_be_better_is_a_line_under_the_sentence(compared: so.Comparison) -> None:
     host, fp8 = compared.nearer
-    expected = f"{format_number(host.gain, digits=2)} times as fast as raid0 with host memory, "
-    expected += f"{format_number(fp8.gain, digits=2)} times in fp8 on the same GPUs (other answers)"
+    first, second = (format_number(one.gain, digits=2) for one in (host, fp8))
+    expected = f"no storage at all: {first} times as fast as raid0 with the weights in host memory, "
+    expected += f"{second} times with them in fp8 in the same GPUs (other answers)"
     assert compared.better == expected
     document = comparison_document(tuple(compared.results.values()))._replace(better=compared.better)
     lines = terminal_text(document, width=1000).splitlines()
@@ -66,7 +67,7 @@ def test_what_would_be_better_is_a_line_under_the_sentence(compared: so.Comparis
     assert document.to_dict()["better"] == expected
     verdict, _, rest = html_text(document).partition('<p class="better">')
     assert 'class="verdict"' in verdict
-    assert rest.index("with host memory") < rest.index('class="facts"')
+    assert rest.index("in host memory") < rest.index('class="facts"')
     assert so.compare("storage/llama-3.1-405b", ["dram", "raid0"]).better == ""
 
 

@@ -142,8 +142,8 @@ def test_the_number_of_users_within_limits() -> None:
     most = stream("stream.replications=1", closed, turns, slo="tpot=1s")
     assert most.best is not None
     assert most.best.load == 20
-    assert stream_document(most).verdicts[0].startswith("at least 20 users")
-    assert stream_document(found).verdicts[0].startswith(f"up to {found.best.load:.0f} users")
+    assert stream_document(most).verdicts[0].startswith("At least 20 users")
+    assert stream_document(found).verdicts[0].startswith(f"Up to {found.best.load:.0f} users")
 
 
 def test_conversations_find_what_was_written_before() -> None:
@@ -212,7 +212,7 @@ def test_few_requests_and_long_ones_are_told() -> None:
     found = stream(*one, slo="ttft=1s")
     assert found.notes[0].startswith("1 request is too few for p99")
     verdict = stream_document(found).verdicts[0]
-    assert verdict.startswith("at least ")
+    assert verdict.startswith("At least ")
     assert "so few requests allow no larger load, so raise num_prompts" in verdict
     (_, note) = stream(*one, "stream.prompt.tokens=131072").notes
     assert note.startswith(

@@ -262,3 +262,11 @@ def test_points_in_the_middle_may_work(define: Define) -> None:
     """The platforms at both ends have no tier of that name."""
     sweep = define(axes=["platform=dgx-2,dgx-a100,h100-2nvme"], constraints=[])
     assert len(find_points(sweep)) == 3
+
+
+def test_a_context_without_room_for_the_work_is_refused_as_of_a_run(define: Define) -> None:
+    axis = "workload.context={}"
+    section = "workload.prompt_length=8,16"
+    with pytest.raises(InputError, match="tokens have no room for"):
+        define(axes=[axis.format("1,2"), section])
+    assert define(axes=[axis.format("1000,2000"), section]).grid.size == 4

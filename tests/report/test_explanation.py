@@ -106,7 +106,10 @@ def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
 def test_without_an_explanation_only_how_sure_is_told(make_result: Make, make_refusal: Make) -> None:
     (sure,) = (one for one in findings(make_result()) if one.title == "Confidence")
     interval, errors = sure.sentences
-    assert interval == "80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of it, estimated)"
+    assert (
+        interval
+        == "80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of the time, estimated)"
+    )
     assert errors.startswith("error on real runs: too few real runs were like it; expect more than ±13.8 %, ")
     assert "Confidence" not in [one.title for one in findings(make_refusal())]
 
@@ -124,7 +127,7 @@ def test_no_storage_is_a_sentence(explanation: Explanation) -> None:
 def test_a_bottleneck_that_stays_says_what_holds_it_back(explanation: Explanation) -> None:
     assert explanation.storage is not None
     stays = replace(explanation.storage, hidden=None)
-    text = "at no rate does another cause take longer than the storage, because"
+    text = "however fast the drives are, storage takes the most time:"
     assert stays.sentences[1] == f"{text} the link raid.0 -> cpu limits it"
     late = replace(stays, held_back="the latency of each transfer", fastest=stays.own.throughput * 1.04)
     assert late.sentences[1:] == (

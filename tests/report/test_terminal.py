@@ -86,7 +86,7 @@ Links
   time); saturated: share of the time at full capacity
 
 Confidence
-  80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of it, estimated)
+  80 % interval of the throughput: 3.28 to 5.45 tokens/s (raid, 81 % of the time, estimated)
   error on real runs: too few real runs were like it; expect more than ±13.8 %, the mean error of 10
     held-out times of DeepSpeed ZeRO on 2 machines, limited by storage and predicted with any
     profile (the worst +28 %)

@@ -109,7 +109,7 @@ Storage
   raid  84 GB   168 GB                12 B                   24 B
 
 Confidence
-  80 % interval of the time per step: 28.3 to 47 s (raid, 46 % of it, estimated)
+  80 % interval of the time per step: 28.3 to 47 s (raid, 46 % of the time, estimated)
   error on real runs: too few real runs were like it; expect more than ±13.8 %, the mean error of 10
     held-out times of DeepSpeed ZeRO on 2 machines, limited by storage and predicted with any
     profile (the worst +28 %)

@@ -135,7 +135,7 @@ def _best(found: StreamResult) -> Verdict:
         more = "num_prompts" if found.options.trace is None else "num_prompts or repeat"
         beyond = f"; so few requests allow no larger load, so raise {more}"
     parts = [VerdictPart(each if found.gpus > 1 else "", 1), VerdictPart(_cost(found), 1)]
-    parts += [VerdictPart(_as_asked(found), 2), VerdictPart(beyond, 3)]
+    parts += [VerdictPart(_as_asked(found), 2), VerdictPart(beyond, 3 if above is not None else 1)]
     return Verdict.of(f"{'At least' if above is None else 'Up to'} {load}", *parts)
 
 

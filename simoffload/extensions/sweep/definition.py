@@ -622,9 +622,10 @@ class Grid:
         """Return the scenario of a combination with all profiles. Raises InputError for one that is invalid,
         and for a context of an axis that prompt and output exceed."""
         scenario = resolve(self.document(index), cache=cache, similar=similar)
-        work, varied = scenario.scenario.workload, {axis.location for axis in self.axes}
-        if _CONTEXT in varied and isinstance(work, Inference) and work.no_room:
-            raise InputError.at(key_path(_CONTEXT), work.no_room)
+        if any(axis.location == _CONTEXT for axis in self.axes):
+            work = scenario.scenario.workload
+            if isinstance(work, Inference) and work.no_room:
+                raise InputError.at(key_path(_CONTEXT), work.no_room)
         return scenario
 
 

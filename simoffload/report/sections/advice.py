@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from simoffload.planning.advise import WORTH, Advice, Objective, Search, SimulatedPurchase, Tried
-from simoffload.planning.bandwidth import NO_STORAGE, StorageCurve
+from simoffload.planning.bandwidth import NO_STORAGE, BandwidthPoint, StorageCurve
 from simoffload.planning.confidence import confidence
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.planning.service_levels import ServiceLevel, judged
@@ -69,10 +69,19 @@ def bandwidth(curve: StorageCurve | None) -> ReportSection:
             Datum(f"{format_number(point.bound)}", point.bound, "1/s"),
             ", ".join(marks.get(point.rate, ())),
         )
-        for point in curve.points
+        for point in _told_apart(curve)
     )
     chart = Chart("throughput over the rate of the storage", partial(charts.bandwidth, curve))
     return ReportSection(STORAGE, curve.sentences, (ReportTable("", head, rows, (0, 1, 2)),), charts=(chart,))
+
+
+def _told_apart(curve: StorageCurve) -> Iterator[BandwidthPoint]:
+    """Yield the points of a curve, of equal ones in a row the first and the last, and this platform."""
+    shown = [(format_number(one.throughput), format_number(one.bound)) for one in curve.points]
+    for at, one in enumerate(curve.points):
+        same = set(shown[max(0, at - 1) : at + 2]) == {shown[at]}
+        if not same or one.rate == curve.own.rate or at in (0, len(shown) - 1):
+            yield one
 
 
 def _sensitivity(found: Sensitivity) -> ReportSection:
@@ -379,8 +388,8 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     bandwidth."""
     fits = advice.result.fits
     by_cost = advice.decisions(advice.by_cost)
-    sections = [*_gains(advice), _full_verdict(advice)]
-    if by_cost:
+    sections = [*_gains(advice)]
+    if len(by_cost) > 1:  # a single one is among the changes that help
         paid = _table(by_cost[:_MOST], advice)._replace(page_columns=_FOR_SPEED)
         sections.append(ReportSection("Largest gain per cost", tables=(paid,)))
     sections += _of_another_time(
@@ -389,16 +398,15 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     sections += _of_another_time(
         advice, _SOONER, "TTFT gain", advice.sooner, lambda one: one.first_token_gain(advice.result)
     )
-    unclear = [f"{described(one, advice)} ({gain_text(one)})" for one in advice.decisions(advice.uncertain)]
+    unclear = advice.decisions(advice.uncertain)
     if unclear:
-        whose = "its" if len(unclear) == 1 else "each"
-        text = f"{_first(unclear)}: the 80 % interval of {whose} gain contains 1"
-        sections.append(ReportSection("Gains within the prediction error", (NameFirst(text),)))
+        text = f"the 80 % interval of {'its' if len(unclear) == 1 else 'each'} gain contains 1"
+        sections.append(_tried("Gains within the prediction error", unclear, advice, text))
     named = (*advice.larger_batches, *advice.sooner)
     rest = [one for one in advice.tried if one not in named and (one.gain or WORTH) < WORTH]
-    useless = [f"{described(one, advice)} ({gain_text(one)})" for one in advice.decisions(rest)]
+    useless = advice.decisions(rest)
     if useless:
-        sections.append(ReportSection("Changes that do not help", (NameFirst(_first(useless)),)))
+        sections.append(_tried("Changes that do not help", useless, advice))
     for title, left in (("are not possible", advice.impossible), ("were not tried", advice.untried)):
         rows = tuple((one.description, one.barred) for one in left)
         table = ReportTable("", ("change", "reason"), rows, (), folded=plural(len(rows), "change"))
@@ -410,9 +418,15 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     return tuple(sections)
 
 
-def _full_verdict(advice: Advice) -> ReportSection:
-    """Return the verdict with all its parts."""
-    return ReportSection("The verdict in full", (NameFirst(advice_verdict(advice).in_full),))
+def _tried(title: str, found: Sequence[Tried], advice: Advice, *texts: str) -> ReportSection:
+    """Return a table of changes with their gains, each simulated alone."""
+    rows = tuple(
+        (described(one, advice), Datum(gain_text(one), one.gain, ends=one.gain_interval or ()))
+        for one in found[:_MOST]
+    )
+    more = (f"and {plural(len(found) - _MOST, 'more change')}",) if len(found) > _MOST else ()
+    table = ReportTable("", ("change, alone", _gain(advice)), rows, (1,))
+    return ReportSection(title, texts, (table,), more)
 
 
 def _gains(advice: Advice) -> Iterator[ReportSection]:

@@ -64,11 +64,16 @@ CAUSES = "Where the time goes"
 BOUND = "Share of the bound"
 _EXPOSED = (
     "Exposed time is on the critical path; the exposed times add up to the total. Busy time beyond that is "
-    "hidden (hatched in the chart): it overlaps with other work."
+    "hidden (hatched in the chart): it overlaps with other work. Busy is while operations are "
+    "under way, also while they wait for a link."
 )
 _NO_FASTER = (
     "No schedule is faster than its slowest resource: the bytes of each link over its bandwidth, and what "
     "the GPU and the host thread must do one after the other."
+)
+_BOTH_WAYS = " both ways"
+_WEIGHTED = (
+    "{}: what reads and writes share; a written byte counts as often as reading is faster than writing"
 )
 _MOST_BOUNDS = 5
 """Number of bounds that are drawn."""
@@ -248,8 +253,8 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
                 Datum(each, use.size, use.unit),
                 Datum(capacity(use), use.capacity, f"{use.unit}/s"),
                 mean,
-                seconds(use.busy_s),
-                fraction(use.busy_s / step.time_s),
+                seconds(min(use.busy_s, step.time_s)),
+                fraction(min(1.0, use.busy_s / step.time_s)),
                 fraction(use.size / (use.capacity * step.time_s)),
                 fraction(use.saturated_s / step.time_s),
             )
@@ -263,7 +268,9 @@ def links(result: SimulationResult, step: PassResult) -> ReportSection:
         f"in use: share of the {unit} in which something is transferred; load = bytes carried / (capacity x "
         "time); saturated: share of the time at full capacity"
     )
-    return ReportSection("Links", tables=(table,), notes=(note,), notes_on_terminal=True)
+    both = [use.link for use in step.links if use.link.endswith(_BOTH_WAYS)]
+    notes = (note, _WEIGHTED.format(both[0])) if both else (note,)
+    return ReportSection("Links", tables=(table,), notes=notes, notes_on_terminal=True)
 
 
 def how_sure(result: SimulationResult) -> ReportSection:
