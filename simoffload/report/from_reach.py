@@ -82,7 +82,7 @@ def _verdict(found: Reach) -> Verdict:
     ending = f"; beyond, with {beyond.value}, {_given(beyond, found.service)}" if beyond else ""
     given = _given(value, found.service, limited=False)
     return Verdict.of(
-        f"{levels} with a {_words(found.path)} {_range(found)}: {given}",
+        f"{levels} with {_words(found.path)} {_range(found)}: {given}",
         VerdictPart(ending, 1),
         *_cost(value),
         VerdictPart(now, 3),
@@ -91,9 +91,11 @@ def _verdict(found: Reach) -> Verdict:
 
 
 def _words(path: str) -> str:
-    """Return the name of a number in words: "batch size" for workload.batch_size; other names as they are."""
+    """Return the name of a number in words: "a batch size" for workload.batch_size; other names as they
+    are."""
     section, _, key = path.rpartition(".")
-    return key.replace("_", " ") if section == "workload" else f"value of {path}"
+    article = "an" if key[:1] in "aeiou" else "a"
+    return f"{article} {key.replace('_', ' ')}" if section == "workload" else path
 
 
 def _cost(one: Trial) -> Iterator[VerdictPart]:

@@ -17,8 +17,8 @@ def test_a_value_is_told_with_what_it_gives(program: Program) -> None:
     answer = program("reach", "small.yaml", "--slo", "tokens_per_s=100", *BATCH)
     assert answer.status == 0, answer.err
     text = " ".join(answer.out.split())
-    assert "Verdict: tokens_per_s ≥ 100 with workload.batch_size" in text
-    assert "now 2; with " in text
+    assert "Verdict: tokens_per_s ≥ 100 with a batch size " in text
+    assert "; now 2." in text
     assert "bottleneck host thread" in text
     assert "80 % interval" in text
     assert "simoffload run small.yaml --set workload.batch_size=" in answer.out

@@ -53,7 +53,7 @@ def test_a_page_lies_beside_the_table(program) -> None:
     assert program(*page).out.endswith("\n4 points\nwrote small-sweep.csv, page.html\n")
     text = Path("page.html").read_text()
     assert "is best: " in text
-    assert text.count('role="img"') == 4
+    assert text.count('role="img"') == 3
     Path("small-sweep.csv").unlink()
     Path("small-sweep.csv.journal").unlink()
     again = program(*page)

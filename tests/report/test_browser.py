@@ -154,7 +154,7 @@ def test_advice_draws_its_charts_and_runs_no_names(
     write_html(advice_document(advice, curve, command=EVIL), path)
     page, reported = browse(path)
     assert reported == ""
-    assert page.count('role="img"') == 5
+    assert page.count('role="img"') == 6
     assert "<img" not in page
     assert f"<title>{advice.result.name}</title>" in page
 
