@@ -82,7 +82,7 @@ def _verdict(found: Reach) -> Verdict:
     ending = f"; beyond, with {beyond.value}, {_given(beyond, found.service)}" if beyond else ""
     given = _given(value, found.service, limited=False)
     return Verdict.of(
-        f"{levels} with {_words(found.path)} {_range(found)}: {given}",
+        f"{levels} with {_number_name(found.path)} {_range(found)}: {given}",
         VerdictPart(ending, 1),
         *_cost(value),
         VerdictPart(now, 3),
@@ -90,7 +90,7 @@ def _verdict(found: Reach) -> Verdict:
     )
 
 
-def _words(path: str) -> str:
+def _number_name(path: str) -> str:
     """Return the name of a number in words: "a batch size" for workload.batch_size; other names as they
     are."""
     section, _, key = path.rpartition(".")

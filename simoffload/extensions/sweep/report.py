@@ -325,11 +325,11 @@ def _answer(found: SweepResult) -> Verdict:
     value, _, ends = ranged(best, measure).removesuffix("]").partition(" [")
     text = f"{name(best)} is best: {value}{measure.each}{all_of_them}{f' ({ends})' if ends else ''}"
     parts = []
-    equal = {name(row) for row in known if _alike(row, best, measure)} - {name(best)}
+    equal = {name(row) for row in known if _as_good(row, best, measure)} - {name(best)}
     if equal:
-        alike = f"{min(equal)} is" if len(equal) == 1 else f"{len(equal)} others are"
-        parts.append(VerdictPart(f"; {alike} as good"))
-    worse = next((row for row in known if not _alike(row, best, measure)), None)
+        as_good = f"{min(equal)} is" if len(equal) == 1 else f"{len(equal)} others are"
+        parts.append(VerdictPart(f"; {as_good} as good"))
+    worse = next((row for row in known if not _as_good(row, best, measure)), None)
     if worse is not None:
         ratio = best[measure.name] / worse[measure.name]
         times = format_number(ratio if measure.larger else 1 / ratio)
@@ -342,7 +342,7 @@ def _answer(found: SweepResult) -> Verdict:
     return Verdict.of(text, *parts)
 
 
-def _alike(row: Row, best: Row, measure: Metric) -> bool:
+def _as_good(row: Row, best: Row, measure: Metric) -> bool:
     """Return whether two points are as good with the digits that are shown."""
     return bool(abs(row[measure.name] / best[measure.name] - 1) < _EQUAL)
 
@@ -359,7 +359,7 @@ def _makes_no_difference(found: SweepResult, axis: str) -> bool:
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in best_first(found):
         groups.setdefault(tuple(_text(row[one]) for one in others), []).append(row)
-    return all(_alike(row, rows[0], measure) for rows in groups.values() for row in rows)
+    return all(_as_good(row, rows[0], measure) for rows in groups.values() for row in rows)
 
 
 def _batched(found: SweepResult) -> bool:
