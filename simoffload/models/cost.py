@@ -172,6 +172,19 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
     return total
 
 
+def copied_experts(shape: ModelShape, module: Module, tokens: int) -> int:
+    """Return the bytes of the weights that batched products of experts copy, one expert's for each token that
+    chose it; 0 for a module of which ``generate`` does not make such products.
+
+    Source: ``batched_mm_experts_forward`` in integrations/moe.py of transformers 5.17.
+    """
+    quantized = any(one.storage is not None for one in module.parameters)
+    if module.parallel != "experts" or quantized or not shape.traits.operations.grouped:
+        return 0
+    each = sum(one.numel for one in module.parameters) * shape.dtype_bytes // shape.num_experts
+    return tokens * shape.experts_per_token * each
+
+
 def batch_cost(
     shape: ModelShape, module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING
 ) -> ModuleCost:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, Layer, ModelShape, Module
+from simoffload.models import SINGLE, Layer, ModelShape, Module, copied_experts
 from simoffload.results import HeldKind
 from simoffload.strategies.base import Held
 from simoffload.workload import Inference, Training
@@ -118,19 +118,27 @@ def working_memory(
     fused: bool = False,
     program: Sequence[Held] | None = None,
     at_once: int | None = None,
+    copies: bool = False,
 ) -> tuple[Held, ...]:
     """Return the memory that every strategy needs: the ``cache``, by default all of it in HBM, that of the
     ``program``, by default activations, CUDA and NCCL, and in DRAM the operating system.
 
     ``fused``: in code like vLLM's instead of transformers'. ``at_once``: number of tokens that are computed
-    at once, by default all.
+    at once, by default all. ``copies``: whether decode steps copy weights of experts, in the room of the
+    prompt's activations.
     """
     batch, length = workload.batch_size, workload.prompt_length
     largest = dequantized_bytes(model, tokens=batch * length if at_once is None else at_once)
     if program is None:
         size = activation_bytes(model, batch=batch, tokens=length, fused=fused)
+        working = Held("hbm", "activations", size, remedy="lower batch_size or prompt_length")
+        modules = (one for layer, _ in model.kinds for one in layer) if copies else ()
+        copied = max((copied_experts(model, one, batch) for one in modules), default=0)
+        if copied > size:
+            name = "experts copied for each token"
+            working = Held("hbm", name, copied, remedy="lower batch_size")
         program = (
-            Held("hbm", "activations", size, remedy="lower batch_size or prompt_length"),
+            working,
             Held("hbm", "CUDA context and workspace", machine.accelerator.reserved_bytes),
         )
     return (

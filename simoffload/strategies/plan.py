@@ -50,6 +50,7 @@ from simoffload.strategies.passes.pass_writer import (
 from simoffload.strategies.passes.timing import (
     CAPTURED,
     FusedPassTimings,
+    GeneratedPassTimings,
     LaunchedPassTimings,
     PassTimings,
     TrainingTiming,
@@ -106,6 +107,8 @@ class InferencePlan(Plan):
     """Whether the first pass after loading differs from later ones; ``facts.first_pass`` says why."""
     zero3: ClassVar[bool] = False
     """Whether DeepSpeed's ZeRO-3 runs the modules."""
+    generates: ClassVar[bool] = False
+    """Whether experts are multiplied as transformers' ``generate`` does it."""
     degrees: Degrees = Degrees(1, 1, 1)
     """Numbers of GPUs that share a layer, of stages, and of replicas."""
     compiled: bool = False
@@ -162,7 +165,8 @@ class InferencePlan(Plan):
         """GPU times of the modules of each stage for any pass."""
         fused = FusedPassTimings if self.compiled else LaunchedPassTimings
         several = len(self.stages) > 1
-        kind = partial(fused, captured=self.captured) if self.fused else PassTimings
+        eager = GeneratedPassTimings if self.generates else PassTimings
+        kind = partial(fused, captured=self.captured) if self.fused else eager
         return tuple(
             kind(
                 machine=self.machine,
@@ -384,7 +388,8 @@ class InferencePlan(Plan):
         self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
     ) -> tuple[Held, ...]:
         """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
-        return working_memory(part, workload, self.machine, cache=cache, fused=self.fused)
+        copies = self.generates and workload.decode_steps > 0
+        return working_memory(part, workload, self.machine, cache=cache, fused=self.fused, copies=copies)
 
     def cache_updates(
         self, batch: Sequence[Sequences], part: ModelShape | None = None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 
 import pytest
 
+from simoffload.documents import Document
+from simoffload.engine import execute
 from simoffload.hardware import Machine, load_platform
 from simoffload.models import (
     GROWING,
@@ -17,7 +24,10 @@ from simoffload.models import (
     load_model,
     module_cost,
 )
+from simoffload.scenario.loading import resolve
 from simoffload.strategies.passes.timing import Timing, TrainingTiming
+from simoffload.strategies.plan import InferencePlan
+from simoffload.strategies.programs.transformers import ResidentPlan
 
 OPT = load_model("opt-30b")
 BATCH = Sequences(16, 512, 512)
@@ -229,3 +239,33 @@ def test_training_counts_no_repeated_heads(machine: Machine) -> None:
     llama = replace(load_model("llama-3.1-8b"), attention="eager")
     timing = TrainingTiming(machine=machine, model=llama, batch=2, length=512, zero3=False)
     assert timing._repeat_s(module(llama, "self_attn.attention"), Sequences(2, 512, 512)) == 0
+
+
+@pytest.mark.parametrize("sequences", [8, 32])
+def test_generate_copies_the_experts_of_each_token(sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of ``generate`` are limited by copies of weights, and prompts are as in other passes.
+
+    Recorded: 8 layers of Mixtral on an H200, prompts of 128 tokens (docs/measurements/h200-2026-11-29e).
+    """
+    model = {"name": "mixtral-8x7b", "num_hidden_layers": 8, "dtype": "bfloat16", "routing": "uniform"}
+    work = {"kind": "inference", "batch_size": sequences, "prompt_length": 128, "output_length": 13}
+    data = {"name": "x", "platform": "h200-1gpu-vm", "model": model, "workload": work}
+    batches = ([Sequences(sequences, 128, 128)], [Sequences(sequences, 1, 129)])
+
+    def seconds() -> list[float]:
+        plan = resolve(Document("", {**data, "strategy": {"kind": "transformers"}})).plan()
+        assert isinstance(plan, InferencePlan)
+        copied = [one.size for one in plan.held if one.name == "experts copied for each token"]
+        assert copied == ([2 * sequences * 3 * 4096 * 14336 * 2] if plan.generates else [])
+        return [execute(plan.step(batch).schedule({})).makespan * PICO for batch in batches]
+
+    prompt, step = seconds()
+    monkeypatch.setattr(ResidentPlan, "generates", False)
+    other_prompt, grouped = seconds()
+    assert prompt == other_prompt
+    assert step > 2 * grouped
+    record = Path(__file__).parents[2] / "docs/measurements/h200-2026-11-29e/eager-runs.json.gz"
+    runs = json.loads(gzip.decompress(record.read_bytes()))["runs"]
+    run = next(one for one in runs if one["name"] == f"mixtral-8x7b, batch {sequences}, prompt 128")
+    steps = [later - one for row in run["generate"] for one, later in pairwise(row["stamps"][1:])]
+    assert step == pytest.approx(median(steps), rel=0.2)

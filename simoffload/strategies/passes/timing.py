@@ -35,6 +35,7 @@ from simoffload.models import (
     backward_cost,
     backward_products,
     batch_cost,
+    copied_experts,
     module_cost,
     tokens_of,
     training_cost,
@@ -85,6 +86,13 @@ _COPY_ADDRESSES = 2 / 3
 """Addresses that a copy computes for each element, over those of a bias that is added in place, whose rate is
 ``strided_rate``: of two operands instead of three. It gives 0.52 ms for 268 million elements on an H100;
 measured are 0.55 ms (docs/measurements/kv-cache.md)."""
+_PASSES_OF_COPIES = 3
+"""Number of times that batched products read or write an expert's weights for each token that chose it: they
+copy them (2) and read the copy. Six times of steps of Mixtral that these copies limit are met within 8 %
+on an H200 (docs/measurements/hugging-face.md)."""
+_BATCHED_OPERATIONS = 15
+"""Operations of experts in batched products (``batched_mm_experts_forward``): 13 calls of PyTorch less than
+in grouped ones, of which transformers 5.17 has 28 (our count, without the activation)."""
 _WITH_TOKENS, _WITHOUT_TOKENS = 1.47, 0.32
 """PyTorch operations for an expert in a grouped product, with and without tokens for it. PyTorch has grouped
 kernels for bfloat16 only; for other types it calls one product per expert (``_grouped_mm_fallback`` in
@@ -111,6 +119,8 @@ class Timing:
 
     _cached = True
     """Whether keys and values are kept in a cache."""
+    _generates = False
+    """Whether experts are multiplied as ``generate`` does it after the prompt."""
 
     def __init__(
         self,
@@ -145,7 +155,11 @@ class Timing:
             found = self._seen.get(module)
         if found is not None:
             return found
-        seconds = self._roofline_s(module, self.cost(module)) + self._strided_s(module)
+        copied = copied_experts(self._model, module, self._tokens(module)) if self._generates else 0
+        cost = self.cost(module)
+        if copied:
+            cost = cost._replace(bytes=_PASSES_OF_COPIES * copied)
+        seconds = self._roofline_s(module, cost) + self._strided_s(module)
         if self._replaced(self._quantized(module)) and not module.flat:
             seconds += self._bias_s(module, passes=2) + self._strided_s(module, bias=True)
         found = picoseconds(seconds)
@@ -307,6 +321,8 @@ class Timing:
     def _launch_s(self, module: Module) -> float:
         costs = self.machine.host.deepspeed
         call = 0.0 if module.kind in {"attention", "container"} else costs.module_call.value
+        if self._generates and copied_experts(self._model, module, 1):
+            return (call + _BATCHED_OPERATIONS * costs.operation.value) * self._launch_factor
         weights = self._quantized(module)
         if module.kind == "linear" and module.parallel != "experts" and self._replaced(weights):
             call = costs.linear_call.value
@@ -419,7 +435,7 @@ class PassTimings:
 
     def timing(self, batch: tuple[Sequences, ...]) -> Timing:
         """Return the timing of one pass."""
-        return Timing(
+        return self._timing_kind(batch)(
             machine=self._machine,
             model=self._model,
             batch=batch,
@@ -428,6 +444,10 @@ class PassTimings:
             cache=self._cache,
             shared=self._of_tokens(of_tokens(batch)),
         )
+
+    def _timing_kind(self, _batch: tuple[Sequences, ...], /) -> type[Timing]:
+        """Return the kind of timing that a pass has."""
+        return Timing
 
     def _of_tokens(self, tokens: tuple[tuple[int, int], ...]) -> OfTokens:
         if tokens not in self._shared:
@@ -453,6 +473,23 @@ class PassTimings:
         for index in self._by_context:
             durations[index] = timing.compute(self._modules[index])
         return tuple(durations)
+
+
+class _GeneratedTiming(Timing):
+    """The durations of a decode step of transformers' ``generate``."""
+
+    _generates = True
+
+
+class GeneratedPassTimings(PassTimings):
+    """GeneratedPassTimings are the durations of the passes of transformers' ``generate``, which replaces
+    grouped products of experts by batched ones after the prompt.
+
+    Source: ``_optimize_model_for_decode`` in generation/utils.py of transformers 5.17.
+    """
+
+    def _timing_kind(self, batch: tuple[Sequences, ...], /) -> type[Timing]:
+        return _GeneratedTiming if all(one.new_tokens == 1 for one in batch) else Timing
 
 
 _BACKWARD_KERNELS = 2

@@ -882,6 +882,7 @@ class AcceleratePlan(InferencePlan):
     homes: Mapping[str, DeviceName]
     """Device map: homes by name of module."""
     cache: KvCache = DEFAULT
+    generates: ClassVar = True
 
     # -- homes ----------------------------------------------------------------------------------
 

@@ -275,6 +275,7 @@ class ResidentPlan(InferencePlan):
     warnings: tuple[str, ...] = ()
     cache: KvCache = DEFAULT
     fewer: ClassVar = _OFFLOAD
+    generates: ClassVar = True
 
     @property
     def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
@@ -285,6 +286,11 @@ class ResidentPlan(InferencePlan):
 @dataclass(frozen=True)
 class SharedPlan(TensorParallelPlan):
     """A SharedPlan is a plan of a model whose parts on several GPUs transformers' eager code runs."""
+
+    @property
+    def generates(self) -> bool:  # type: ignore[override]  # computed here
+        """Also of whole layers; of divided ones the recorded runs have grouped products."""
+        return self.degrees.tensor == 1
 
     @property
     def facts(self) -> Facts:
