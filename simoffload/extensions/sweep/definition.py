@@ -499,7 +499,7 @@ class _NameReader(ast.NodeTransformer):
         raise ConstraintError(f'"{shortened(ast.unparse(node))}" is not possible in a condition')
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """Read text and numbers."""
+        """Make text with a unit a number in SI units; other text and numbers stay."""
         is_value = isinstance(node.value, bool | int | float | str)
         return ast.Constant(operand(node.value)) if is_value else self.generic_visit(node)
 
