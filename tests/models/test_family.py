@@ -246,7 +246,7 @@ def test_schema_and_messages(program: Program) -> None:
     model = json.loads(program("schema", "scenario"))["$defs"]["ModelSpec"]["properties"]
     assert "toy" in model["family"]["anyOf"][0]["enum"]
     assert model["toy_width"]["description"] == "Key of a config.json of toy."
-    with pytest.raises(InputError, match=r"known: .*, toy; "):
+    with pytest.raises(InputError, match=r"supported: .*, toy; "):
         load_model({"family": "tooy", "toy_width": 5})
 
 
