@@ -21,7 +21,7 @@ class Offer(NamedTuple):
 
     kind: str
     place: str
-    """The strategy, as "module:Class"."""
+    """Where the strategy is, as "module:Class"."""
     serves: frozenset[str]
     suits: Callable[[Any, Any], bool] | None = None
     """Whether people use it for a model on a machine; None: only where it is named."""
@@ -40,7 +40,7 @@ class Command(NamedTuple):
     """The question beside which the program's overview lists it."""
 
 
-class Section(NamedTuple):
+class OwnSection(NamedTuple):
     """A section of a scenario that one command reads and all others leave out."""
 
     model: str
@@ -54,7 +54,7 @@ class Extension(NamedTuple):
     """What an entry point names: everything that an extension adds, by name, with nothing imported."""
 
     programs: tuple[Offer, ...] = ()
-    sections: Mapping[str, Section] = {}
+    sections: Mapping[str, OwnSection] = {}
     commands: Mapping[str, Command] = {}
     examples: Mapping[str, str] = {}
     """An example of each command and of each of its actions, without "simoffload"."""
@@ -99,7 +99,7 @@ def commands() -> Iterator[tuple[str, Command]]:
         yield from one.commands.items()
 
 
-def sections() -> dict[str, Section]:
+def sections() -> dict[str, OwnSection]:
     """Return the sections of scenarios that extensions own."""
     return {key: section for one in found().extensions.values() for key, section in one.sections.items()}
 

@@ -34,4 +34,4 @@ EXTENSION = Extension(
         "calibrate compare": "calibrate compare offload/runs.json",
     },
 )
-"""What this extension brings."""
+"""What this extension brings, by name."""

@@ -69,7 +69,6 @@ _OPTIONS = {"platform": "--set platform=", "accelerator": "--gpu "} | dict.fromk
     ("drive", "raid", "nfs", "pfs", "nvmeof", "remote"), "--drive "
 )
 """How a command line names a profile, by its kind."""
-_CALLED = {"accelerator": "a GPU", "platform": "a machine", "drive": "a drive"}
 _FEW = 12
 """Profiles that a message lists: our choice."""
 _ID = re.compile(ID_PATTERN)
@@ -309,7 +308,8 @@ class Library:
         if not one:
             return ""
         kind, option = ids[one], _OPTIONS.get(ids[one])
-        what = _CALLED.get(kind, f"a profile of the kind {kind}")
+        called = {"accelerator": "a GPU", "platform": "a machine", "drive": "a drive"}
+        what = called.get(kind, f"a profile of the kind {kind}")
         return f"; {one} is {what}" + (f": {option}{one}" if option else "")
 
     def _without_form(self, reference: str, kinds: tuple[str, ...], known: list[str]) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ CASES: tuple[Case, ...] = (
         "rum s.yaml",
         (
             "simoffload:",
-            '"rum" is not one of run, compare, fit, advise, stream, reach, check, detect,',
+            '"rum" is not one of run, compare, fit, advise, reach, check, profiles,',
             'did you mean "run"',
         ),
     ),

@@ -129,7 +129,7 @@ CASES: tuple[Case, ...] = (
             "s.yaml:10:9: strategy.kind:",
             'must be "best", ',
             ' "vllm", ',
-            ' or "checkpoint", got "deepsped"',
+            ' or "flexgen", got "deepsped"',
             'did you mean "deepspeed"',
         ),
     ),

@@ -377,7 +377,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(*message: str) -> Answer:
         parser = argparse.ArgumentParser(prog="simoffload")
-        commands.add(parser.add_subparsers())
+        commands.add(parser)
         arguments = parser.parse_args(["compare", *message])
         console = Console(as_json=arguments.json)
         try:

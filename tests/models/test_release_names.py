@@ -67,7 +67,7 @@ def test_a_release_is_its_model(name: str, listed: str) -> None:
         ("qwen3-8b-4bit", "does not say in which form; write qwen3-8b:int4-g128 (GPTQ, AWQ), "),
         ("qwen3-8b:q4_k_x", 'is called "q4-k-x"; write qwen3-8b:q4_k_s, qwen3-8b:q4_k_m, qwen3-8b:q4_k_l'),
         ("qwen3-8b:70b", 'unknown model "qwen3-8b:70b"'),
-        ("llama3.4:70b", 'did you mean "llama-3.3-70b" or "Llama-3.1-70B"?'),
+        ("llama3.4:70b", 'did you mean "llama-3.3-70b" or "llama-3.1-70b"?'),
         ("gpt-oss", '"gpt-oss" may be gpt-oss-20b, gpt-oss-120b; write which'),
     ],
 )

@@ -108,7 +108,9 @@ def test_where_no_number_is_enough_it_says_why() -> None:
 
 
 def test_checkpoints_and_unknown_tiers_are_refused() -> None:
-    with pytest.raises(InputError, match=r"mlperf-1t\.yaml:22:9: workload\.kind: machines are counted for"):
+    with pytest.raises(
+        InputError, match=r"checkpoint/mlperf-1t:22:9: workload\.kind: machines are counted for"
+    ):
         simoffload.machines_needed(read_scenario("checkpoint/mlperf-1t"))
     with pytest.raises(InputError, match='tiers: no tier "tape" on platform "dgx-a100"'):
         simoffload.machines_needed(read_scenario("ddn/bloom-7b1"), tiers=("tape",))

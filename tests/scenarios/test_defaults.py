@@ -105,7 +105,7 @@ def test_without_a_platform_it_says_where_machines_are_listed() -> None:
         question("llama-3.1-8b")
     (problem,) = caught.value.problems
     assert problem.path == "llama-3.1-8b"
-    assert problem.message.startswith("a model needs a machine: --gpu ID, such as --gpu rtx-4090 ")
+    assert problem.message.startswith('a model needs a machine: gpu="ID", such as gpu="rtx-4090" ')
     assert problem.message.endswith("(simoffload profiles list platform)")
 
 

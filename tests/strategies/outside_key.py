@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import Field
 
 from simoffload.cli import main
-from simoffload.strategies.ds_config import Extension, Key, ZeroSection
+from simoffload.strategies.ds_config import ForkKeys, Key, ZeroSection
 
 
-class Gathering(Extension):
+class Gathering(ForkKeys):
     """Keys of ``zero_optimization`` of the fork."""
 
     of = ZeroSection

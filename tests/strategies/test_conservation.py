@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simoffload.documents import parse_yaml, yaml_text
-from simoffload.engine import executor
+from simoffload.engine import loop
 from simoffload.engine.network import Network
 from simoffload.hardware import Machine
 from simoffload.hardware.quantities import Curve
@@ -154,13 +154,13 @@ def booked(found: LoadedScenario, schedule: Schedule, *, block: int | None = Non
     machine = found.machine
     cables = [_cables(machine, gpu, block) for gpu in range(machine.gpus)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "Network", Meter)
-        patch.setattr(executor, "find_contention", _all_contended)
+        patch.setattr(loop, "Network", Meter)
+        patch.setattr(loop, "find_contention", _all_contended)
         patch.setattr(Meter, "both_ways", [one for cable in cables for one in cable])
-        timeline = executor.execute(schedule, rank_symmetry=False, steady_state=False)
+        timeline = loop.execute(schedule, rank_symmetry=False, steady_state=False)
     meter = Meter.last
     meter.count()
-    assert timeline.makespan == executor.execute(schedule).makespan
+    assert timeline.makespan == loop.execute(schedule).makespan
     for link, load, carried in zip(schedule.links, timeline.link_loads, meter.carried, strict=True):
         # A transfer ends at the first picosecond at which nothing remains.
         assert carried / 1e12 == pytest.approx(load, rel=1e-6, abs=link.scale * (1 + schedule.operations))

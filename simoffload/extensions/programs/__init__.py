@@ -28,4 +28,4 @@ EXTENSION = Extension(
         Offer("flexgen", f"{__name__}.flexgen:FlexGen", frozenset({"inference"}), _named_as_in_flexgen),
     )
 )
-"""What this extension brings."""
+"""What this extension brings, by name."""

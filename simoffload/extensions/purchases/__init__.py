@@ -5,4 +5,4 @@ from simoffload.extending import Command, Extension
 EXTENSION = Extension(
     commands={"compare": Command("compare machines for a model", f"{__name__}.command:add")}
 )
-"""What this extension brings."""
+"""What this extension brings, by name."""

@@ -12,4 +12,4 @@ EXTENSION = Extension(
     },
     examples={"stream": "stream serving/llama-3.1-8b-chat --slo ttft=2s"},
 )
-"""What this extension brings."""
+"""What this extension brings, by name."""

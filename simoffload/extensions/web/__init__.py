@@ -17,4 +17,4 @@ EXTENSION = Extension(
     },
     examples={"serve": "serve gpt-oss-120b --gpu rtx-4090"},
 )
-"""What this extension brings."""
+"""What this extension brings, by name."""

@@ -7,7 +7,7 @@ Sizes are in elements, not in bytes, unless stated.
 A key that DeepSpeed reads is either a field of its section, and simulated, or in ``others`` of the section.
 Its ``Key`` states what it means where the file leaves it open, when an exported file states it, and whether a
 value that is not simulated gives a warning or is refused. Reading (settings.py), checking, export, schema and
-reference use this declaration; an :class:`Extension` adds keys from outside. Read in DeepSpeed 0.19.6, in
+reference use this declaration; a class of :class:`ForkKeys` adds keys. Read in DeepSpeed 0.19.6, in
 deepspeed/runtime: config.py, engine.py, precision_config.py, zero/config.py and offload_config.py,
 zenflow/zenflow_config.py. Combinations of values that DeepSpeed refuses are checked by the functions at the
 end (asserts in engine.py, stage3.py, stage_1_and_2.py).
@@ -765,8 +765,8 @@ def read_in(section: ConfigSection, name: str, use: Use) -> bool:
     return name in known and (use.training or not (section.read_by == "training" or known[name].training))
 
 
-class Extension(ConfigSection):
-    """An Extension adds keys from outside to a section: its fields, and those in its ``others``."""
+class ForkKeys(ConfigSection):
+    """ForkKeys are what a class from outside adds to a section: its fields, and those in its ``others``."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -784,7 +784,7 @@ class Extension(ConfigSection):
         extensions.append(cls)
 
 
-extensions: list[type[Extension]] = []
+extensions: list[type[ForkKeys]] = []
 """All classes with keys from outside, so that worker processes can import them."""
 
 
