@@ -204,6 +204,8 @@ class ModelSpec(Frozen):
     split one), of which only the header is read: every weight is stored as the file has it."""
     family: str | None = None
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
+    draft: Annotated[bool, Field(strict=True)] = False
+    """Without effect, for files and recorded runs that have it: a family that is not known gives a draft."""
     dtype: Dtype | None = None
     """Data type of weights, activations and cache; by default that of a ``config`` (its key ``dtype`` or
     ``torch_dtype``; one of 8 bits selects ``quantization`` fp8),
