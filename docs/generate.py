@@ -20,7 +20,7 @@ from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
 from simoffload.models.sizes import find_model
 from simoffload.planning.economics import COST_METRICS
-from simoffload.results import KINDS
+from simoffload.results import kinds_of_results
 from simoffload.strategies import authoring
 
 DOCS = Path(__file__).parent
@@ -136,7 +136,9 @@ def _models(scenarios: str) -> str:
 
 def _metrics(words: str) -> str:
     sections = []
-    for title, declared in [(kind.kind, kind.declared) for kind in KINDS] + [("costs", COST_METRICS)]:
+    for title, declared in [(kind.kind, kind.declared) for kind in kinds_of_results()] + [
+        ("costs", COST_METRICS)
+    ]:
         rows = []
         for one in declared.values():
             how = re.sub(r"\{.*?\}", "", one.formula)

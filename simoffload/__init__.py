@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
     from simoffload.exchange.chrome_trace import write_trace
     from simoffload.extensions.serving.streams import StreamResult, stream
+    from simoffload.extensions.storage.result import CheckpointResult
     from simoffload.extensions.sweep.run import SweepResult, sweep
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from simoffload.planning.sizing import largest, machines_needed
     from simoffload.planning.targets import on_targets
     from simoffload.report.html import write_comparison, write_report
-    from simoffload.results.checkpoint import CheckpointResult
     from simoffload.results.inference import InferenceResult
     from simoffload.results.metrics import metric
     from simoffload.results.result import SimulationResult
@@ -89,7 +89,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
-    "CheckpointResult": "simoffload.results.checkpoint",
+    "CheckpointResult": "simoffload.extensions.storage.result",
     "Comparison": "simoffload.planning.compare",
     "InferenceResult": "simoffload.results.inference",
     "InputError": "simoffload.errors",

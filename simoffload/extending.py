@@ -50,10 +50,48 @@ class OwnSection(NamedTuple):
     ``warnings``."""
 
 
+class Work(NamedTuple):
+    """A kind of work beside inference and training."""
+
+    result: str
+    """The class of its results, as "module:Class"."""
+    measures: str
+    """The class that computes them from a plan, as "module:Class"."""
+    presentation: str
+    """The function that is called with a result and returns the words of its report, as
+    "module:function"."""
+
+
+class Addition(NamedTuple):
+    """What is added to a run, and to its result under a name.
+
+    Its functions, each as "module:function", are called in this order; "" for what it does not change.
+    """
+
+    section: str = ""
+    """The section of a scenario that asks for it; "" if it is added to all runs with such a section of any
+    extension, or that write to storage."""
+    planned: str = ""
+    """Called with the scenario and the plan of its steps, returns the plan with what it adds."""
+    stages: str = ""
+    """Called with the scenario, its plan and the stages of memory, returns these with what it holds."""
+    sized: str = ""
+    """Called with the scenario, its plan and a result without times, returns this with its sizes."""
+    timed: str = ""
+    """Called with the scenario, its plan, the result with the times of its steps and the runner of phases,
+    returns the result with its times."""
+    shown: str = ""
+    """Called with a result that it was added to, returns the section of its report."""
+
+
 class Extension(NamedTuple):
     """What an entry point names: everything that an extension adds, by name, with nothing imported."""
 
     programs: tuple[Offer, ...] = ()
+    works: Mapping[str, Work] = {}
+    """Kinds of work that it computes, each looked up where a scenario has it."""
+    additions: Mapping[str, Addition] = {}
+    """What it adds to runs, each asked for where a scenario has its section or a run writes to storage."""
     sections: Mapping[str, OwnSection] = {}
     commands: Mapping[str, Command] = {}
     examples: Mapping[str, str] = {}
@@ -102,6 +140,16 @@ def commands() -> Iterator[tuple[str, Command]]:
 def sections() -> dict[str, OwnSection]:
     """Return the sections of scenarios that extensions own."""
     return {key: section for one in found().extensions.values() for key, section in one.sections.items()}
+
+
+def works() -> dict[str, Work]:
+    """Return the kinds of work of all extensions by name."""
+    return {kind: work for one in found().extensions.values() for kind, work in one.works.items()}
+
+
+def additions() -> dict[str, Addition]:
+    """Return what extensions add to runs by name."""
+    return {name: one for each in found().extensions.values() for name, one in each.additions.items()}
 
 
 def examples() -> dict[str, str]:

@@ -9,10 +9,10 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.models import SINGLE
 from simoffload.planning.compare import PublishedRatio
 from simoffload.planning.confidence import confidence
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic, TrainingResult

@@ -502,7 +502,7 @@ def replacements(result: SimulationResult, bill: Bill, *, hours: float) -> tuple
     """
     lasting = {
         one.tier: one.drive_lifetime.days
-        for one in getattr(result, "drive_lifetime", ())
+        for one in result.drive_lifetime
         if one.drive_lifetime.days is not None
     }
     found = []

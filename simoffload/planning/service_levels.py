@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simoffload.documents import either, quoted, suggest
 from simoffload.errors import InputError, shortened
-from simoffload.results import KINDS, Metric, SimulationResult, WithMetrics, declared_metrics
+from simoffload.results import Metric, SimulationResult, WithMetrics, declared_metrics, kinds_of_results
 
 _EXAMPLES = {
     "tpot": "200ms",
@@ -110,7 +110,7 @@ def metric_named(asked: str, kind: str | None, *, besides: Sequence[str | Metric
     Raises InputError for an unknown one, or one of which no direction is better; the words ``besides`` are
     named, too.
     """
-    declared = next((one.declared for one in KINDS if one.kind == kind), declared_metrics())
+    declared = next((one.declared for one in kinds_of_results() if one.kind == kind), declared_metrics())
     more = [one for one in besides if isinstance(one, Metric)]
     found = limited_metrics((*declared.values(), *more))
     metric = found.get(asked) or next((one for one in found.values() if one.name == asked), None)

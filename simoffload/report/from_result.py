@@ -15,6 +15,7 @@ from simoffload.report.sections import background as origin
 from simoffload.report.sections.capacity import caches_section, capacity, remedies_section
 from simoffload.report.sections.costs import costs
 from simoffload.report.sections.performance import (
+    added,
     bounds,
     causes,
     how_sure,
@@ -23,7 +24,6 @@ from simoffload.report.sections.performance import (
     programs,
     speed,
     storage,
-    training_overheads,
 )
 from simoffload.report.summary import facts, result_summary
 from simoffload.results import SimulationResult, TrainingResult
@@ -152,7 +152,7 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
         yield links(result, result.step)
     if training:
         yield storage(training)
-    yield from training_overheads(result)
+    yield from added(result)
     if result.step is not None:
         yield how_sure(result)
 

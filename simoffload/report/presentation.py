@@ -1,4 +1,4 @@
-"""Differences between reports about inference, training and checkpoints: one function for each."""
+"""Differences between reports about kinds of work: one function for each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simoffload.errors import printable
+from simoffload.extending import at, works
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
-from simoffload.results import (
-    CheckpointResult,
-    InferenceResult,
-    Metric,
-    PassResult,
-    SimulationResult,
-    TrainingResult,
-)
-from simoffload.units import format_bytes, format_seconds, plural
+from simoffload.results import InferenceResult, Metric, PassResult, SimulationResult, TrainingResult
+from simoffload.units import format_seconds, plural
 
 
 class TierAssignment(NamedTuple):
@@ -134,8 +128,9 @@ def presentation(result: SimulationResult) -> Presentation:
         return _inference(result)
     if isinstance(result, TrainingResult):
         return _training(result)
-    if isinstance(result, CheckpointResult):
-        return _checkpoint(result)
+    if found := works().get(result.kind):
+        made: Presentation = at(found.presentation)(result)
+        return made
     raise TypeError(f"{type(result).__name__} is a kind of result that no report knows")
 
 
@@ -144,7 +139,7 @@ def headline(result: SimulationResult) -> tuple[str, ...]:
     return result.model, result.dtype, *presentation(result).work, result.platform
 
 
-def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
+def placed_text(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
     """Return "its weights in HBM and its optimizer on raid", or ``phrase`` for all of them together."""
     together = f"its {' and '.join(each.what for each in places)}"
     if phrase:
@@ -154,7 +149,8 @@ def _placed(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
     return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)
 
 
-def _labels(name: str, tiers: str) -> tuple[str, ...]:
+def labels(name: str, tiers: str) -> tuple[str, ...]:
+    """Return names that may distinguish a result of a scenario on some tiers, the shortest first."""
     return tuple(map(printable, (tiers, name, f"{name}, {tiers}")))
 
 
@@ -170,7 +166,7 @@ def _batch(result: InferenceResult | TrainingResult) -> str:
     return f"batch {result.batch_size}{each} on {gpus}"
 
 
-def _ratio(result: SimulationResult, usual: str) -> str:
+def ratio_legend(result: SimulationResult, usual: str) -> str:
     """Return what ratios are of: the usual time, or the metric that is asked for."""
     if not result.asked:
         return f"ratio: {usual} over that of the baseline"
@@ -225,12 +221,12 @@ def _inference(result: InferenceResult) -> Presentation:
         ),
         step="TPOT" if several else "TTFT",
         places=places,
-        placed=_placed(places, result.placement_words),
-        labels=_labels(result.name, weights),
+        placed=placed_text(places, result.placement_words),
+        labels=labels(result.name, weights),
         exact=f"{result.name}@{weights}",
         legend={
             "": "" if several else "only one token is generated, so there is no time per output token",
-            "ratio": _ratio(result, ratio),
+            "ratio": ratio_legend(result, ratio),
             BOUND: f"{BOUND}: {_BOUND_LEGEND}",
         },
         shown=result.step,
@@ -255,47 +251,11 @@ def _training(result: TrainingResult) -> Presentation:
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
         step="step",
         places=places,
-        placed=_placed(places, result.placement_words),
-        labels=_labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
+        placed=placed_text(places, result.placement_words),
+        labels=labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
         exact=f"{result.name}@{weights}+{states}",
-        legend={"ratio": _ratio(result, "time per step")},
+        legend={"ratio": ratio_legend(result, "time per step")},
         shown=longest.result if longest else None,
         unit_name="step",
         parts="parts" if longest and longest.name == "optimizer" else "layers",
-    )
-
-
-# -- checkpoints ---------------------------------------------------------------------------------
-
-_CONTENTS = {
-    "zero": "ZeRO checkpoint",
-    "sharded": "sharded checkpoint",
-    "model_only": "weights only, sharded",
-    "consolidated": "weights in one file",
-}
-_WRITERS = {"torch_save": "torch.save", "python": "Python's file", "fast": "FastPersist"}
-
-
-def _checkpoint(result: CheckpointResult) -> Presentation:
-    saved = result.checkpoint
-    mode = "" if saved.mode == "blocking" else f", {saved.mode}"
-    places = (TierAssignment("checkpoints", result.target),)
-    longest = max(saved.saving, key=lambda phase: phase.result.time_s, default=None)
-    return Presentation(
-        kind="checkpoint",
-        verb="is saved",
-        work=(
-            f"{_CONTENTS[saved.contents]} of {plural(result.gpus, 'GPU')}",
-            f"{_WRITERS[saved.writer]}{mode}",
-            format_bytes(saved.size),
-        ),
-        step="checkpoint",
-        places=places,
-        placed=_placed(places),
-        labels=_labels(result.name, result.target),
-        exact=f"{result.name}@{result.target}",
-        legend={"ratio": _ratio(result, "time to save")},
-        shown=longest.result if longest else None,
-        unit_name="checkpoint",
-        parts="parts",
     )

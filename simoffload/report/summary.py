@@ -15,7 +15,7 @@ from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted, span
 from simoffload.report.presentation import amount, presentation, speed_text
-from simoffload.report.sections.performance import lifetimes, program_rate
+from simoffload.report.sections.performance import program_rate
 from simoffload.results import (
     ADDED,
     InferenceResult,
@@ -23,7 +23,6 @@ from simoffload.results import (
     PassResult,
     SimulationResult,
     TrainingResult,
-    duration,
 )
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
 
@@ -190,9 +189,10 @@ def _rated(result: SimulationResult) -> Iterator[VerdictPart]:
 def _consequences(result: SimulationResult) -> Iterator[VerdictPart]:
     """Yield what the work does beside its own time: drives that are soon worn out, stalls of checkpoints,
     GPUs that wait for data."""
-    for tier, _, one in lifetimes(result):
-        if one.years is not None and one.years < _LASTING:
-            yield VerdictPart(f"; drives of {printable(tier)} are worn out after {duration(one.years)}", 0)
+    for one in result.drive_lifetime:
+        years = one.drive_lifetime.years
+        if years is not None and years < _LASTING:
+            yield VerdictPart(f"; drives of {printable(one.tier)} are worn out after {one.lasts}", 0)
     if isinstance(result, TrainingResult):
         saved, loaded = result.checkpoint, result.data_loading
         if saved is not None and saved.outlook is not None and saved.outlook.share is not None:

@@ -1,5 +1,6 @@
 """Results of a simulation: timelines, metrics, capacity, provenance."""
 
+from simoffload.extending import at, works
 from simoffload.results.attribution import Group, cause_of, cause_text
 from simoffload.results.capacity import (
     ADDED,
@@ -17,30 +18,14 @@ from simoffload.results.capacity import (
     peak_uses,
     tier_uses,
 )
-from simoffload.results.checkpoint import (
-    CheckpointPhase,
-    CheckpointResult,
-    Checkpoints,
-    Outlook,
-    SavedPart,
-    StateDevice,
-    outlook,
-    run_mtbf,
-)
-from simoffload.results.endurance import (
-    CachedWrites,
-    TierLifetime,
-    cache_warnings,
-    duration,
-    lifetime_warnings,
-    tier_lifetime,
-)
 from simoffload.results.extrapolate import differ_beyond_kernels, makespan_for_longer_context
 from simoffload.results.inference import InferenceResult
 from simoffload.results.metrics import (
     Metric,
     MetricAttribute,
+    Passes,
     WithMetrics,
+    all_passes,
     by_name,
     declared_in,
     interval_columns,
@@ -48,7 +33,7 @@ from simoffload.results.metrics import (
     registered,
     with_intervals,
 )
-from simoffload.results.passes import LinkUse, PassResult, Share, Time, summarize_pass
+from simoffload.results.passes import LinkUse, PassResult, Share, Time, aggregate, summarize_pass
 from simoffload.results.result import (
     ADAPTERS,
     FLEXGEN_4BIT,
@@ -57,19 +42,18 @@ from simoffload.results.result import (
     STATES_8BIT,
     ResultProvenance,
     SimulationResult,
+    attributed,
     quality_of_cache,
     quality_of_weights,
 )
 from simoffload.results.timeline import How, Interval, Order, PassWork, SkippedPeriods, Timeline, Track
 from simoffload.results.training import (
-    DataLoading,
-    Epoch,
-    Limit,
+    CachedWrites,
     StorageRequests,
     StorageTraffic,
     TimedPhase,
     TrainingResult,
-    data_loading_sentences,
+    cache_warnings,
 )
 
 __all__ = [
@@ -78,16 +62,10 @@ __all__ = [
     "FLEXGEN_4BIT",
     "FROZEN_NF4",
     "HALVED",
-    "KINDS",
     "STATES_8BIT",
     "CacheBlocks",
     "CachedWrites",
     "Change",
-    "CheckpointPhase",
-    "CheckpointResult",
-    "Checkpoints",
-    "DataLoading",
-    "Epoch",
     "Estimate",
     "Facts",
     "Group",
@@ -95,28 +73,24 @@ __all__ = [
     "How",
     "InferenceResult",
     "Interval",
-    "Limit",
     "LinkUse",
     "MemoryStage",
     "MemoryTerm",
     "Metric",
     "MetricAttribute",
     "Order",
-    "Outlook",
     "PassResult",
     "PassWork",
+    "Passes",
     "ProgramChoice",
     "ProgramRate",
     "Remedies",
     "ResultProvenance",
-    "SavedPart",
     "Share",
     "SimulationResult",
     "SkippedPeriods",
-    "StateDevice",
     "StorageRequests",
     "StorageTraffic",
-    "TierLifetime",
     "TierUse",
     "Time",
     "TimedPhase",
@@ -124,35 +98,35 @@ __all__ = [
     "Track",
     "TrainingResult",
     "WithMetrics",
+    "aggregate",
+    "all_passes",
+    "attributed",
     "by_name",
     "cache_warnings",
     "cause_of",
     "cause_text",
-    "data_loading_sentences",
     "declared_in",
     "declared_metrics",
     "differ_beyond_kernels",
-    "duration",
     "interval_columns",
-    "lifetime_warnings",
+    "kinds_of_results",
     "makespan_for_longer_context",
     "metric",
-    "outlook",
     "peak_uses",
     "quality_of_cache",
     "quality_of_weights",
     "registered",
-    "run_mtbf",
     "summarize_pass",
-    "tier_lifetime",
     "tier_uses",
     "with_intervals",
 ]
 
-KINDS = (InferenceResult, TrainingResult, CheckpointResult)
-"""Classes of results, of which each has one kind of workload."""
+
+def kinds_of_results() -> tuple[type[SimulationResult], ...]:
+    """Return the classes of results, of which each has one kind of workload, with those of extensions."""
+    return InferenceResult, TrainingResult, *(at(one.result) for one in works().values())
 
 
 def declared_metrics() -> dict[str, Metric]:
     """Return the metrics of all kinds of results by name; of those of one name the first."""
-    return {name: one for kind in reversed(KINDS) for name, one in kind.declared.items()}
+    return {name: one for kind in reversed(kinds_of_results()) for name, one in kind.declared.items()}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from simoffload.results.capacity import CacheBlocks
-from simoffload.results.endurance import TierLifetime
 from simoffload.results.metrics import Passes, all_passes, by_name, metric
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
@@ -50,8 +49,6 @@ class InferenceResult(SimulationResult):
     traffic: tuple[StorageTraffic, ...] = ()
     """[B] that a generation reads and writes on a tier: blocks of a connector, what a streamed cache
     moves, and what FlexGen has on disk."""
-    drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives that are written to."""
     decode: tuple[PassResult, ...] = ()
     """The decode steps that were simulated, in order of context."""
     spread_bound: float | None = None

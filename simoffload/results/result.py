@@ -224,6 +224,8 @@ class SimulationResult(WithMetrics, ABC):
     """Recorded passes by name, if recording was requested."""
     work: tuple[PassWork, ...] = field(default=(), compare=False)
     """How each pass was simulated, which does not affect the result."""
+    added: Mapping[str, Any] = field(default_factory=dict)
+    """What extensions add to the run, by name."""
     planner: Planner | None = field(default=None, repr=False, compare=False)
     """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
 
@@ -235,6 +237,12 @@ class SimulationResult(WithMetrics, ABC):
         All decode steps are represented by the first one that was simulated. Empty if the scenario does not
         fit.
         """
+
+    @property
+    def drive_lifetime(self) -> tuple[Any, ...]:
+        """Lifetime of the drives to which the run writes, by tier."""
+        found: tuple[Any, ...] = self.added.get("drive_lifetime", ())
+        return found
 
     @property
     def others(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from simoffload.documents import (
     without,
 )
 from simoffload.errors import InputError, PlacementError, Problem, shortened
-from simoffload.extending import found, sections
+from simoffload.extending import additions, at, found, missing_note, sections
 from simoffload.hardware import (
     CPU,
     LOCAL_KINDS,
@@ -82,6 +82,7 @@ from simoffload.strategies.base import (
     Placement,
     Placements,
     TierChoice,
+    WorkloadKind,
     moving,
     placements_of,
     state_tiers,
@@ -492,14 +493,18 @@ class LoadedScenario:
             self._check_arithmetic()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.held)  # raises if DeepSpeed would run out of buffers
-        options = self.scenario.checkpoint
-        if options is None:
-            return plan
-        saving = self._checked(lambda: plan.saving(options))
-        if saving is None:
-            text = f"checkpoints of {strategy.kind} are not modelled; remove this section"
-            raise InputError([self.document.problem(("checkpoint",), text, at_key=True)])
-        return saving
+        for planned in self.additions("planned"):
+            plan = self._checked(partial(planned, self, plan))
+        return plan
+
+    def additions(self, when: str, *, writes: bool = False) -> Iterator[Callable[..., Any]]:
+        """Yield the functions that are called for what extensions add to a run, at a time that a field of
+        ``Addition`` names: those for its sections, and if it ``writes`` to storage."""
+        asked = {name for name in _OF_TRAINING if getattr(self.scenario, name) is not None}
+        for one in additions().values() if asked or writes else ():
+            place = getattr(one, when)
+            if place and (not one.section or one.section in asked):
+                yield at(place)
 
     def check_passes(self) -> None:
         """Raise InputError for the training of a model with linear attention, which is not modelled."""
@@ -822,6 +827,8 @@ def _checked(
     document = renamed(document, problems)
     _keep_limits(document)
     document = completed(document, cache, problems)
+    if absent := tuple(_absent(document)):
+        raise InputError(absent)
     common = _common(document, similar)
     try:
         scenario = validate(document, Scenario, checked=common)
@@ -847,6 +854,25 @@ def _checked(
     if problems or model is None or machine is None:
         raise _all_of(problems, document)
     return LoadedScenario(scenario, document, model, machine, cache=cache)
+
+
+def _absent(document: Document) -> Iterator[Problem]:
+    """Yield a problem for a kind of work, or for sections, of an extension that is not here."""
+    work = document.data.get("workload")
+    kind = work.get("kind") if isinstance(work, dict) else None
+    known = strategy_in(document.data)
+    served = known is not None and kind in known.serves
+    if kind in get_args(WorkloadKind) and not served and not strategy_for(str(kind)):
+        yield document.problem(("workload", "kind"), _needs_more(f"a workload of {kind}"))
+        return
+    sections = [name for name in _OF_TRAINING if document.data.get(name) is not None]
+    asked = {one.section for one in additions().values()} if sections else set()
+    if unknown := [name for name in sections if name not in asked]:
+        yield document.problem((unknown[0],), _needs_more(f"what {either(unknown)} asks for"), at_key=True)
+
+
+def _needs_more(what: str) -> str:
+    return "; ".join(filter(None, (f"nothing here knows {what}", missing_note())))
 
 
 def _common(document: Document, similar: LoadedScenario | None) -> dict[str, Any]:

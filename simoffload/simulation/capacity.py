@@ -11,14 +11,11 @@ from typing import Any
 from simoffload import __version__
 from simoffload.documents import quoted
 from simoffload.errors import SimulationError
-from simoffload.results import MemoryStage, MemoryTerm, ResultProvenance, TierUse, peak_uses
+from simoffload.results import MemoryStage, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import Plan, base
 from simoffload.units import format_bytes
-from simoffload.workload import Dataset
 
-AHEAD = "batches made ahead"
-"""Name of the memory for batches that loaders prefetch."""
 BEYOND = "beyond the calibrated range"
 """Start of the warnings for which a sweep has the column ``extrapolates``."""
 _ON_CPU = "computes layers or experts on the CPU, which can be several times faster"
@@ -34,22 +31,12 @@ def memory_footprint(scenario: LoadedScenario) -> tuple[TierUse, ...]:
 
 
 def memory_stages(scenario: LoadedScenario, plan: Plan) -> tuple[MemoryStage, ...]:
-    """Return the memory stages of a plan, with the needs of the sections ``dataset`` and ``checkpoint``.
-
-    Files exist at all stages. While a checkpoint is saved, the memory of the optimizer step is still in use.
-    """
-    stages, saved, dataset = base.memory_stages(plan), plan.saved, scenario.scenario.dataset
-    always: list[MemoryTerm] = []
-    if scenario.scenario.checkpoint is not None and saved is not None:
-        always += [one.term for one in saved.held if one.kind == "checkpoints"]
-    if dataset is not None:
-        always += _data_terms(scenario, dataset)
-    if scenario.scenario.checkpoint is not None and saved is not None:
-        known = {(term.tier, term.name) for term in (*stages[-1].terms, *always)}
-        more = [one.term for one in saved.held if (one.tier, one.name) not in known]
-        stages = (*stages, MemoryStage("checkpoint", (*stages[-1].terms, *more)))
+    """Return the memory stages of a plan, with the needs of what is added to the run."""
+    stages = base.memory_stages(plan)
+    for add in scenario.additions("stages"):
+        stages = add(scenario, plan, stages)
     _check_tiers(scenario, stages)
-    return tuple(stage._replace(terms=(*stage.terms, *always)) for stage in stages)
+    return stages
 
 
 def _check_tiers(scenario: LoadedScenario, stages: tuple[MemoryStage, ...]) -> None:
@@ -59,19 +46,6 @@ def _check_tiers(scenario: LoadedScenario, stages: tuple[MemoryStage, ...]) -> N
     for term in (term for stage in stages for term in stage.terms if term.tier not in tiers):
         text = f"strategy {kind}: its memory term {quoted(term.name)} is on a tier {quoted(term.tier)}"
         raise SimulationError(f"{text}, which {scenario.machine.platform} lacks (has: {', '.join(tiers)})")
-
-
-def _data_terms(scenario: LoadedScenario, dataset: Dataset) -> list[MemoryTerm]:
-    from simoffload.simulation.data_loading import look_ahead_bytes, stored_bytes
-
-    machine, ranks = scenario.machine, scenario.scenario.strategy.ranks
-    batch = int(getattr(scenario.scenario.workload, "batch_size", 1))
-    stored = stored_bytes(dataset, machine, ranks=ranks)
-    ahead = look_ahead_bytes(dataset, machine, ranks=ranks, batch_size=batch)
-    return [
-        MemoryTerm(dataset.tier, "dataset", stored, remedy="put the dataset elsewhere: dataset.tier"),
-        MemoryTerm("dram", AHEAD, ahead, remedy="lower dataset.prefetch_factor or workers"),
-    ]
 
 
 def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:

@@ -7,13 +7,8 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
-from simoffload.results import (
-    InferenceResult,
-    SimulationResult,
-    lifetime_warnings,
-    peak_uses,
-    tier_lifetime,
-)
+from simoffload.extending import at, works
+from simoffload.results import InferenceResult, SimulationResult, TrainingResult, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
@@ -22,6 +17,7 @@ from simoffload.strategies.base import RESIDENT, WHOLE_COPIES, memory_stages, tr
 from simoffload.units import format_bytes, format_number, format_seconds
 
 R = TypeVar("R", bound=SimulationResult)
+Steps = TypeVar("Steps", InferenceResult, TrainingResult)
 _PICO = 1e-12
 
 
@@ -56,11 +52,17 @@ def _measures(kind: str) -> type[Measures[Any]]:
         from simoffload.simulation.training import TrainingMeasures
 
         return TrainingMeasures
-    if kind == "checkpoint":
-        from simoffload.simulation.checkpoint import CheckpointMeasures
+    if kind == "inference":
+        return _InferenceMeasures
+    found: type[Measures[Any]] = at(works()[kind].measures)
+    return found
 
-        return CheckpointMeasures
-    return _InferenceMeasures
+
+def with_additions(scenario: LoadedScenario, plan: Plan, result: Steps, runner: Runner) -> Steps:
+    """Add what extensions add to a run with these times. Raises SimulationError."""
+    for add in scenario.additions("timed", writes=any(one.written for one in result.traffic)):
+        result = add(scenario, plan, result, runner)
+    return result
 
 
 def refused(scenario: LoadedScenario, error: InputError | WorkLimitError) -> SimulationResult:
@@ -147,32 +149,9 @@ class _InferenceMeasures(Measures[InferenceResult]):
         if runner.scope != "all":
             return result
         method = self.scenario.scenario.strategy.traits.method or "offload"
-        result = _with_lifetimes(self.scenario, plan, result)
+        result = with_additions(self.scenario, plan, replace(result, traffic=traffic(plan)), runner)
         warnings = (*_too_many_blocks(result), *_whole_copies_fit(plan, result, runner, method))
         return replace(result, warnings=(*result.warnings, *warnings))
-
-
-def _with_lifetimes(scenario: LoadedScenario, plan: Plan, result: InferenceResult) -> InferenceResult:
-    """Add the traffic of the plan, and the lifetime of the drives that are written to if generations follow
-    each other without a pause."""
-    machine, here = scenario.machine, scenario.machine.gpus_per_node
-    time = max(result.e2e_s or 0.0, result.kv_store_s or 0.0)
-    transfers = traffic(plan)
-    hosts = [min(here, result.gpus - first) for first in range(0, result.gpus, here)]
-    worn = (
-        tier_lifetime(
-            machine,
-            one.tier,
-            [one.written * gpus / result.gpus for gpus in hosts],
-            time_s=time,
-            unit="generation",
-        )
-        for one in transfers
-        if time and one.tier in machine.targets
-    )
-    found = tuple(one for one in worn if one is not None)
-    warnings = (*result.warnings, *lifetime_warnings(found))
-    return replace(result, traffic=transfers, drive_lifetime=found, warnings=warnings)
 
 
 def _too_many_blocks(result: InferenceResult) -> tuple[str, ...]:

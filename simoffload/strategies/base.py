@@ -13,7 +13,6 @@ from fractions import Fraction
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -32,10 +31,6 @@ from simoffload.hardware import Machine, Provenance
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import Change, Facts, HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
-
-if TYPE_CHECKING:
-    from simoffload.strategies.programs.checkpoint import CheckpointPlan
-    from simoffload.workload import TrainingCheckpoints
 
 # -- what tiers hold for a run, and what follows from it -------------------------------------------
 # Homes of tensors, memory, targets and storage traffic.
@@ -686,8 +681,10 @@ class Plan(ABC):
     machine: Machine
     warnings: tuple[str, ...]
     """Warnings that the user should read before the run."""
-    saved: CheckpointPlan | None = None
+    saved: Plan | None = None
     """Plan of the checkpoints that the run saves; None if it saves none."""
+    saves: ClassVar[bool] = False
+    """Whether checkpoints of its runs are modelled."""
 
     @property
     @abstractmethod
@@ -713,13 +710,6 @@ class Plan(ABC):
     @property
     def serving_limits(self) -> ServingLimits | None:
         """Limits of the engine that runs the plan, if it serves streams of requests."""
-        return None
-
-    def saving(self, _options: TrainingCheckpoints) -> Plan | None:
-        """Return the plan with checkpoints as the options specify; None where they are not modelled.
-
-        Raises InputError for options that contradict each other or the run.
-        """
         return None
 
 

@@ -60,7 +60,6 @@ _OWN = (
     _own("accelerate", "accelerate:Accelerate", _INFERENCE, _other_than_gguf),
     _own("gpt_fast", "gpt_fast:GptFast", _INFERENCE),
     _own("llama_cpp", "llama_cpp:LlamaCpp", _INFERENCE, _everywhere),
-    _own("checkpoint", "checkpoint:CheckpointStorage", frozenset({"checkpoint"})),
 )
 """Strategies of the core; for each kind of workload the default comes first. A kind has several classes if
 its program is described by other keys for another kind of workload."""

@@ -129,7 +129,7 @@ CASES: tuple[Case, ...] = (
             "s.yaml:10:9: strategy.kind:",
             'must be "best", ',
             ' "vllm", ',
-            ' or "flexgen", got "deepsped"',
+            ' or "checkpoint", got "deepsped"',
             'did you mean "deepspeed"',
         ),
     ),

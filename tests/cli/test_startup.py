@@ -13,12 +13,12 @@ STRATEGIES = "simoffload.strategies."
 OTHERS = {
     "ddn/bloom-176b": {
         f"{STRATEGIES}training",
-        f"{STRATEGIES}programs.checkpoint",
+        "simoffload.extensions.storage.program",
         f"{STRATEGIES}programs.tensor_parallel",
         "simoffload.models.drafts",
         "simoffload.models.families.llama",
         "simoffload.models.quantization_config",
-        "simoffload.simulation.data_loading",
+        "simoffload.extensions.storage.data_loading",
     },
     "fsdp/llama-3.1-8b": {
         f"{STRATEGIES}programs.zero_inference",

@@ -11,11 +11,11 @@ import yaml
 
 import simoffload as so
 from simoffload.engine import execute
+from simoffload.extensions.storage.program import CheckpointPlan
 from simoffload.results.passes import summarize_pass
 from simoffload.schedule import Schedule
 from simoffload.shipped import shipped_folder
 from simoffload.strategies.plan import StepWork
-from simoffload.strategies.programs.checkpoint import CheckpointPlan
 from tests.examples import one_of_each
 
 FOLDER = shipped_folder("scenarios")

@@ -8,11 +8,11 @@ from math import exp, hypot, sqrt
 import pytest
 
 from simoffload.documents import Edit, parse_yaml
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.hardware import P90
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import confidence, margin, ratio_sigma, tie
 from simoffload.planning.errors import ErrorTable, Limit, RealTimes
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import read_scenario, resolve

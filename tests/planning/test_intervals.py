@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from simoffload.documents import parse_yaml
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.hardware import P90, InputSource, TimeInput, input_sources, load_platform
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import confidence, ratio_sigma
 from simoffload.planning.errors import ErrorTable, RealTimes
 from simoffload.report.sections.performance import how_sure
 from simoffload.results import Group, InferenceResult, PassResult, Share
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import read_scenario, resolve
 from simoffload.schedule import Cause

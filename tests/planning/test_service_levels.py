@@ -6,9 +6,9 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.extensions.serving.answers import RequestMetrics
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.planning.service_levels import ServiceLevel, parse_service
 from simoffload.results import WithMetrics, declared_metrics
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.inference import InferenceResult
 from simoffload.results.training import TrainingResult
 from simoffload.simulation import fit, simulate

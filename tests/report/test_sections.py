@@ -11,22 +11,23 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from simoffload.report.comparison import groups
-from simoffload.report.html import write_comparison, write_report
-from simoffload.report.sections.performance import training_overheads
-from simoffload.report.summary import group_summary
-from simoffload.results.capacity import MemoryTerm, TierUse
-from simoffload.results.checkpoint import (
+from simoffload.extensions.storage.data_loading import DataLoading, Epoch
+from simoffload.extensions.storage.endurance import DriveLifetime, TierLifetime
+from simoffload.extensions.storage.result import (
     CheckpointPhase,
     CheckpointResult,
     Checkpoints,
     Outlook,
     SavedPart,
 )
-from simoffload.results.endurance import DriveLifetime, TierLifetime
+from simoffload.report.comparison import groups
+from simoffload.report.html import write_comparison, write_report
+from simoffload.report.sections.performance import added
+from simoffload.report.summary import group_summary
+from simoffload.results.capacity import MemoryTerm, TierUse
 from simoffload.results.passes import LinkUse, PassResult, Share
 from simoffload.results.result import SimulationResult
-from simoffload.results.training import DataLoading, Epoch, TrainingResult
+from simoffload.results.training import TrainingResult
 from simoffload.schedule import Cause, CauseKind
 from simoffload.workload import Dataset
 from tests.report.conftest import S, compare_text, provenance, result_text
@@ -85,8 +86,7 @@ def checkpoint(**changes: Any) -> CheckpointResult:
         "advice": (),
         "warnings": (),
         "provenance": provenance(),
-        "checkpoint": SAVED,
-        "drive_lifetime": (WORN._replace(unit="checkpoint"),),
+        "added": {"checkpoint": SAVED, "drive_lifetime": (WORN._replace(unit="checkpoint"),)},
     }
     return CheckpointResult(**{**values, **changes})
 
@@ -95,7 +95,7 @@ def refused() -> CheckpointResult:
     none = replace(SAVED, saving=(), restoring=(), outlook=None)
     use = checkpoint().capacity[0]._replace(needed=300 * TB)
     advice = ("pfs needs 300 TB; lower keep: 3",)
-    return checkpoint(name="full", checkpoint=none, drive_lifetime=(), capacity=(use,), advice=advice)
+    return checkpoint(name="full", added={"checkpoint": none}, capacity=(use,), advice=advice)
 
 
 DATA = Dataset.model_validate(
@@ -142,14 +142,14 @@ def test_a_checkpoint_alone_is_told() -> None:
     ],
 )
 def test_sentences_about_checkpoints(sentence: str, make_training: Callable[..., TrainingResult]) -> None:
-    for result in (checkpoint(), make_training(checkpoint=SAVED)):
-        (rendered, *_) = training_overheads(result)
+    for result in (checkpoint(), make_training(added={"checkpoint": SAVED})):
+        (rendered, *_) = added(result)
         assert sentence in rendered.sentences
         assert sentence in flat(result)
 
 
 def test_phases_and_parts_are_tables() -> None:
-    parts, phases = training_overheads(checkpoint())[0].tables
+    parts, phases = next(added(checkpoint())).tables
     assert parts.texts == (("optimizer states", "12 GB", "8", "8", "GPU"),)
     assert [row[:3] for row in phases.texts] == [
         ("save optimizer states", "save", "9.6 s"),
@@ -167,10 +167,9 @@ def test_what_does_not_fit_has_no_times() -> None:
 
 
 def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResult]) -> None:
-    result = make_training(
-        checkpoint=SAVED, dataset=DATA, data_loading=data_loading(), drive_lifetime=(WORN,)
-    )
-    assert [one.title for one in training_overheads(result)] == ["Checkpoint", "Data", "Drive endurance"]
+    more = {"checkpoint": SAVED, "data_loading": data_loading(), "drive_lifetime": (WORN,)}
+    result = make_training(dataset=DATA, added=more)
+    assert [one.title for one in added(result)] == ["Checkpoint", "Data", "Drive endurance"]
     text = flat(result)
     assert "1,000 samples of 1 MB on nfs (1 GB stored); an epoch has 80 steps and takes 100 s" in text
     assert "the GPUs wait for data in 20.0 % of the time: 2 GB/s needed, 1.5 GB/s reachable" in text
@@ -182,14 +181,13 @@ def test_training_tells_data_and_wear(make_training: Callable[..., TrainingResul
 
 
 def test_plain_training_has_none_of_it(make_training: Callable[..., TrainingResult]) -> None:
-    assert training_overheads(make_training()) == ()
+    assert [*added(make_training())] == []
     assert "Saving" not in result_text(make_training())
 
 
 def test_the_page_has_the_sections(tmp_path: Path, make_training: Callable[..., TrainingResult]) -> None:
-    result = make_training(
-        checkpoint=SAVED, dataset=DATA, data_loading=data_loading(), drive_lifetime=(WORN,)
-    )
+    more = {"checkpoint": SAVED, "data_loading": data_loading(), "drive_lifetime": (WORN,)}
+    result = make_training(dataset=DATA, added=more)
     write_report(result, tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
     heads = re.findall(r"<h2>([^<]*)</h2>", page)
@@ -202,14 +200,16 @@ def test_the_page_has_the_sections(tmp_path: Path, make_training: Callable[..., 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     part = SavedPart(bad, 1, 1, "hbm", 1)
-    write_report(checkpoint(checkpoint=replace(SAVED, tier=bad, parts=(part,))), tmp_path / "bad.html")
+    write_report(
+        checkpoint(added={"checkpoint": replace(SAVED, tier=bad, parts=(part,))}), tmp_path / "bad.html"
+    )
     assert bad not in (tmp_path / "bad.html").read_text()
-    assert "\x1b" not in result_text(checkpoint(checkpoint=replace(SAVED, tier="\x1b[31m")))
+    assert "\x1b" not in result_text(checkpoint(added={"checkpoint": replace(SAVED, tier="\x1b[31m")}))
 
 
 def test_results_side_by_side(tmp_path: Path) -> None:
     slow = replace(SAVED, tier="nfs", outlook=SAVED.outlook and SAVED.outlook._replace(commit_s=48.0))
-    other = checkpoint(name="slow", target="nfs", checkpoint=slow)
+    other = checkpoint(name="slow", target="nfs", added={"checkpoint": slow})
     text = re.sub(r"\s+", " ", compare_text([checkpoint(), other, refused()]))
     assert "checkpoints saved rate stall restored" in text
     assert "slow 48 s 2 GB/s 9.6 s 6 s 4×" in text

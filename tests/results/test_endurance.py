@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from simoffload.extensions.storage.endurance import TierLifetime, drive_lifetime, drive_share, phrase
 from simoffload.hardware import list_profiles, load_profile
 from simoffload.hardware.storage import Drive, Endurance, Raid
-from simoffload.results.endurance import TierLifetime, drive_lifetime, drive_share, phrase
 
 GB, TB = 10**9, 10**12
 ORIGIN = {"origin": "spec", "source": "made up", "date": "2026-11-21"}

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from simoffload.results.checkpoint import CheckpointResult
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.results.passes import PassResult, aggregate
 from simoffload.results.result import SimulationResult, attributed
 from simoffload.results.training import TrainingResult

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.planning.compare import compare_fit
 from simoffload.planning.targets import on_targets
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import list_scenarios, read_scenario
 from simoffload.simulation import simulate

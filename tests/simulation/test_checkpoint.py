@@ -10,9 +10,9 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.models import load_model
 from simoffload.planning.compare import compare, compare_scenarios
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import fit, simulate
 from tests.strategies.checkpoint.cases import FAST

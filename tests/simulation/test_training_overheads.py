@@ -9,12 +9,12 @@ import pytest
 
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
+from simoffload.extensions.storage.data_loading import predict_data_loading
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.planning.targets import on_targets
-from simoffload.results.checkpoint import CheckpointResult
 from simoffload.results.training import TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.simulation import fit, simulate
-from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.strategies import base
 from simoffload.workload import Dataset
 

@@ -12,10 +12,9 @@ import pytest
 from simoffload import write_report
 from simoffload.documents import parse_json
 from simoffload.errors import InputError
+from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.hardware import load_profile
-from simoffload.results.checkpoint import CheckpointResult
-from simoffload.results.endurance import CachedWrites
-from simoffload.results.training import TrainingResult
+from simoffload.results.training import CachedWrites, TrainingResult
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.shipped import shipped_folder
 from simoffload.simulation import simulate

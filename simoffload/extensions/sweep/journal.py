@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simoffload import __version__
 from simoffload.errors import InputError, shortened
-from simoffload.results import KINDS
+from simoffload.results import kinds_of_results
 
 SCHEMA = "simoffload/sweep-journal/5"
 _TABLES = (
@@ -70,7 +70,7 @@ class JournalRow(BaseModel):
         if found != type(self).model_fields.keys() - {"point", "error"} or self.metrics is None:
             raise ValueError("not all that a result says")
         names = self.metrics.keys()
-        if self.fits is None or self.extrapolates is None or not any(map(_has(names), KINDS)):
+        if self.fits is None or self.extrapolates is None or not any(map(_has(names), kinds_of_results())):
             raise ValueError("metrics that no result has")
         return self
 

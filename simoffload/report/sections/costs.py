@@ -18,7 +18,7 @@ from simoffload.planning.economics import (
 )
 from simoffload.report.document import Datum, Entry, ReportSection, ReportTable, count
 from simoffload.report.formatting import NameFirst, joined
-from simoffload.results import CheckpointResult, InferenceResult, SimulationResult, TrainingResult, duration
+from simoffload.results import InferenceResult, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_watts, per_second, percent, plural
 
 COSTS = "Cost and energy"
@@ -357,13 +357,7 @@ def _not_rented(found: Sequence[Costed]) -> Iterator[str]:
 
 def _lifetimes(result: SimulationResult) -> str:
     """Return the lifetimes of the drives to which steps, checkpoints or blocks of a cache are written."""
-    kinds = TrainingResult | CheckpointResult | InferenceResult
-    found = result.drive_lifetime if isinstance(result, kinds) else ()
-    return ", ".join(
-        f"{one.tier}: {duration(one.drive_lifetime.years)}"
-        for one in found
-        if one.drive_lifetime.years is not None
-    )
+    return ", ".join(f"{one.tier}: {one.lasts}" for one in result.drive_lifetime if one.lasts)
 
 
 def _verdict(one: CostVerdict, found: Mapping[str, Costed]) -> list[str]:

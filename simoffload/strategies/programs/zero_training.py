@@ -39,7 +39,6 @@ from simoffload.strategies.ds_config import (
 from simoffload.strategies.passes.pass_writer import Routes, StagePass
 from simoffload.strategies.passes.timing import TRAINED_PASS, ranks_beyond, without_deepspeed
 from simoffload.strategies.plan import StepPart, StepWork
-from simoffload.strategies.programs.checkpoint import CheckpointPlan, config_warnings, plan_of_training
 from simoffload.strategies.programs.zero_strategy import (
     Written,
     ZeroStrategy,
@@ -89,7 +88,7 @@ from simoffload.strategies.zero.coordinator import Tensor
 from simoffload.strategies.zero.replay import LayerStack, Parameters
 from simoffload.strategies.zero.trace import parts_of_training
 from simoffload.units import plural
-from simoffload.workload import Training, TrainingCheckpoints
+from simoffload.workload import Training
 
 # --------------------------------------------------------------------------------------------------
 # Plan of a training run under ZeRO on a machine: places of its states, and the schedules of a step.
@@ -107,8 +106,9 @@ class ZeroTrainingPlan(StepWork):
     warnings: tuple[str, ...] = ()
     config: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     """Configuration from which the settings of the run and of its checkpoints are read."""
-    saved: CheckpointPlan | None = None
+    saved: Plan | None = None
     """Plan of the run's checkpoints; None if it saves none."""
+    saves: ClassVar = True
     torch: TorchTraining | None = None
     """How PyTorch trains without DeepSpeed; None under it."""
 
@@ -217,13 +217,6 @@ class ZeroTrainingPlan(StepWork):
     def peak(self) -> ReplayPeaks | None:
         """Peaks and reads of a replayed micro-step; None below stage 3."""
         return self.layered.peak(warm=True) if self.zero3 else None
-
-    def saving(self, options: TrainingCheckpoints) -> ZeroTrainingPlan:
-        """Return the plan with checkpoints as ``options`` and ds_config specify; InputError for conflicts."""
-        saved = plan_of_training(options, self)
-        found = replace(self, saved=saved, warnings=(*self.warnings, *config_warnings(self.config)))
-        vars(found).update({name: value for name, value in vars(self).items() if name not in vars(found)})
-        return found
 
     @property
     def facts(self) -> Facts:

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simoffload.extensions.storage.data_loading import (
+    GpuStep,
+    Pace,
+    data_loading_sentences,
+    predict_data_loading,
+)
 from simoffload.hardware import Machine, load_platform
-from simoffload.results.training import data_loading_sentences
-from simoffload.simulation.data_loading import GpuStep, Pace, predict_data_loading
 from tests.examples import some
 from tests.hardware.conftest import FILES, curve
 from tests.simulation.data_loading.conftest import MIB, dataset

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simoffload.extensions.storage.data_loading import (
+    predict_data_loading,
+    random_hit_ratio,
+    sequential_hit_ratio,
+)
 from simoffload.hardware import Machine, load_platform
-from simoffload.simulation.data_loading import predict_data_loading, random_hit_ratio, sequential_hit_ratio
 from tests.simulation.data_loading.conftest import GB, MB, dataset
 
 

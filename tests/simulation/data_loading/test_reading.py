@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from simoffload.extensions.storage.data_loading import data_loading_sentences, predict_data_loading
 from simoffload.hardware import Machine, load_platform
-from simoffload.results.training import data_loading_sentences
-from simoffload.simulation.data_loading import predict_data_loading
 from simoffload.workload import Dataset
 from tests.simulation.data_loading.conftest import GB, MB, MIB, dataset
 

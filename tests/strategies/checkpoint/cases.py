@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 from simoffload.engine import execute
+from simoffload.extensions.storage.program import CheckpointPlan, plan_checkpoint
+from simoffload.extensions.storage.result import Outlook
 from simoffload.hardware import Machine, load_platform
 from simoffload.hardware.quantities import RateCurve
 from simoffload.models import LayerGroup, ModelShape, load_model
 from simoffload.models.modules import linear
-from simoffload.results.checkpoint import Outlook
 from simoffload.strategies.base import Phase
-from simoffload.strategies.programs.checkpoint import CheckpointPlan, plan_checkpoint
 from simoffload.workload import Checkpointing
 
 

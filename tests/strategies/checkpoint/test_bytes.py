@@ -8,15 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from simoffload.errors import InputError
-from simoffload.models import ModelShape, load_model
-from simoffload.models.lora import with_lora
-from simoffload.strategies.programs.checkpoint import (
+from simoffload.extensions.storage.program import (
     CheckpointPart,
     checkpoint_bytes,
     checkpoint_files,
     checkpoint_parts,
     optimizer_bytes,
 )
+from simoffload.models import ModelShape, load_model
+from simoffload.models.lora import with_lora
 from simoffload.workload import Checkpointing
 from tests.strategies.checkpoint.cases import FAST, squares
 

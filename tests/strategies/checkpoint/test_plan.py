@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from simoffload.errors import InputError
+from simoffload.extensions.storage.program import CheckpointPlan
+from simoffload.extensions.storage.result import Outlook
 from simoffload.models import load_model
 from simoffload.results.capacity import tier_uses
-from simoffload.results.checkpoint import Outlook
-from simoffload.strategies.programs.checkpoint import CheckpointPlan
 from tests.strategies.checkpoint.cases import FAST, outlook, planned
 
 MIB = 2**20

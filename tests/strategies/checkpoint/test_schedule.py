@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
+from simoffload.extensions.storage.program import fresh_share
 from simoffload.models import load_model
-from simoffload.strategies.programs.checkpoint import fresh_share
 from tests.engine.bounds import lower_bound, serial_time
 from tests.examples import some
 from tests.strategies.checkpoint.cases import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simoffload.results.checkpoint import (
+from simoffload.extensions.storage.result import (
     Outlook,
     daly_interval,
     efficiency,

@@ -42,7 +42,7 @@ def test_sub_groups_are_computed_in_one_place() -> None:
 def test_memory_and_checkpoints_read_the_state() -> None:
     """Nobody else makes an account of its own."""
     made = {place.rpartition(":")[0] for place in calls("Partitions")}
-    assert made == {"strategies/training/state.py", "strategies/programs/checkpoint.py"}
+    assert made == {"strategies/training/state.py", "extensions/storage/program.py"}
 
 
 # -- sub-groups ----------------------------------------------------------------------------------------

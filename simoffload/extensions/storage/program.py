@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
+from simoffload.extensions.storage.result import Outlook, StateDevice, outlook, run_mtbf
 from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
 from simoffload.models import SINGLE, ModelShape, Module
-from simoffload.results import Change, Outlook, StateDevice, cause_text, outlook, run_mtbf
+from simoffload.results import Change, cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
 from simoffload.strategies.base import (
     Basis,

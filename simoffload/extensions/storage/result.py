@@ -20,10 +20,17 @@ from functools import cached_property
 from math import exp, expm1, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from simoffload.results.endurance import CachedWrites, TierLifetime
-from simoffload.results.metrics import Passes, all_passes, by_name, metric
-from simoffload.results.passes import PassResult, aggregate
-from simoffload.results.result import SimulationResult, attributed
+from simoffload.results import (
+    CachedWrites,
+    Passes,
+    PassResult,
+    SimulationResult,
+    aggregate,
+    all_passes,
+    attributed,
+    by_name,
+    metric,
+)
 
 
 class Outlook(NamedTuple):
@@ -162,9 +169,11 @@ class CheckpointResult(SimulationResult):
     unit: ClassVar[str] = "checkpoint"
     unit_by: ClassVar[str] = "save_s"
 
-    checkpoint: Checkpoints
-    drive_lifetime: tuple[TierLifetime, ...] = ()
-    """Lifetime of the drives that store checkpoints, if the interval is known."""
+    @property
+    def checkpoint(self) -> Checkpoints:
+        """The checkpoint, with its times if it fits."""
+        found: Checkpoints = self.added["checkpoint"]
+        return found
 
     @metric()
     def checkpoint_bytes(self) -> float:

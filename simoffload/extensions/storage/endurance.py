@@ -1,15 +1,15 @@
-"""Effect of writes on drives: their lifetime, and how much fits into their write caches.
+"""Lifetime of the drives to which a run writes.
 
 All bytes are those that hosts write; additional writes within a drive are included in its rating.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from simoffload.hardware import Drive, Machine, Raid
-from simoffload.units import format_bytes, format_number, format_rate
+from simoffload.units import format_bytes, format_number
 
 DAY = 86_400
 """Length of a day [s]."""
@@ -56,6 +56,11 @@ class TierLifetime(NamedTuple):
     unit: str
     """Unit of work in ``DriveLifetime.per_step``: "step" or "checkpoint"."""
     drive_lifetime: DriveLifetime
+
+    @property
+    def lasts(self) -> str:
+        """Time until the rating is used up, as text; "" if it is not known."""
+        return "" if self.drive_lifetime.years is None else duration(self.drive_lifetime.years)
 
     @property
     def sentence(self) -> str:
@@ -190,57 +195,3 @@ def duration(years: float) -> str:
         return f"{format_number(years, digits=2)} years"
     days = years * YEAR
     return f"{days:.0f} days" if days >= 9.95 else f"{format_number(days, digits=2)} days"
-
-
-class CachedWrites(NamedTuple):
-    """CachedWrites are the bytes that a step or a checkpoint writes to drives with a write cache.
-
-    For a tier with separate drives on each host, they are those of the host that writes the most.
-    """
-
-    tier: str
-    unit: str
-    """Unit of work that writes: a "step" or a "checkpoint"."""
-    written: int
-    """[B]"""
-    cached: int
-    """Part of the written bytes that fits into the cache [B]."""
-    capacity: int
-    """Capacity of the write caches of all drives of the tier [B]."""
-    rate: int
-    """Mean write rate over all bytes in the simulation [B/s]."""
-    cache_rate: int
-    """Write rate into the cache [B/s]."""
-    rate_after: int
-    """Write rate once the cache is full [B/s]."""
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether more bytes are written than fit into the cache."""
-        return self.cached < self.written
-
-    @property
-    def sentence(self) -> str:
-        """Sentence about the bytes written, the part that fits into the cache, and the resulting rate."""
-        written, cached, capacity = map(format_bytes, (self.written, self.cached, self.capacity))
-        cache = f"into the write cache of {capacity}"
-        into = format_rate(self.cache_rate)
-        if not self.exceeded:
-            return f"{self.tier}: the {written} that a {self.unit} writes fit {cache}: {into}"
-        found = f"only {cached} of them fit" if self.cached else "none of them fits"
-        if self.cached < min(self.written, self.capacity):
-            cache += ", which the drives have no time to empty"
-        rates = f"{into} into the cache, {format_rate(self.rate_after)} after"
-        return (
-            f"{self.tier}: a {self.unit} writes {written}, and {found} {cache}: "
-            f"{format_rate(self.rate)} on average ({rates})"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, with the sentence."""
-        return {**self._asdict(), "sentence": self.sentence}
-
-
-def cache_warnings(found: Iterable[CachedWrites]) -> tuple[str, ...]:
-    """Return a warning for each tier to which more bytes are written than fit into its caches."""
-    return tuple(f"write cache exceeded: {one.sentence}" for one in found if one.exceeded)
