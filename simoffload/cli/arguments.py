@@ -203,6 +203,7 @@ def _unrecognized(
         other = [new for olds, new in _INSTEAD if one in olds.split()]
         if near := get_close_matches(one[:40], known, n=1, cutoff=0.8) or other:
             text += f"; instead of {one} write {near[0]}"
+    text = "; ".join(filter(None, (text, extending.missing_note())))
     return InputError.at("", f"{text}; see {name} --help", path=name)
 
 
