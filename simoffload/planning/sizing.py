@@ -70,7 +70,7 @@ class Largest(NamedTuple):
     warnings: tuple[str, ...] = ()
     """Sentences about what is not simulated and would hold more."""
     dtype: str = ""
-    """Format of the weights."""
+    """Format in which the weights are stored."""
 
     def __repr__(self) -> str:
         return brief(self)
