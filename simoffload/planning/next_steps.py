@@ -24,8 +24,6 @@ _SETTINGS = 4
 """Most settings that are tried for one answer: our choice, for its time."""
 _MOST = 2
 """Number of changes that an answer names."""
-_CLEAR = 1.05
-"""Gain from which a format is named: our choice."""
 _FILLED = 0.9
 """Share of a memory that weights may take, beside a cache and buffers: our choice."""
 _FORMAT = "format-"
@@ -41,7 +39,7 @@ def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tri
     of_formats = [one for one in advice.tried if one.change.key.startswith(_FORMAT)]
     free = [one for one in advice.helping if one not in of_formats and not one.extra]
     bought = [one for one in advice.helping if one.extra]
-    clear = [one for one in of_formats if (one.gain or 0.0) >= _CLEAR]
+    clear = [one for one in of_formats if one.gain is not None and one.helps]
     first = clear if _stored(evaluator.scenario) else ()
     ranked = {one.change.key: one for one in (*first, *free[:1], *clear, *bought)}
     return tuple(islice(ranked.values(), _MOST))

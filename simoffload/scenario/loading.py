@@ -778,11 +778,7 @@ def read_scenario(
 
     Raises InputError with all problems, each with its file, line, key and what is valid.
     """
-    path = locate(source)
-    document = read_document(path)
-    if path != Path(source):  # a shipped one, whose folder is nobody's business
-        document = replace(document, path=str(source))
-    return resolve(document, overrides=overrides, placed=placed)
+    return resolve(located(source), overrides=overrides, placed=placed)
 
 
 def read_source(source: ScenarioSource, *, overrides: Sequence[str] = ()) -> LoadedScenario:
@@ -997,6 +993,14 @@ def locate(source: str | Path) -> Path:
     if shipped is not None:
         return shipped
     raise InputError.at("", _no_scenario(str(source)), path=shortened(str(source)))
+
+
+def located(source: str | Path) -> Document:
+    """Return the document of a scenario given by path or shipped name, as which messages name it. Raises
+    InputError if there is none."""
+    path = locate(source)
+    document = read_document(path)
+    return document if path == Path(source) else replace(document, path=str(source))
 
 
 def _no_scenario(name: str) -> str:

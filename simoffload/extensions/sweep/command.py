@@ -141,6 +141,7 @@ def sweep(arguments: Namespace, console: Console) -> ExitCode:
     if journal is not None:
         journal.unlink()
     answers = report.summary if report else ()
+    console.warn(report.warnings if report else ())
     return _answer(summary._replace(outputs=(*tables, *written)), answers, console)
 
 
@@ -180,14 +181,14 @@ def _written(
 def _document(arguments: Namespace, console: Console) -> Any:
     """Return the document that is varied: a file as it is, with the values of ``--set``, or the scenario of a
     model or of a machine by its parts."""
-    from simoffload.documents import read_document
-    from simoffload.scenario import ScenarioCache, locate, names_model, overridden
+
+    from simoffload.scenario import ScenarioCache, located, names_model, overridden
 
     source = arguments.scenario
     changes = CommandChanges.of(arguments, model=arguments.model)
     if changes.model or any(changes.parts or ()) or names_model(source):
         return load(source, changes, console=console).document
-    document = read(source) if source == STDIN else read_document(locate(source))
+    document = read(source) if source == STDIN else located(source)
     return overridden(document, changes.overrides, ScenarioCache())
 
 

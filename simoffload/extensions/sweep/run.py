@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from simoffload import __version__
 from simoffload.brief import BriefTuple
-from simoffload.documents import Document, Edit, edited, plain_document, read_document
+from simoffload.documents import Document, Edit, edited, plain_document
 from simoffload.errors import InputError, SimulationError, printable, shortened
 from simoffload.exchange.files import check_target, replacing, write_csv
 from simoffload.extensions.sweep.definition import NAME, Grid, Points, Sweep, define_sweep, find_points
@@ -44,7 +44,7 @@ from simoffload.scenario import (
     LoadedScenario,
     ScenarioCache,
     ScenarioSource,
-    locate,
+    located,
     names_model,
 )
 from simoffload.simulation import simulate
@@ -895,7 +895,7 @@ def objective_name(asked: str | None, scenario: Document) -> str:
 def _varied(scenario: ScenarioSource, machine: QuestionOptions) -> Document:
     """Return the document to vary: a file as it is, or the scenario that is asked for."""
     if isinstance(scenario, str | Path) and not machine and not names_model(str(scenario)):
-        return read_document(locate(scenario))
+        return located(scenario)
     return loaded(scenario, **machine).document
 
 
