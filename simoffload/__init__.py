@@ -159,7 +159,12 @@ def __getattr__(name: str) -> object:
         name = _RENAMED[name]
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
+    try:
+        value: object = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith(("simoffload.extensions", "simoffload_calibrate")):
+            raise
+        raise AttributeError(f"simoffload.{name} is of an extension that is missing here: {error}") from None
     if not isinstance(value, type):
         from simoffload.public import public
 

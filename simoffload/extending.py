@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 GROUP = "simoffload"
 """Group of the entry points that name extensions."""
+_OURS = ("simoffload.extensions.", "simoffload_calibrate")
 
 
 class Offer(NamedTuple):
@@ -107,22 +108,41 @@ class Found(NamedTuple):
 
 @cache
 def found() -> Found:
-    """Return the extensions that entry points name, in the order of their names."""
+    """Return the extensions that entry points name, those of this distribution first, by name."""
     from importlib.metadata import entry_points
 
     extensions: dict[str, Extension] = {}
     missing: dict[str, str] = {}
-    for one in sorted(entry_points(group=GROUP)):
+    for one in sorted(entry_points(group=GROUP), key=lambda one: (not one.value.startswith(_OURS), one.name)):
         try:
-            extensions[one.name] = one.load()
-        except Exception as error:  # another's code
+            loaded = one.load()
+        except (Exception, SystemExit) as error:  # another's code
             missing[one.name] = f"{error}"
+            continue
+        if one.name in extensions:
+            missing[f"{one.name} of {one.value}"] = "the name is taken"
+        elif not isinstance(loaded, Extension):
+            missing[one.name] = f"{one.value} is no Extension"
+        else:
+            extensions[one.name] = loaded
     return Found(extensions, missing)
 
 
 def register(name: str, extension: Extension) -> None:
-    """Add an extension that no entry point names, for a script that runs the program itself."""
+    """Add an extension that no entry point names, for a script that runs the program itself.
+
+    Worker processes, of a sweep or of the page, know only those that entry points name.
+    """
     found().extensions[name] = extension
+
+
+def from_outside() -> tuple[str, ...]:
+    """Return the names of extensions whose tables name anything outside this distribution."""
+    places = {
+        name: [*(each.place for each in one.programs), *(each.add for each in one.commands.values())]
+        for name, one in found().extensions.items()
+    }
+    return tuple(name for name, own in places.items() if not all(one.startswith(_OURS) for one in own))
 
 
 def offers() -> Iterator[Offer]:
@@ -169,7 +189,7 @@ def missing_note() -> str:
     It is added where a name is unknown, which may be of one of these. An installation from before there were
     extensions has none.
     """
-    if not any(found()):
+    if not any(one.commands for one in found().extensions.values()) and not found().missing:
         return "no extension is installed; install simoffload again (pip install -e .)"
     text = ", ".join(f"{name} ({why})" for name, why in found().missing.items())
     return f"extensions that cannot be imported here: {text}" if text else ""

@@ -209,6 +209,8 @@ def _unrecognized(
 
 _INSTEAD = (
     ("--ram --dram --host-memory", "--memory 64GB"),
+    ("--nearer", "--on dram,raid"),
+    ("--strategy", "a scenario of its own beside the first"),
     ("--quant --quantization --format -q", "MODEL:q4_k_m, or --set model.quantization=q4_k_m"),
     ("--dtype", "--set model.dtype=bfloat16"),
     ("--batch --batch-size --bs -b", "--set workload.batch_size=8"),
@@ -262,7 +264,11 @@ def _commands() -> dict[str, tuple[str, list[Callable[[_Parser], None]]]]:
 
 
 def _extended(command: extending.Command, parser: _Parser) -> None:
-    extending.at(command.add)(parser)
+    try:
+        extending.at(command.add)(parser)
+    except (ImportError, AttributeError, argparse.ArgumentError) as error:
+        text = f"an extension adds to this command what cannot be used: {error}"
+        raise InputError.at(command.add, text, path=parser.prog) from None
 
 
 def _more_actions(command: str, actions: SubParsers) -> None:

@@ -95,6 +95,7 @@ class Console:
             self.note(text)
         else:
             sys.stdout.write(_lines(text))
+            sys.stdout.flush()  # who waits for an address reads it through a pipe, too
 
     def note(self, text: str) -> None:
         """Print lines that are not part of the answer."""

@@ -439,7 +439,7 @@ def within_limits(found: StreamResult) -> draw.Properties:
         showlegend=False,
         xaxis=draw.axis(found.unit, type="log"),
         yaxis=draw.axis("requests within limits", rangemode="tozero", tickformat=".0%"),
-        shapes=[draw.rule(one, color=draw.VERMILION, dash="dot") for one in between],
+        shapes=[draw.rule(one, color=draw.VERMILION, dash="dot") for one in between if one > 0],
         annotations=[
             draw.note(text, x=one)
             for one, text in zip(between, texts, strict=False)

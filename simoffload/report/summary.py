@@ -192,7 +192,7 @@ def _consequences(result: SimulationResult) -> Iterator[VerdictPart]:
     for one in result.drive_lifetime:
         years = one.drive_lifetime.years
         if years is not None and years < _LASTING:
-            yield VerdictPart(f"; drives of {printable(one.tier)} are worn out after {one.lasts}", 0)
+            yield VerdictPart(f"; drives of {printable(one.tier)} wear out in {one.lasts}", 0)
     if isinstance(result, TrainingResult):
         saved, loaded = result.checkpoint, result.data_loading
         if saved is not None and saved.outlook is not None and saved.outlook.share is not None:

@@ -317,7 +317,7 @@ def _attention(row: dict[str, Any], attention: Attention) -> ModuleCost:
 # Numbers of ``cpu_products`` of a host from what its CPU reads and computes.
 #
 # Each is an equation of ``strategies.hooks.on_cpu`` solved for one number, as in
-# ``exchange.llama_bench``.
+# ``importers.llama_bench``.
 
 
 def fit_reads(measured: Measured) -> dict[str, Fitted]:

@@ -314,10 +314,9 @@ def test_nothing_heavy_is_imported_here() -> None:
 def test_without_its_package_the_command_says_what_brings_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "simoffload_calibrate", None)
-    extending.found.cache_clear()
+    missing = extending.Found({}, {"calibrate": "No module named 'simoffload_calibrate'"})
+    monkeypatch.setattr(extending, "found", lambda: missing)
     answer = program("calibrate", "micro", "-o", "out")
-    extending.found.cache_clear()
     assert answer.status == 2
     assert '"calibrate" is not one of run, ' in answer.err
     assert "; extensions that cannot be imported here: calibrate (" in answer.err

@@ -114,10 +114,10 @@ MACHINES = """\
 Number of machines needed
 
 dgx-a100, 8 GPUs with 315 GiB of HBM in total
-  model        work       rule  hbm  raid
-  bloom-176b   inference     2    3     1
-  bloom-mod-2  inference   143  881     4
-  bloom-176b   training     11   33     1
+  model        work       by rule  hbm  raid
+  bloom-176b   inference        2    3     1
+  bloom-mod-2  inference      143  881     4
+  bloom-176b   training        11   33     1
 """
 
 

@@ -33,7 +33,7 @@ def test_what_is_set_is_in_the_answer(program) -> None:
     answer = program("run", "bloom-560m", *argv, "--set", "workload.output_length=1")
     assert answer.status == 0
     assert answer.out.startswith("bloom-560m, float16 on 1 × NVIDIA H100 NVL 94 GB (h100-2nvme, ")
-    assert "batch 4 × 1 GPU, 2048 tokens in, 1 out, room for 8,192" in answer.out
+    assert "batch 4 × 1 GPU, 2,048 tokens in, 1 out, up to 8,192" in answer.out
 
 
 def test_without_a_platform(program) -> None:

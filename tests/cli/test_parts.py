@@ -116,7 +116,7 @@ def test_offers_are_judged_at_their_best_free_settings(program: Program) -> None
     }
     text = " ".join(program("compare", "llama-3.1-405b", *words).out.split())
     assert "Verdict: ddn-ai400x2 is fastest: 0.778 tokens/s of all 8 sequences" in text
-    assert "with use_gds, queue_depth 32 and buffer_count 20" in text
+    assert "ddn-ai400x2 is at its best settings that cost nothing: reads straight into the GPU" in text
     set_ = [word for one in found["set"] for word in ("--set", one)]
     same = program("run", "llama-3.1-405b", *words[:4], "--drive", OFFERS[2], "--on", "pfs", *set_, "--json")
     assert json.loads(same.out)["metrics"]["tpot_s"] == times["ddn-ai400x2"]

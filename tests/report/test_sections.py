@@ -119,7 +119,7 @@ def test_a_checkpoint_alone_is_told() -> None:
         "llama-3.1-8b · float16 · ZeRO checkpoint of 8 GPUs · FastPersist · 96 GB · dgx-h100"
     )
     assert "llama-3.1-8b is saved with its checkpoints on pfs: 12 s per checkpoint (" in text
-    assert "; pfs write takes 80 %; drives of raid are worn out after 139 days." in text
+    assert "; pfs write takes 80 %; drives of raid wear out in 139 days." in text
     assert "bottleneck: pfs write, 80 % of the checkpoint, limited by pfs write" in text
     assert "efficiency 99.68 %" in text
     assert "tokens" not in text

@@ -218,7 +218,7 @@ def test_a_checkpoint_holds_no_code() -> None:
             return print, ("evil",)
 
     checkpoints = kept.StreamCheckpoints("key")
-    nested = b"csimoffload.serving.kept\nos.system\n."
+    nested = f"c{kept.__name__}\nos.system\n.".encode()
     function = nested.replace(b"os.system", b"_write")
     for data in (pickle.dumps(Evil()), pickle.dumps(np.zeros(2)), nested, function):
         kept._write(checkpoints._own / kept._hash("part"), data, checkpoints._folder)

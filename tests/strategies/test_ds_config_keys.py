@@ -39,7 +39,7 @@ def zero(**keys: Any) -> dict[str, Any]:
 def readers() -> str:
     """The source of everything that reads settings."""
     package = Path(simoffload.__file__).parent
-    rooms = [package / "strategies", package / "cli"]
+    rooms = [package / "strategies", package / "cli", package / "extensions"]
     declared = {"keys.py"}
     texts = [path.read_text() for room in rooms for path in room.rglob("*.py") if path.name not in declared]
     table = (package / "strategies" / "ds_config" / "keys.py").read_text()

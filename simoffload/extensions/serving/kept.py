@@ -27,6 +27,7 @@ from typing import Any
 from uuid import uuid4
 
 import simoffload
+from simoffload import extending
 from simoffload.limits import Limits
 from simoffload.models import families
 from simoffload.results import registered
@@ -54,7 +55,7 @@ def _folder(kind: str) -> Path:
     outside = families.registered_outside(), registry.registered_outside(), formats_from_outside()
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     with suppress(RuntimeError):  # there is no home
-        if not any((*outside, registered, extensions)):
+        if not any((*outside, registered, extensions, *extending.from_outside())):
             return (given if given.is_absolute() else Path.home() / ".cache") / "simoffload" / kind
     return Path(os.devnull) / kind
 

@@ -113,6 +113,10 @@ class _Answers:
             self._size -= len(self._packed.popitem(last=False)[1])
 
 
+_CLOSING = 2.0
+"""Time [s] that workers have to end when the server does: our choice."""
+
+
 class Jobs:
     """Jobs are asked by pages and answered by worker processes, which are killed when they are closed.
 
@@ -123,7 +127,7 @@ class Jobs:
     def __init__(self, kinds: Mapping[str, Kind], prepare: Callable[[], object] | None = None) -> None:
         """``prepare`` is called in each worker before its first question."""
         self._kinds, self._prepare = kinds, prepare
-        self._lock = threading.Lock()
+        self._lock, self._closing = threading.Lock(), threading.Event()
         self._answers = _Answers(_KEPT)
         self._running: dict[str, _PageJob] = {}
         self._of_pages: OrderedDict[tuple[str, str], _PageJob] = OrderedDict()
@@ -197,8 +201,10 @@ class Jobs:
         for name, kind in self._kinds.items():
             for _ in range(kind.workers):
                 self._queues[name].put(None)
+        self._closing.set()
+        end = time.monotonic() + _CLOSING
         for thread in self._threads:
-            thread.join(timeout=2)
+            thread.join(timeout=max(0.0, end - time.monotonic()))
 
     # ---- one thread for each worker ----
 
@@ -209,7 +215,9 @@ class Jobs:
             outcome, packed = JobOutcome(problems=("not needed any more",)), b""
             if job.pages:
                 job.began = time.monotonic()
-                outcome, packed = worker.answer(job, (kind.limits.timeout or inf) + _BEYOND_TIME)
+                outcome, packed = worker.answer(
+                    job, (kind.limits.timeout or inf) + _BEYOND_TIME, self._closing
+                )
             with self._lock:
                 if self._running.get(job.key) is job:
                     del self._running[job.key]
@@ -243,8 +251,8 @@ class _PageWorker:
         self._process.join()
         self._connection.close()
 
-    def answer(self, job: _PageJob, seconds: float) -> tuple[JobOutcome, bytes]:
-        """Let the process answer, also packed; it is killed where the job shall end."""
+    def answer(self, job: _PageJob, seconds: float, closing: threading.Event) -> tuple[JobOutcome, bytes]:
+        """Let the process answer, also packed; it is killed where the job shall end, or all is closing."""
         try:
             self._connection.send((*job.asked, job.size))
             while True:
@@ -255,7 +263,7 @@ class _PageWorker:
                         return outcome, packed
                     value = job.outcome.value if outcome.value is None else outcome.value
                     job.outcome = outcome._replace(value=value)
-                elif why := job.ended(seconds):
+                elif why := "the server ends" if closing.is_set() else job.ended(seconds):
                     self.kill()
                     return JobOutcome(problems=(why,)), b""
         except (OSError, EOFError):

@@ -522,7 +522,7 @@ def _users(state: State, *, brief: bool = False) -> Verdict:
         behind = less if one.ends[1] < most.ends[0] else tied
         parts.append(VerdictPart(f"; {behind if one.load else f'{name} carries none'}", min(1, len(parts))))
     text = most.verdict.partition(": ")[2].partition(";")[0]
-    return Verdict.of(f"{best} carries most: {text}", *parts)
+    return Verdict.of(f"{best} carries most: {uncapitalized(text)}", *parts)
 
 
 def _of_requests(found: StreamResult) -> Iterator[tuple[str, str, str]]:
