@@ -483,8 +483,8 @@ class Size(NamedTuple):
 
 
 MOST = {
-    "core": Size(lines=47_100, edges=1_415),
-    "simoffload": Size(lines=59_000, edges=1_765),
+    "core": Size(lines=47_000, edges=1_410),
+    "simoffload": Size(lines=59_000, edges=1_770),
     "simoffload_calibrate": Size(lines=10_700, edges=92),
 }
 """Ceilings, which only a commit with a feature raises, by the lines that its message names. ``core`` is the

@@ -36,7 +36,6 @@ from simoffload.schedule import Cause, OpKind, Schedule
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
-    from simoffload.extensions.serving.streams import StreamResult
     from simoffload.planning.advise import Search, SimulatedPurchase, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
@@ -47,11 +46,9 @@ _WIDEST = 2.5
 """Largest value on the axis of capacity, as a multiple of the capacity of a tier."""
 _TALL_ROW, _BAR = 48, 0.5
 """[px] of a row with a text above the bar, and the fraction of it that the bar takes."""
-_HEIGHT = 370
+HEIGHT = 370
 """[px] of a chart of points."""
 _GIGA = 1e9
-_MARGIN = 1.1
-"""Factor by which a logarithmic axis goes on beyond its values."""
 _WIDE = 20
 """Ratio of the largest and the smallest value from which an axis is logarithmic, as no other shows both: our
 choice."""
@@ -320,7 +317,7 @@ def bandwidth(curve: StorageCurve) -> draw.Properties:
     above = {"y": 1, "yref": "paper", "yanchor": "top"}
     return draw.figure(
         data,
-        _HEIGHT,
+        HEIGHT,
         showlegend=False,
         xaxis=draw.axis(f"{draw.plain(curve.tier)} {curve.verb} [GB/s]", type="log", dtick="D2"),
         yaxis=draw.axis(f"{curve.unit}s/s", type="log", dtick="D2"),
@@ -359,7 +356,7 @@ def reached(found: Reach) -> draw.Properties:
         up = draw.seconds_axis(metric.title, max(*values, limit))
     return draw.figure(
         data,
-        _HEIGHT,
+        HEIGHT,
         showlegend=False,
         xaxis=across[0],
         yaxis=up,
@@ -402,97 +399,6 @@ def _level(
         mode="lines+markers+text",
         line={"color": color},
         **draw.at_one("" if alone else level.text, len(timed), -1),
-    )
-
-
-def within_limits(found: StreamResult) -> draw.Properties:
-    """Draw the share of requests that keep all limits over the load, with its interval by replications as a
-    band, the share that has to as a dotted line, and the interval of the largest load."""
-    tried, attain = found.trials, found.options.slo.attain
-    loads = [one.load for one in tried]
-    hover = [f"{format_number(one.load)} {found.unit}: {percent(one.attained.value)}" for one in tried]
-    ends = [(max(0.0, one.attained.low), min(1.0, one.attained.high)) for one in tried]
-    known = all(map(isfinite, (end for pair in ends for end in pair)))
-    needed = draw.at_one(f"{percent(attain)} must keep the limits", 2, 1)
-    lines: dict[str, Any] = {
-        "x": [loads[0], loads[-1]],
-        "y": [attain] * 2,
-        "hover": ["limit"] * 2,
-        "mode": "lines+text",
-    }
-    data = [
-        *([draw.band("interval", x=loads, ends=ends, color=draw.BLUE)] if known and len(loads) > 1 else []),
-        draw.points(
-            "within limits",
-            x=loads,
-            y=[one.attained.value for one in tried],
-            hover=hover,
-            mode="lines+markers",
-            line={"color": draw.BLUE},
-        ),
-        draw.points("limit", **lines, line={"color": draw.BLACK, "dash": "dot"}, **needed),
-    ]
-    between, texts = found.capacity or (), ("80 % interval from here", "to here")
-    return draw.figure(
-        data,
-        _HEIGHT,
-        showlegend=False,
-        xaxis=draw.axis(found.unit, type="log"),
-        yaxis=draw.axis("requests within limits", rangemode="tozero", tickformat=".0%"),
-        shapes=[draw.rule(one, color=draw.VERMILION, dash="dot") for one in between if one > 0],
-        annotations=[
-            draw.note(text, x=one)
-            for one, text in zip(between, texts, strict=False)
-            if one >= loads[0] / _MARGIN
-        ],
-    )
-
-
-def goodput(found: StreamResult) -> draw.Properties:
-    """Draw the requests that keep all limits per second over the load."""
-    tried = found.trials
-    hover = [
-        f"{format_number(one.load)} {found.unit}: {format_number(one.goodput.value)}/s, "
-        f"{percent(one.attained.value)} within limits"
-        for one in tried
-    ]
-    line = draw.points(
-        "goodput",
-        x=[one.load for one in tried],
-        y=[one.goodput.value for one in tried],
-        hover=hover,
-        mode="lines+markers",
-        line={"color": draw.BLUE},
-    )
-    return draw.figure(
-        [line],
-        _HEIGHT,
-        xaxis=draw.axis(found.unit, type="log"),
-        yaxis=draw.axis("requests within limits per second", rangemode="tozero"),
-    )
-
-
-def requests_over_time(found: StreamResult) -> draw.Properties:
-    """Draw the requests that run and that wait over the time of the first replication."""
-    time, running, waiting = found.timeline
-    data = [
-        draw.points(
-            name,
-            x=time,
-            y=values,
-            hover=[f"{format_seconds(at)}: {one} {name}" for at, one in zip(time, values, strict=True)],
-            mode="lines+text",
-            line={"color": color, "shape": "hv"},
-            **draw.at_one(name, len(time), max(range(len(time)), key=values.__getitem__, default=0)),
-        )
-        for name, values, color in (("running", running, draw.BLUE), ("waiting", waiting, draw.ORANGE))
-    ]
-    return draw.figure(
-        data,
-        _HEIGHT,
-        showlegend=False,
-        xaxis=draw.axis("time [s]"),
-        yaxis=draw.axis("requests", rangemode="tozero"),
     )
 
 
@@ -559,7 +465,7 @@ def front(search: Search) -> draw.Properties:
     ]
     return draw.figure(
         data,
-        _HEIGHT,
+        HEIGHT,
         showlegend=False,
         xaxis=draw.axis(
             f"{'purchase' if search.extra is None else 'bought'} [{draw.plain(search.currency)}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import simoffload as so
+from simoffload.extensions.serving import charts as stream_charts
 from simoffload.report import charts
 from tests.report.conftest import checked
 
@@ -38,7 +39,7 @@ def test_several_limits_are_one_line() -> None:
 
 def test_loads_have_the_share_that_is_needed_and_the_interval_of_replications() -> None:
     found = so.stream("serving/llama-3.1-8b-chat", slo="ttft=2s")
-    band, line, limit = checked(charts.within_limits(found))["data"]
+    band, line, limit = checked(stream_charts.within_limits(found))["data"]
     assert line["x"] == [one.load for one in found.trials]
     assert line["y"] == [one.attained.value for one in found.trials]
     assert limit["y"] == [found.options.slo.attain] * 2

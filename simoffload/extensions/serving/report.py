@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from simoffload.extensions.serving import charts
 from simoffload.extensions.serving.answers import CONFIDENCE, ReplicatedMean, StreamMeasures
 from simoffload.extensions.serving.streams import COVERED, RateTrial, StreamResult, counted, stated_rate
-from simoffload.report import charts
 from simoffload.report.document import (
     Chart,
     Datum,
