@@ -7,10 +7,16 @@ is imported when it is used.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "simoffload"
 """Group of the entry points that name extensions."""
@@ -106,14 +112,26 @@ class Found(NamedTuple):
     missing: Mapping[str, str]
 
 
+def _named() -> Iterator[EntryPoint]:
+    """Yield the entry points of the group; in a checkout, which need not be installed, or was so before an
+    extension came, those of this distribution are what its pyproject.toml has."""
+    from importlib.metadata import EntryPoint, entry_points
+
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    own: dict[str, str] = {}
+    if project.is_file():
+        with suppress(OSError, ValueError, KeyError):
+            own = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
+    yield from (EntryPoint(name, value, GROUP) for name, value in own.items())
+    yield from (one for one in entry_points(group=GROUP) if one.value not in own.values())
+
+
 @cache
 def found() -> Found:
     """Return the extensions that entry points name, those of this distribution first, by name."""
-    from importlib.metadata import entry_points
-
     extensions: dict[str, Extension] = {}
     missing: dict[str, str] = {}
-    for one in sorted(entry_points(group=GROUP), key=lambda one: (not one.value.startswith(_OURS), one.name)):
+    for one in sorted(_named(), key=lambda one: (not one.value.startswith(_OURS), one.name)):
         try:
             loaded = one.load()
         except (Exception, SystemExit) as error:  # another's code
