@@ -7,7 +7,6 @@ is imported when it is used.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -120,6 +119,8 @@ def _named() -> Iterator[EntryPoint]:
     project = Path(__file__).parents[1] / "pyproject.toml"
     own: dict[str, str] = {}
     if project.is_file():
+        import tomllib
+
         with suppress(OSError, ValueError, KeyError):
             own = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
     yield from (EntryPoint(name, value, GROUP) for name, value in own.items())
