@@ -155,13 +155,14 @@ def register(name: str, extension: Extension) -> None:
     found().extensions[name] = extension
 
 
+@cache
+def _own() -> frozenset[str]:
+    return frozenset(one.name for one in _named() if one.value.startswith(_OURS))
+
+
 def from_outside() -> tuple[str, ...]:
-    """Return the names of extensions whose tables name anything outside this distribution."""
-    places = {
-        name: [*(each.place for each in one.programs), *(each.add for each in one.commands.values())]
-        for name, one in found().extensions.items()
-    }
-    return tuple(name for name, own in places.items() if not all(one.startswith(_OURS) for one in own))
+    """Return the names of extensions that are not of this distribution."""
+    return tuple(name for name in found().extensions if name not in _own())
 
 
 def offers() -> Iterator[Offer]:
@@ -205,10 +206,7 @@ def at(place: str) -> Any:
 def missing_note() -> str:
     """Return a sentence on the extensions that are installed and cannot be imported; "" for none.
 
-    It is added where a name is unknown, which may be of one of these. An installation from before there were
-    extensions has none.
+    It is added where a name is unknown, which may be of one of these.
     """
-    if not any(one.commands for one in found().extensions.values()) and not found().missing:
-        return "no extension is installed; install simoffload again (pip install -e .)"
     text = ", ".join(f"{name} ({why})" for name, why in found().missing.items())
     return f"extensions that cannot be imported here: {text}" if text else ""

@@ -173,8 +173,8 @@ def _refuse_lacking_command(argv: Sequence[str]) -> None:
 def _need_scenario(arguments: argparse.Namespace, command: str) -> None:
     """Raise InputError where neither a scenario nor a model is named."""
     named = vars(arguments)
-    if "port" in named:
-        return  # the page has a scenario of its own
+    if not named.get("needs_scenario", True):
+        return
     if not (named.get("scenario") or named.get("scenarios") or arguments.model):
         text = f"name a model or a scenario, such as simoffload {_example(command)}"
         raise InputError.at("", text, path=command)

@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_parts(parser)
     add_overrides(parser)
     add_json(parser)
-    parser.set_defaults(command=serve)
+    parser.set_defaults(command=serve, needs_scenario=False)  # the page has one of its own
 
 
 DEFAULT_LIMITS = ("engine.timeout=60 s", "engine.memory=2 GiB", "engine.max_events=1000000000")

@@ -481,7 +481,7 @@ def _streamed(variant: Variant, *, brief: bool = False) -> StreamResult:
     return simulated_stream(StreamSimulation(scenario), search=search, intervals=not brief, costs=prices)
 
 
-class _Carried(NamedTuple):
+class _MostUsers(NamedTuple):
     """What a variant carries: its largest load, 0 if none is known, whether it is the largest that was tried,
     its interval, and all in words."""
 
@@ -492,19 +492,19 @@ class _Carried(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _carried(variant: Variant, *, brief: bool = False) -> _Carried:
+def _carried(variant: Variant, *, brief: bool = False) -> _MostUsers:
     found = _streamed(variant, brief=brief)
     best = 0.0 if found.best is None else found.best.load
     machine = _model_on(found.scenario.model.name, found.scenario.machine.platform)
     verdict = stream_document(found).verdicts[0].rstrip(".")
     least = bool(found.trials) and found.trials[-1].load == best
-    return _Carried(best, least, found.capacity or (best, best), f"{machine}: {verdict}")
+    return _MostUsers(best, least, found.capacity or (best, best), f"{machine}: {verdict}")
 
 
 def _users(state: State, *, brief: bool = False) -> Verdict:
     """Return the answer to how many users there can be: which variant carries most, and how many times as
     many as others. Raises InputError."""
-    found = dict[str, _Carried]()
+    found = dict[str, _MostUsers]()
     for name, variant in zip(variant_names(state.variants), state.variants, strict=True):
         if variant != state.current:
             with suppress(InputError, WorkLimitError):  # is said where it is the current one
