@@ -7,12 +7,13 @@ TYPE_CHECKING = False  # to type checkers it is true; importing typing takes lon
 if TYPE_CHECKING:
     from simoffload.errors import InputError, Problem, SimoffloadError, SimulationError
     from simoffload.exchange.chrome_trace import write_trace
+    from simoffload.extensions.purchases.search import search_catalogue
     from simoffload.extensions.serving.streams import StreamResult, stream
     from simoffload.extensions.storage.result import CheckpointResult
     from simoffload.extensions.sweep.run import SweepResult, sweep
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
-    from simoffload.planning.advise import advise, search_catalogue
+    from simoffload.planning.advise import advise
     from simoffload.planning.answers import fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.caches import cache_limits, cache_speed, prefix_loading
@@ -127,7 +128,7 @@ _HOME = {
     "prefix_loading": "simoffload.planning.caches",
     "question": "simoffload.planning.question",
     "reach": "simoffload.planning.reach",
-    "search_catalogue": "simoffload.planning.advise",
+    "search_catalogue": "simoffload.extensions.purchases.search",
     "sensitivity": "simoffload.planning.explanation",
     "simulate": "simoffload.planning.answers",
     "smallest_changes": "simoffload.planning.remedies",

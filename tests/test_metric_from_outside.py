@@ -112,7 +112,7 @@ def test_reach_fit_and_advise_keep_it_as_a_limit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, sizes in {"_DRIVES": (4,), "_MEMORY": (1,), "_BATCH": (1, 2)}.items():
-        monkeypatch.setattr(f"simoffload.planning.advise.purchases.{name}", sizes)
+        monkeypatch.setattr(f"simoffload.extensions.purchases.search.{name}", sizes)
     limit = f"{NAME}={expected(8) * 8 / 5.5 / 1e9} GB"
     words = ("--by", "workload.batch_size", "--within", "1..16", "--slo", limit)
     found = json.loads(ran(capsys, "reach", SCENARIO, *words, "--json"))

@@ -26,7 +26,6 @@ from simoffload.cli.option_types import (
     add_overrides,
     add_parts,
     add_program,
-    budget,
     listed,
 )
 from simoffload.errors import InputError, shortened
@@ -359,26 +358,10 @@ def _add_advise(parser: _Parser) -> None:
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
     parser.add_argument("--on", type=listed, action="extend", metavar="TARGET", help=_TARGETS)
     parser.add_argument(
-        "--search",
-        action="store_true",
-        help="also search the catalogue for purchases, together with other programs and formats",
-    )
-    parser.add_argument(
-        "--budget",
-        type=budget,
-        metavar="AMOUNT",
-        help="largest amount to spend beyond the machine that is named (the same as +AMOUNT), or for a whole "
-        'machine if none is named (the same as "AMOUNT total")',
-    )
-    _add_service(parser, "service level that purchases must meet")
-    parser.add_argument(
         "--objective",
         help="what changes and purchases are ranked by: the most work per time (throughput), the shortest "
         "time of a request or step (latency, the default for inference with batch_size 1), among purchases "
         "the least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
-    )
-    parser.add_argument(
-        "--platforms", type=listed, action="extend", metavar="ID,…", help="also consider these machines"
     )
     add_model(parser)
     add_parts(parser)
@@ -393,7 +376,7 @@ def _add_reach(parser: _Parser) -> None:
     from simoffload.cli import planning
 
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?")
-    _add_service(parser, "service level to keep", required=True)
+    add_service(parser, "service level to keep", required=True)
     parser.add_argument(
         "--by",
         action=Once,
@@ -418,7 +401,8 @@ def _add_reach(parser: _Parser) -> None:
     parser.set_defaults(command=planning.find_values)
 
 
-def _add_service(parser: _Parser, what: str, *, required: bool = False) -> None:
+def add_service(parser: argparse.ArgumentParser, what: str, *, required: bool = False) -> None:
+    """Add the limits to keep, which are of ``what``."""
     parser.add_argument(
         "--slo",
         action="append",
@@ -446,7 +430,7 @@ def _add_fit(parser: _Parser) -> None:
         action="store_true",
         help="the batch with the highest throughput of those that fit (simulated)",
     )
-    _add_service(parser, "with --best-batch: service level that the batch must keep")
+    add_service(parser, "with --best-batch: service level that the batch must keep")
     add_model(parser)
     add_parts(parser)
     add_overrides(parser)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from simoffload.errors import InputError, shortened
 from simoffload.limits import Limits
@@ -210,25 +210,6 @@ def size(text: str) -> int:
     return number
 
 
-class Budget(NamedTuple):
-    """A Budget is an amount of money for a whole machine, or for what is bought beyond the present one."""
-
-    amount: float
-    is_beyond: bool | None
-    """Whether it is beyond the present machine; None: if a machine is named."""
-
-
-def budget(text: str) -> Budget:
-    """Read an amount of money above zero: +AMOUNT is beyond the present machine, "AMOUNT total" all of it."""
-    amount = text.removesuffix("total").rstrip()
-    total, beyond = amount != text, amount.startswith("+")
-    if total and beyond:
-        raise argparse.ArgumentTypeError(f'"{shortened(text)}" is both beyond the machine and its total')
-    digits = amount.replace(",", "").removeprefix("+")
-    number = _positive(text, digits, 'an amount above 0, such as 1500, +1500 or "40000 total"')
-    return Budget(number, beyond if total or beyond else None)
-
-
 def count_or_none(text: str) -> int:
     """Read a whole number, or zero."""
     try:
@@ -255,10 +236,11 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Read a time [s] above zero."""
-    return _positive(text, text, "a time in seconds above 0")
+    return positive(text, text, "a time in seconds above 0")
 
 
-def _positive(text: str, digits: str, what: str) -> float:
+def positive(text: str, digits: str, what: str) -> float:
+    """Read the ``digits`` of an argument as a number above zero; ``what`` says what was expected."""
     try:
         number = float(digits)
     except ValueError:

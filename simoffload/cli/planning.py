@@ -27,14 +27,12 @@ from simoffload.hardware import is_path
 from simoffload.limits import keep, limited, now_doing, sharing, time_left
 from simoffload.models import GGUF
 from simoffload.planning.advise.evaluate import Advice
-from simoffload.planning.advise.purchases import Search
 from simoffload.planning.evaluator import Evaluated
 from simoffload.progress import steps
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.ds_config import BATCH, FILE
 
 if TYPE_CHECKING:
-    from simoffload.cli.option_types import Budget
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluator
@@ -231,7 +229,7 @@ def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: C
 
 
 # -- ``simoffload advise`` -------------------------------------------------------------------------
-# Changes that help, and what to buy.
+# Changes that help.
 
 SIGNATURE = "# Written by simoffload advise."
 """First line of every scenario that is written."""
@@ -239,9 +237,30 @@ _SHIPPED = "hardware_profiles/"
 _LONGEST_NAME = 200
 
 
-def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
-    """Return the files to write, by name: every change that helps, the best purchase, and the front of a
-    search.
+class Looked(NamedTuple):
+    """What an extension looked for beside changes, as advice tells it."""
+
+    document: ReportDocument
+    """Its sentence and its sections, which come first."""
+    data: dict[str, Any]
+    scenarios: Mapping[str, tuple[Evaluated, str]]
+    """Scenarios to write with a few words on each, by name."""
+    answered: bool
+    stopped: str
+    """The limit that ended it, in a few words; "" if none did."""
+    service: Sequence[ServiceLevel]
+    """The limits that were asked for."""
+
+
+Look = Callable[["Evaluator", Advice, "CostList"], Looked]
+"""A search beside changes, with the time that they leave."""
+Beside = Callable[[LoadedScenario, "SimulationResult", "CostList"], Look]
+"""Called before long work with the memory of the scenario; raises InputError for what cannot be asked of
+it."""
+
+
+def recommended(advice: Advice, looked: Looked | None = None) -> dict[str, str]:
+    """Return the files to write, by name: every change that helps, and what was found beside them.
 
     A scenario that refers to files of its own needs ``user_files`` next to it.
     """
@@ -252,11 +271,8 @@ def recommended(advice: Advice, search: Search | None = None) -> dict[str, str]:
         if one.change.sets_program:
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
-    if search is not None and search.best is not None:
-        description = f"best by {search.objective.name}: {', '.join(search.best.description)}"
-        found["best.yaml"] = _scenario(advice.scenario, search.best, description)
-    for rank, point in enumerate(search.front if search else (), start=1):
-        found[f"front-{rank:02d}.yaml"] = _scenario(advice.scenario, point, ", ".join(point.description))
+    for name, (point, words) in (looked.scenarios if looked else {}).items():
+        found[f"{name}.yaml"] = _scenario(advice.scenario, point, words)
     return found
 
 
@@ -314,8 +330,8 @@ _BEFORE_REPORT = 0.9
 """Part of the time limit that simulations share; the report has the rest: our choice."""
 
 
-def advise(arguments: Namespace, console: Console) -> ExitCode:
-    """List changes that help with their costs, and what to buy within a budget and a service level."""
+def advise(arguments: Namespace, console: Console, beside: Beside | None = None) -> ExitCode:
+    """List changes that help with their costs, and what is found ``beside`` them."""
     folder = OutputFolder.of(arguments)
     scenario = load(
         arguments.scenario,
@@ -325,102 +341,42 @@ def advise(arguments: Namespace, console: Console) -> ExitCode:
     )
     if arguments.on:
         scenario = _retargeted(scenario, arguments.on, arguments.overrides)
-    from simoffload.planning.advise import advise, search_catalogue
+    from simoffload.planning.advise import advise
     from simoffload.planning.costs import load_costs
     from simoffload.planning.evaluator import Evaluator
-    from simoffload.planning.service_levels import parse_services
     from simoffload.simulation import fit
 
     evaluator = Evaluator(scenario)
     prices = load_costs(arguments.costs)
     with naming_others(scenario, ",".join(arguments.on or ())):
         capacity = fit(scenario)
-    kind, named = type(capacity), _names_machine(arguments)
-    budget, extra = _budgets(arguments.budget, scenario, capacity, prices, named=named)
-    service = parse_services(arguments.slo, kind)
-    platforms = [_referred(scenario, one, "--platforms") for one in arguments.platforms or ()]
-    for name in platforms:  # an unknown one is refused before long work starts
-        scenario.platform(Edit.at("platform", name))
-    searches = arguments.search or arguments.slo or platforms or arguments.budget
-    found = None
+    look = beside(scenario, capacity, prices) if beside else None
     timeout = scenario.scenario.engine.timeout
     with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
-        with sharing(time_left() / 2 if searches else None):  # the other half is for the search
+        with sharing(time_left() / 2 if look else None):  # the other half is for the search
             advice = advise(evaluator, objective=arguments.objective, costs=prices)
-        if searches:
-            found = search_catalogue(
-                evaluator,
-                budget=budget,
-                extra=extra,
-                service=service,
-                objective=arguments.objective,
-                platforms=platforms,
-                costs=prices,
-                advice=advice,
-            )
+        looked = look(evaluator, advice, prices) if look else None
         curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
-    if found is not None and found.stopped:
-        looked = found.combinations - found.outcomes.get("were not looked at", 0)
-        tried = f"{looked:,} of {found.combinations:,} combinations were looked at"
-        console.note(f"the search is not complete, {tried}: {found.stopped}")
+    if looked is not None and looked.stopped:
+        console.note(f"the search is not complete, {looked.stopped}")
     if advice.stopped:
         console.note(f"the advice is not complete, {advice.extent}")
     if missing:
         console.note(f"storage bandwidth is left out: {missing}")
     with Waiting(console):
-        answer = _advised(
-            advice, curve, found, service, budget, folder=folder, arguments=arguments, console=console
-        )
+        answer = _advised(advice, curve, looked, folder=folder, arguments=arguments, console=console)
     answer.show(console)
     answer.list_files(console)
-    return _status(advice, found)
+    return _status(advice, looked)
 
 
-def _budgets(
-    given: Budget | None,
-    scenario: LoadedScenario,
-    capacity: SimulationResult,
-    prices: CostList,
-    *,
-    named: bool,
-) -> tuple[float | None, float | None]:
-    """Return the budgets for a whole machine and for what is bought beyond the present one, of which at most
-    one is given: an amount without a sign is beyond the machine where one is ``named``. Raises InputError for
-    the second one where a price of the machine is unknown."""
-    from simoffload.planning.economics import economics
-
-    if given is None:
-        return None, None
-    if not (named if given.is_beyond is None else given.is_beyond):
-        return given.amount, None
-    now = economics(scenario, capacity, prices)
-    if now.purchase is None:
-        lacks = f"no price is known of {', '.join(now.bill.missing)}"
-        all_of_it = f'write "{given.amount:g} total" for all of it'
-        text = f"{lacks}, so that nothing is known to be beyond it; {all_of_it}, or give prices (--costs)"
-        raise InputError.at(f"{given.amount:g}", text, path="--budget")
-    return None, given.amount
-
-
-def _names_machine(arguments: Namespace) -> bool:
-    """Return whether a command line names a machine: by its parts, its platform or a scenario of it."""
-    from simoffload.documents import split_assignment
-    from simoffload.scenario import names_model
-
-    source = arguments.scenario or arguments.model
-    parts = (arguments.gpu, arguments.gpus, arguments.memory, arguments.drive)
-    placed = any(":" in one for one in arguments.on or ())
-    overrides = any(split_assignment(one)[0] == "platform" for one in arguments.overrides)
-    return not names_model(source) or placed or overrides or any(one is not None for one in parts)
-
-
-def _status(advice: Advice, found: Search | None) -> ExitCode:
+def _status(advice: Advice, looked: Looked | None) -> ExitCode:
     """Return whether the answer names what fits; where a limit came before it did, there is no answer."""
     helps = advice.result.fits or bool(advice.helping)
-    bought = found is None or found.best is not None
-    if helps and bought:
+    answered = looked is None or looked.answered
+    if helps and answered:
         return ExitCode.OK
-    unknown = (not helps and advice.stopped) or (not bought and found is not None and found.stopped)
+    unknown = (not helps and advice.stopped) or (looked is not None and not answered and looked.stopped)
     return ExitCode.FAILED if unknown else ExitCode.DOES_NOT_FIT
 
 
@@ -428,9 +384,7 @@ def _status(advice: Advice, found: Search | None) -> ExitCode:
 def _advised(
     advice: Advice,
     curve: StorageCurve | None,
-    found: Search | None,
-    service: Sequence[ServiceLevel],
-    budget: float | None,
+    looked: Looked | None,
     *,
     folder: OutputFolder | None,
     arguments: Namespace,
@@ -440,14 +394,15 @@ def _advised(
 
     keep(advice.scenario.scenario.engine.limits)
     now_doing("reporting")
-    document = advice_document(advice, curve, found, budget=budget, service=service, command=arguments.line)
+    first, service = (looked.document, looked.service) if looked else (None, ())
+    document = advice_document(advice, curve, beside=first, service=service, command=arguments.line)
     data = advice.to_dict() | {
         "storage": curve.to_dict() if curve else None,
-        "search": found.to_dict() if found else None,
+        "search": looked.data if looked else None,
     }
     files: dict[str, Writer] = {}
     if folder:
-        recommended = _recommended(advice, found)
+        recommended = _recommended(advice, looked)
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
         files = report_files(document, data)
         files |= {name: content_writer(content) for name, content in recommended.items()}
@@ -477,11 +432,11 @@ def _retargeted(scenario: LoadedScenario, targets: Sequence[str], overrides: Seq
         text = f"only one target is possible, not {len(targets)}; compare takes several"
         raise InputError.at(shortened(",".join(targets)), text, path="--on")
     retargeted = move_once(scenario, targets[0], overrides=overrides)
-    _referred(scenario, targets[0].rpartition(":")[0], "--on")
+    referred_platform(scenario, targets[0].rpartition(":")[0], "--on")
     return retargeted
 
 
-def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
+def referred_platform(scenario: LoadedScenario, platform: str, option: str) -> str:
     """Return a platform as recommended scenarios refer to it; a path is relative to the scenario's folder."""
     from simoffload.documents import resolved
     from simoffload.hardware import is_path
@@ -497,11 +452,11 @@ def _referred(scenario: LoadedScenario, platform: str, option: str) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _recommended(advice: Advice, found: Search | None) -> dict[str, bytes]:
+def _recommended(advice: Advice, looked: Looked | None) -> dict[str, bytes]:
     """Return recommended scenarios and settings by file name, with the user's own files that they need."""
-    texts = {name: text.encode() for name, text in recommended(advice, found).items()}
-    bought = [point.scenario for point in (*found.front, found.best) if point] if found else []
-    own = {name: path.read_bytes() for name, path in user_files((advice.scenario, *bought)).items()}
+    texts = {name: text.encode() for name, text in recommended(advice, looked).items()}
+    found = [point.scenario for point, _ in looked.scenarios.values()] if looked else []
+    own = {name: path.read_bytes() for name, path in user_files((advice.scenario, *found)).items()}
     return {f"{RECOMMENDED}/{name}": content for name, content in (texts | own).items()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.errors import printable
@@ -36,7 +35,7 @@ from simoffload.schedule import Cause, OpKind, Schedule
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Search, SimulatedPurchase, Tried
+    from simoffload.planning.advise import Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
     from simoffload.planning.reach import Reach, Trial
@@ -440,58 +439,6 @@ def _gained(one: Tried) -> str:
 def _bought(one: Tried) -> str:
     """Return what a change costs, if it does."""
     return f", {one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
-
-
-def speed_axis(search: Search) -> str:
-    """Return the name of what a search compares with the purchase."""
-    if (metric := search.objective.metric) is not None:
-        return metric.label if metric.larger else f"1 / {metric.label}"
-    latency = search.objective.is_latency
-    return "requests or steps per second" if latency else "throughput [units of work per second]"
-
-
-def front(search: Search) -> draw.Properties:
-    """Draw all simulated purchases, and the Pareto front as a line."""
-    known = [point for point in search.points if isfinite(point.price)]
-    best = [search.best] if search.best in known else []
-    on_front = set(map(id, search.front))
-    rest = [point for point in known if id(point) not in on_front]
-    same, other = ([one for one in search.front if one.rank == rank] for rank in (0, 1))
-    data = [
-        _marks("others", rest, draw.GREY, "circle-open", mode="markers+text"),
-        _marks("none cheaper is faster", same, draw.BLUE, "circle", mode="lines+markers+text"),
-        _marks("with other answers", other, draw.GREEN, "circle", mode="lines+markers+text"),
-        _marks("best", best, draw.VERMILION, "diamond", mode="markers+text", size=13),
-    ]
-    return draw.figure(
-        data,
-        HEIGHT,
-        showlegend=False,
-        xaxis=draw.axis(
-            f"{'purchase' if search.extra is None else 'bought'} [{draw.plain(search.currency)}]"
-        ),
-        yaxis=draw.axis(speed_axis(search), rangemode="tozero"),
-    )
-
-
-def _marks(
-    name: str,
-    found: Sequence[SimulatedPurchase],
-    color: str,
-    symbol: str,
-    *,
-    size: int = 8,
-    mode: str,
-) -> draw.Properties:
-    return draw.points(
-        name,
-        x=[point.price for point in found],
-        y=[point.speed for point in found],
-        hover=[draw.plain(", ".join(point.description) or "no change") for point in found],
-        mode=mode,
-        marker={"color": color, "symbol": symbol, "size": size},
-        **draw.at_one(name, len(found), 0),
-    )
 
 
 # -- the section with the operations of ranks over time --------------------------------------------

@@ -29,7 +29,7 @@ from simoffload.report.summary import facts, result_summary
 from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice, Search, Tried
+    from simoffload.planning.advise import Advice, Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.service_levels import ServiceLevel
 
@@ -61,30 +61,21 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
 def advice_document(
     advice: Advice,
     curve: StorageCurve | None,
-    search: Search | None = None,
     *,
-    budget: float | None = None,
+    beside: ReportDocument | None = None,
     service: Sequence[ServiceLevel] = (),
     command: str = "",
 ) -> ReportDocument:
-    """Build the document of advice: changes that help, what a search within ``budget`` and ``service`` found,
-    what faster storage would gain (``curve``), then the unchanged scenario."""
-    from simoffload.report.sections.advice import (
-        PURCHASES,
-        advice_verdict,
-        advised,
-        purchase_verdict,
-        searched,
-    )
+    """Build the document of advice: what was found ``beside`` it, changes that help, what faster storage
+    would gain (``curve``), then the unchanged scenario. ``service`` are the limits that it has to keep."""
+    from simoffload.report.sections.advice import advice_verdict, advised
 
-    bought: tuple[Verdict, ...] = ()
-    if search is not None:
-        answer = purchase_verdict(search, budget=budget, service=service, owned=advice.economics.purchase)
-        bought = (Verdict.of(f"{PURCHASES}: ", *answer.parts),)
-    looked = searched(search, budget=budget, service=service) if search is not None else ()
+    looked = beside.sections if beside is not None else ()
+    told = beside.verdicts if beside is not None else ()
+    first = tuple(Verdict.of(f"{beside.heading}: ", *one.parts) for one in told) if beside else ()
     found = (*findings(advice.result), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
-    verdicts = (*bought, advice_verdict(advice, service))
+    verdicts = (*first, advice_verdict(advice, service))
     warned = (f"with {' or '.join(of[:2])}: {text}" for text, of in advice.new_warnings.items())
     stopped = (f"not complete: {advice.extent}",) if advice.stopped else ()
     paid = [one.economics for one in (*advice.helping, *advice.uncertain) if one.extra]
@@ -116,14 +107,6 @@ def brief_document(result: SimulationResult) -> ReportDocument:
     found, answer = headline(result), result_summary(result)
     name, about = printable(result.name), facts([result])
     return ReportDocument(found, result.fits, (answer,), (), (shown,), (), (), name, (answer,), about)
-
-
-def search_document(search: Search) -> ReportDocument:
-    """Build the document of a search for purchases alone."""
-    from simoffload.report.sections.advice import PURCHASES, purchase_verdict, searched
-
-    answer = purchase_verdict(search, budget=None, service=())
-    return ReportDocument((PURCHASES,), None, (answer,), (), searched(search, budget=None, service=()))
 
 
 def findings(result: SimulationResult) -> tuple[ReportSection, ...]:

@@ -57,7 +57,7 @@ def test_an_answer_for_programs_is_that_of_the_file(program, tmp_path: Path) -> 
 def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A catalogue of fewer sizes."""
     for name, sizes in {"_DRIVES": (4,), "_MEMORY": (1,), "_BATCH": (1, 2)}.items():
-        monkeypatch.setattr(f"simoffload.planning.advise.purchases.{name}", sizes)
+        monkeypatch.setattr(f"simoffload.extensions.purchases.search.{name}", sizes)
 
 
 @pytest.mark.usefixtures("_narrow", "known")

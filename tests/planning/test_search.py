@@ -8,12 +8,12 @@ import pytest
 
 from simoffload.bisection import first_with_room
 from simoffload.documents import parse_yaml
-from simoffload.planning.advise import Advice, advise, search_catalogue
-from simoffload.planning.advise.purchases import Frontier, families, joined_edits
+from simoffload.extensions.purchases.search import Frontier, families, joined_edits, search_catalogue
+from simoffload.extensions.purchases.search_report import searched
+from simoffload.planning.advise import Advice, advise
 from simoffload.planning.costs import load_costs
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
-from simoffload.report.sections.advice import searched
 from simoffload.results import InferenceResult
 from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate

@@ -12,23 +12,19 @@ from typing import Any
 import pytest
 
 from simoffload.cli.planning import recommended
-from simoffload.planning.advise import (
-    Advice,
-    Search,
-    advise,
-    evaluate,
-    purchases,
-    search_catalogue,
-)
+from simoffload.extensions.purchases import search as purchases
+from simoffload.extensions.purchases.search import Search, search_catalogue
+from simoffload.extensions.purchases.search_report import front, purchase_verdict, search_document, searched
+from simoffload.planning.advise import Advice, advise, evaluate
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.service_levels import parse_service
-from simoffload.report.charts import front, gains
+from simoffload.report.charts import gains
 from simoffload.report.document import Datum, ReportDocument
 from simoffload.report.from_result import advice_document
 from simoffload.report.html import write_html
 from simoffload.report.markdown import write_markdown
 from simoffload.report.plotting import CHANGES
-from simoffload.report.sections.advice import advice_verdict, advised, by_answers, purchase_verdict, searched
+from simoffload.report.sections.advice import advice_verdict, advised, by_answers
 from simoffload.report.terminal import terminal_text
 from simoffload.results.inference import InferenceResult
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, known, loaded
@@ -61,7 +57,8 @@ def search() -> Search:
 def document(advice: Advice, curve: StorageCurve | None, search: Search) -> ReportDocument:
     level = parse_service("ttft=2s", InferenceResult)
     command = "simoffload advise s.yaml"
-    return advice_document(advice, curve, search, budget=250_000, service=[level], command=command)
+    found = search_document(search, budget=250_000, service=[level], owned=advice.economics.purchase)
+    return advice_document(advice, curve, beside=found, service=[level], command=command)
 
 
 @pytest.mark.parametrize("width", [80, 100])

@@ -1,4 +1,4 @@
-"""Advice: single changes ranked by their gain, and a search through a catalogue."""
+"""Advice: single changes ranked by their gain."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from simoffload.planning.advise.evaluate import (
     advise,
     objective_of,
 )
-from simoffload.planning.advise.purchases import (
-    Search,
-    SimulatedPurchase,
-    search_catalogue,
-)
 
 __all__ = [
     "WORTH",
     "Advice",
     "Objective",
-    "Search",
-    "SimulatedPurchase",
     "Tried",
     "advise",
     "objective_of",
-    "search_catalogue",
 ]

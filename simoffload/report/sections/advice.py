@@ -1,4 +1,4 @@
-"""Sections about changes that would make a run faster or cheaper, and about purchases."""
+"""Sections about changes that would make a run faster or cheaper."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from simoffload.planning.advise import WORTH, Advice, Objective, Search, SimulatedPurchase, Tried
+from simoffload.planning.advise import WORTH, Advice, Objective, Tried
 from simoffload.planning.bandwidth import NO_STORAGE, BandwidthPoint, StorageCurve
 from simoffload.planning.confidence import confidence
+from simoffload.planning.evaluator import Evaluated
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.planning.service_levels import ServiceLevel, judged
 from simoffload.report import charts
@@ -28,7 +29,7 @@ from simoffload.report.presentation import BRACKETS, in_words, presentation, ran
 from simoffload.report.sections.background import COMMAND, commands, settings
 from simoffload.report.sections.costs import money
 from simoffload.results import InferenceResult, Metric, SimulationResult
-from simoffload.units import format_number, format_seconds, per_second, percent, plural
+from simoffload.units import format_number, format_seconds, percent, plural
 
 # -- sections that explain a result ----------------------------------------------------------------
 # Storage bandwidth, the tier of the key-value cache, sensitivity.
@@ -153,13 +154,13 @@ def _slower(one: Tried, other: Tried) -> float:
 def with_times(one: Tried) -> str:
     """Describe a change with how fast it is, with the time to the first token of several, and with what is
     known of its answers."""
-    times, first = _compared(one.result, short=True), one.result.metrics().get("ttft_s")
+    times, first = compared_text(one.result, short=True), one.result.metrics().get("ttft_s")
     if first is not None and one.result.compared_metric.name != "ttft_s":
         times += f", TTFT {format_seconds(first)}"
     return in_brackets(one.change.description, times, one.change.quality)
 
 
-def _compared(result: SimulationResult, *, short: bool = False) -> str:
+def compared_text(result: SimulationResult, *, short: bool = False) -> str:
     """Return the compared metric of a result: "40 tokens/s [25 to 65]", "step 1.2 s [1 to 1.5]"; of inference
     without the interval if it is ``short``."""
     metric, value = result.compared_metric, result.value_of(result.compared_metric.name)
@@ -198,10 +199,10 @@ def took_first(result: SimulationResult) -> str:
     return f", TTFT {in_words(result, 'ttft_s')}" if several else ""
 
 
-def objective_text(one: Tried | SimulatedPurchase, objective: Objective) -> str:
+def objective_text(one: Evaluated, objective: Objective) -> str:
     """Return the value of the objective, to precede others: "TPOT 2 ms, "; "" for throughput and cost."""
     if objective.is_latency:
-        return f"{_compared(one.result, short=True).partition(' [')[0]}, "
+        return f"{compared_text(one.result, short=True).partition(' [')[0]}, "
     value = objective.value(one.result, one.economics)
     if objective.metric is None or value is None:
         return ""
@@ -261,11 +262,10 @@ def gain_text(one: Tried) -> str:
     return f"{format_number(one.gain)}× [{span(*map(format_number, one.gain_interval))}]"
 
 
-# -- sections about changes that would make a run faster or cheaper, and about purchases -----------
+# -- sections about changes that would make a run faster or cheaper --------------------------------
 
 
 GAINS = "Changes that help"
-PURCHASES = "Verdict on purchases"
 LARGER = "Larger batches: more throughput, but no sequence gets its tokens sooner"
 _SOONER = "Settings: the first token sooner, further ones as before"
 _MOST = 12
@@ -276,8 +276,6 @@ _CLEAR = 1.02
 """Gain from which a verdict mentions a setting (our choice, the same as for faster storage)."""
 _MOST_BARS = 8
 """Number of gains of a chart: our choice."""
-_MOST_REASONS = 3
-"""Number of reasons for refusals that are given."""
 _FOR_MONEY, _FOR_SPEED, _FOR_SPACE = (4, 5, 6), (1, 5, 6), (2, 4, 6)
 """Columns of the tables of changes that are shown on a page only, by the subject of the table."""
 
@@ -365,7 +363,7 @@ def _what_fits(advice: Advice) -> Iterator[VerdictPart]:
         return
     same, other = by_answers(advice.helping)
     objective = advice.objective
-    first = "Fastest change" if objective.is_latency else f"Change with the {_best_by(objective)}"
+    first = "Fastest change" if objective.is_latency else f"Change with the {best_by(objective)}"
     texts = []
     if same:
         cheapest = min(same, key=lambda one: math.inf if one.extra is None else one.extra)
@@ -577,10 +575,10 @@ def _first_tokens(result: SimulationResult) -> Entry:
 
 def _step(result: SimulationResult) -> Entry:
     """Return the compared metric with its interval."""
-    return _datum(result, result.compared_metric)
+    return datum(result, result.compared_metric)
 
 
-def _datum(result: SimulationResult, metric: Metric) -> Entry:
+def datum(result: SimulationResult, metric: Metric) -> Entry:
     """Return a metric with its interval."""
     shown = ranged(result, metric.name, short=True)
     ends = confidence(result).interval(metric.name) if metric.name in result.composed else ()
@@ -630,126 +628,12 @@ def _unchanged_command(advice: Advice, same: Sequence[Tried]) -> tuple[ReportSec
     return commands(advice.result.provenance, f"as it is: {_nothing_helps(advice, ())}")
 
 
-# -- search --------------------------------------------------------------------------------------
-
-
-def searched(
-    search: Search, *, budget: float | None, service: Sequence[ServiceLevel]
-) -> tuple[ReportSection, ...]:
-    """Return the section about a search for purchases: what became of every combination, the best purchase,
-    the Pareto front."""
-    limits = [f"at most {one}" for one in [_money(search, budget)] if one]
-    limits += [level.text for level in service]
-    looked = f"{search.combinations:,} combinations of storage, drives, memory, program, format and batch"
-    outcomes = ", ".join(f"{number:,} {text}" for text, number in search.outcomes.items())
-    looked = f"{search.already}{looked}; {', '.join(limits)}" if limits else looked
-    stopped = [f"the search is not complete: {search.stopped}"] if search.stopped else []
-    texts = [looked, outcomes, *stopped, *search.limits]
-    texts += [
-        f"refused {number} times: {why}" for why, number in list(search.refusals.items())[:_MOST_REASONS]
-    ]
-    if search.missing:
-        text = "combinations with it meet no budget and are not in the table"
-        texts.append(f"no price is known for {', '.join(search.missing)}: {text}")
-    tables = tuple(_front(search))
-    drawn = Chart(f"{charts.speed_axis(search)} over purchase", partial(charts.front, search))
-    title, prices = (
-        "Purchases worth considering",
-        {one.price for one in search.points if math.isfinite(one.price)},
-    )
-    return (ReportSection(title, tuple(texts), tables, charts=(drawn,) if len(prices) > 1 else ()),)
-
-
-def _front(search: Search) -> Iterator[ReportTable]:
-    """Yield the tables of the front: with the same answers, and with others."""
-    captions = ("No other purchase is both cheaper and faster", "With other answers")
-    for rank, caption in enumerate(captions):
-        found = [one for one in search.front if one.rank == rank]
-        rows = tuple((*_point(one, search), *([one.quality] * rank)) for one in found)
-        step = presentation(search.points[0].result).step if found else ""
-        prices = ("purchase",) if search.extra is None else ("bought", "whole machine")
-        head = (*prices, "units/s", step, "cost/1M tokens", "configuration", *(["quality"] * rank))
-        if rows:
-            yield ReportTable(caption, head, rows, tuple(range(len(prices) + 3)), keys=1)
-
-
-def _money(search: Search, budget: float | None) -> str:
-    """Return what may be spent; empty if that is not limited."""
-    if search.extra is not None:
-        return f"{search.extra:,.0f} {search.currency} beyond the present machine"
-    return "" if budget is None else f"{budget:,.0f} {search.currency} for a whole machine"
-
-
 def _ranked(objective: Objective) -> str:
     """Return the name of what changes are ranked by."""
     return objective.metric.label if objective.metric else "throughput"
 
 
-def _best_by(objective: Objective) -> str:
+def best_by(objective: Objective) -> str:
     """Return what the best change by an objective has."""
     lowest = objective.metric is not None and not objective.metric.larger
     return f"{'lowest' if lowest else 'highest'} {_ranked(objective)}"
-
-
-_BEST = {"latency": "shortest time", "cost": "cheapest per unit of work"}
-"""What is said of the best purchase by other objectives."""
-
-
-def purchase_verdict(
-    search: Search,
-    *,
-    budget: float | None,
-    service: Sequence[ServiceLevel],
-    owned: float | None = None,
-) -> Verdict:
-    """Return a sentence about the best purchase, or about the one that is closest to the limits; ``owned`` is
-    the price of the present machine."""
-    best, limit = search.best, _money(search, budget)
-    if best is None and search.nearest is not None:
-        near = search.nearest
-        what = ", ".join(near.description) or "no change"
-        levels = " and ".join(level.text for level in service)
-        within = f" within {limit}" if limit else ""
-        none = f"nothing {f'meets {levels}' if levels else 'is possible'}{within}"
-        return Verdict.of(none, VerdictPart(f"; nearest: {what}, {took(judged(near.result, service))}"))
-    if best is None:
-        if search.points:
-            return Verdict.of("no price per unit of work is known: give a price list of your own (--costs)")
-        none = f"no combination is possible{' within the budget' if limit else ''}"
-        if budget is None or owned is None or owned <= budget:
-            return Verdict.of(none)
-        costs = f"the present machine alone costs {owned:,.0f} {search.currency}"
-        beyond = VerdictPart(f"; --budget +{budget:.0f} is beyond it")
-        return Verdict.of(f"{none}, which is for a whole machine: {costs}", beyond)
-    other = search.other
-    return Verdict.of(
-        f"{_BEST.get(search.objective.name) or _best_by(search.objective)}: {_bought(best, search)}",
-        *([] if other is None else [VerdictPart(f"; with other answers: {_bought(other, search)}")]),
-        VerdictPart(f"; {BRACKETS}", 2),
-    )
-
-
-def _bought(one: SimulatedPurchase, search: Search) -> str:
-    """Return a purchase with its speed and price."""
-    unit = f" {one.result.unit}s/s"
-    low, high = confidence(one.result).interval(one.result.unit_by)
-    rate = per_second(one.rate, unit)
-    rate += f" [{span(per_second(1 / high, unit), per_second(1 / low, unit), value=rate)}]"
-    price = f"for {one.price:,.0f} {search.currency}" if math.isfinite(one.price) else "for an unknown price"
-    price = "without a purchase" if one.bought == 0 else price
-    time = objective_text(one, search.objective)
-    if search.objective.is_latency:
-        time = "" if one.result.compared_metric.name == "tokens_per_s" else f"{_compared(one.result)}, "
-    return f"{', '.join(one.description) or 'no change'}; {time}{rate} {price}"
-
-
-def _point(point: SimulatedPurchase, search: Search) -> tuple[Entry, ...]:
-    bought = () if point.bought is None else (money(point.bought, search.currency),)
-    return (
-        *bought,
-        money(point.economics.purchase, search.currency),
-        Datum(per_second(point.rate, ""), point.rate, "1/s"),
-        _datum(point.result, point.result.step_metric),
-        money(point.economics.metrics()["cost_per_million_tokens"], search.currency),
-        ", ".join(point.description) or "no change",
-    )

@@ -10,8 +10,8 @@ import pytest
 
 from simoffload.cli.planning import recommended
 from simoffload.documents import Edit, parse_yaml
+from simoffload.extensions.purchases.search import Family
 from simoffload.planning.advise import Advice, Tried, advise
-from simoffload.planning.advise.purchases import Family
 from simoffload.planning.confidence import tie
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change

@@ -10,12 +10,15 @@ import pytest
 
 import simoffload as so
 from simoffload.errors import InputError
-from simoffload.planning.advise import Advice, Tried, advise, purchases, search_catalogue
+from simoffload.extensions.purchases import search as purchases
+from simoffload.extensions.purchases.search import search_catalogue
+from simoffload.extensions.purchases.search_report import purchase_verdict
+from simoffload.planning.advise import Advice, Tried, advise
 from simoffload.planning.advise.evaluate import objective_of
 from simoffload.planning.economics import COST_METRICS
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
-from simoffload.report.sections.advice import LARGER, advice_verdict, advised, purchase_verdict
+from simoffload.report.sections.advice import LARGER, advice_verdict, advised
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import read_scenario
 from tests.planning.advise.conftest import SPACE, STORAGE_BOUND, assert_in_order, known, loaded

@@ -12,22 +12,24 @@ import pytest
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.planning import evaluator
-from simoffload.planning.advise import advise, purchases, search_catalogue
-from simoffload.planning.advise.options import drives, options_of
-from simoffload.planning.advise.purchases import (
+from simoffload.extensions.purchases import search as purchases
+from simoffload.extensions.purchases.search import (
     Frontier,
     SimulatedPurchase,
     families,
     joined_edits,
     limits_of,
+    search_catalogue,
 )
+from simoffload.extensions.purchases.search_report import searched
+from simoffload.planning import evaluator
+from simoffload.planning.advise import advise
+from simoffload.planning.advise.options import drives, options_of
 from simoffload.planning.compare import compare
 from simoffload.planning.costs import load_costs
 from simoffload.planning.economics import economics
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.service_levels import parse_service
-from simoffload.report.sections.advice import searched
 from simoffload.results.capacity import Change
 from simoffload.results.inference import InferenceResult
 from simoffload.scenario import LoadedScenario, read_scenario

@@ -443,7 +443,7 @@ class Search(ReportedAnswer):
     """Why not all combinations were tried; empty if nothing stopped the search."""
 
     def _report(self) -> Report:
-        from simoffload.report.from_result import search_document
+        from simoffload.extensions.purchases.search_report import search_document
 
         return search_document(self)
 
