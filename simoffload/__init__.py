@@ -87,7 +87,7 @@ __all__ = [
     "write_trace",
 ]
 
-__version__ = "0.1.0"
+__version__: str
 
 _HOME = {
     "CheckpointResult": "simoffload.extensions.storage.result",
@@ -152,6 +152,8 @@ def __getattr__(name: str) -> object:
     """
     from importlib import import_module
 
+    if name == "__version__":
+        return import_module("simoffload.shipped").__version__
     if name in _RENAMED:
         from warnings import warn
 

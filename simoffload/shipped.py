@@ -1,9 +1,11 @@
-"""Folders of files that come with the package: in the wheel, or next to the package in a checkout."""
+"""The version, and folders of files that come with the package: in the wheel, or beside it in a checkout."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+
+__version__ = "0.1.0"
 
 
 @cache

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simoffload import __version__
 from simoffload.documents import exists, file_errors, quoted
 from simoffload.errors import InputError, Problem
 from simoffload.exchange.files import replacing
+from simoffload.shipped import __version__
 from simoffload.strategies.cache.kv_cache import DEFAULT
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.jobs import JobProcesses, json_line, missing_packages, thread_environment

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import simoffload
-from simoffload import extending
+import simoffload.extending as extending
 from simoffload.cli.option_types import (
     WRITTEN,
     Once,
@@ -29,6 +28,7 @@ from simoffload.cli.option_types import (
     listed,
 )
 from simoffload.errors import InputError, shortened
+from simoffload.shipped import __version__
 
 if TYPE_CHECKING:
     from simoffload.cli.catalogue import Command
@@ -241,7 +241,7 @@ def program(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"simoffload {simoffload.__version__}")
+    parser.add_argument("--version", action="version", version=f"simoffload {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, adding) in _commands().items():
         one = _command(commands, name, text)

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any
 
-from simoffload import extending
+import simoffload.extending as extending
 from simoffload.cli.console import Console, ExitCode
 
 SCHEMAS = {

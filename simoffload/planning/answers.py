@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Unpack
 
-from simoffload import simulation
+import simoffload.simulation as simulation
 from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.question import QuestionOptions, loaded
 from simoffload.progress import Watcher, watched_by

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from simoffload import units
+import simoffload.units as units
 
 if TYPE_CHECKING:
     from simoffload.results.passes import PassResult

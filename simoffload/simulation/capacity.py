@@ -8,11 +8,11 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from simoffload import __version__
 from simoffload.documents import quoted
 from simoffload.errors import SimulationError
 from simoffload.results import MemoryStage, ResultProvenance, TierUse, peak_uses
 from simoffload.scenario import LoadedScenario
+from simoffload.shipped import __version__
 from simoffload.strategies import Plan, base
 from simoffload.units import format_bytes
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import simoffload
 from simoffload.errors import shortened
+from simoffload.shipped import __version__
 from simoffload.units import format_bytes, plural
 from simoffload_calibrate.micro.bench import Bench, open_bench, probe_seconds, storage_bytes
 from simoffload_calibrate.micro.benchmarks import (
@@ -91,7 +91,7 @@ def _initial_record(request: MeasurementRequest, bench: Bench) -> dict[str, Any]
     return {
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "simoffload": simoffload.__version__,
+        "simoffload": __version__,
         "quick": request.quick,
         "options": options,
         "machine": dict(bench.facts),

@@ -26,12 +26,12 @@ from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-import simoffload
-from simoffload import extending
+from simoffload.extending import from_outside
 from simoffload.limits import Limits
 from simoffload.models import families
 from simoffload.results import registered
 from simoffload.scenario import LoadedScenario
+from simoffload.shipped import __version__
 from simoffload.strategies import registry
 from simoffload.strategies.cache.kv_cache import formats_from_outside
 from simoffload.strategies.ds_config import extensions
@@ -55,7 +55,7 @@ def _folder(kind: str) -> Path:
     outside = families.registered_outside(), registry.registered_outside(), formats_from_outside()
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     with suppress(RuntimeError):  # there is no home
-        if not any((*outside, registered, extensions, *extending.from_outside())):
+        if not any((*outside, registered, extensions, *from_outside())):
             return (given if given.is_absolute() else Path.home() / ".cache") / "simoffload" / kind
     return Path(os.devnull) / kind
 
@@ -63,10 +63,10 @@ def _folder(kind: str) -> Path:
 @cache
 def _version() -> str:
     """Return what changes with any file of this package."""
-    root = Path(simoffload.__file__).parent
+    root = Path(__file__).parents[2]
     with suppress(OSError):  # a file that is being replaced
         found = sorted((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in root.rglob("*.py"))
-        return f"{simoffload.__version__} {found}"
+        return f"{__version__} {found}"
     return uuid4().hex
 
 

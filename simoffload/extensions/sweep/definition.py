@@ -26,7 +26,6 @@ from pydantic import (
 )
 from simpleeval import DEFAULT_OPERATORS, EvalWithCompoundTypes
 
-from simoffload import __version__
 from simoffload.documents import (
     Document,
     Edit,
@@ -56,6 +55,7 @@ from simoffload.scenario import (
     resolve,
 )
 from simoffload.scenario.cache import canonical
+from simoffload.shipped import __version__
 from simoffload.strategies import in_new_form
 from simoffload.units import (
     parse_bytes,

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simoffload import __version__
 from simoffload.errors import InputError, shortened
 from simoffload.results import kinds_of_results
+from simoffload.shipped import __version__
 
 SCHEMA = "simoffload/sweep-journal/5"
 _TABLES = (

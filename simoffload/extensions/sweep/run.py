@@ -25,7 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-from simoffload import __version__
 from simoffload.brief import BriefTuple
 from simoffload.documents import Document, Edit, edited, plain_document
 from simoffload.errors import InputError, SimulationError, printable, shortened
@@ -47,6 +46,7 @@ from simoffload.scenario import (
     located,
     names_model,
 )
+from simoffload.shipped import __version__
 from simoffload.simulation import simulate
 from simoffload.simulation.capacity import BEYOND
 from simoffload.strategies import registry
