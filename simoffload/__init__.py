@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from simoffload.hardware import list_profiles, load_platform
     from simoffload.models import list_models, load_model
     from simoffload.planning.advise import advise
-    from simoffload.planning.answers import fit, simulate
+    from simoffload.planning.answers import Answer, fit, simulate
     from simoffload.planning.bandwidth import storage_curve
     from simoffload.planning.caches import cache_limits, cache_speed, prefix_loading
     from simoffload.planning.compare import Comparison, compare, compare_scenarios
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from simoffload_calibrate.importers.measured_profiles import import_profile
 
 __all__ = [
+    "Answer",
     "CheckpointResult",
     "Comparison",
     "InferenceResult",
@@ -90,6 +91,7 @@ __all__ = [
 __version__: str
 
 _HOME = {
+    "Answer": "simoffload.planning.answers",
     "CheckpointResult": "simoffload.extensions.storage.result",
     "Comparison": "simoffload.planning.compare",
     "InferenceResult": "simoffload.results.inference",

@@ -491,10 +491,14 @@ MOST = {
 package without its extensions."""
 
 
-def size_of(part: str) -> Size:
+def files_of(part: str) -> list[tuple[str, str]]:
     root = PACKAGE.parent / ("simoffload" if part == "core" else part)
     paths = [one for one in root.rglob("*.py") if part != "core" or "extensions" not in one.parts]
-    files = [(path.relative_to(PACKAGE.parent).as_posix(), path.read_text()) for path in paths]
+    return [(path.relative_to(PACKAGE.parent).as_posix(), path.read_text()) for path in paths]
+
+
+def size_of(part: str) -> Size:
+    files = files_of(part)
     return Size(sum(code_lines(text) for _, text in files), len(import_edges(files)))
 
 
@@ -519,3 +523,50 @@ def test_import_edges_of_two_modules() -> None:
         ("p/c.py", ""),
     ]
     assert import_edges(files) == {("p.a", "p.b"), ("p.a", "p.c")}
+
+
+def circles(edges: Iterable[tuple[str, str]]) -> set[frozenset[str]]:
+    """Modules each of which imports itself through the others, types and late imports included."""
+    after: dict[str, set[str]] = {}
+    for one, other in edges:
+        after.setdefault(one, set()).add(other)
+
+    def reached(start: str) -> set[str]:
+        found, ahead = set[str](), [start]
+        while ahead:
+            ahead += (new := after.get(ahead.pop(), set()) - found)
+            found |= new
+        return found
+
+    beyond = {one: reached(one) for one in after}
+    return {
+        frozenset(other for other in far if one in beyond.get(other, ()))
+        for one, far in beyond.items()
+        if one in far
+    }
+
+
+def rooms(circle: Iterable[str]) -> set[str]:
+    """The folders of the package, or of its extensions, that have a part in a circle."""
+    below = (one.removeprefix("simoffload.").removeprefix("extensions.") for one in circle)
+    return {one.partition(".")[0] for one in below}
+
+
+def test_circles_of_imports_are_inside_one_folder() -> None:
+    paths = [
+        (path.relative_to(PACKAGE.parent).as_posix(), path.read_text()) for path in PACKAGE.rglob("*.py")
+    ]
+    found = circles(import_edges(paths))
+    assert [sorted(one) for one in found if len(rooms(one)) > 1] == []
+
+
+def test_a_circle_through_types_and_late_imports_is_found() -> None:
+    files = [
+        ("simoffload/a/b.py", "if TYPE_CHECKING:\n    from simoffload.c import d"),
+        ("simoffload/c/d.py", "from simoffload.e import f"),
+        ("simoffload/e.py", "def f():\n    import simoffload.a.b\n    import simoffload.g"),
+        ("simoffload/g.py", ""),
+    ]
+    (found,) = circles(import_edges(files))
+    assert found == {"simoffload.a.b", "simoffload.c.d", "simoffload.e"}
+    assert rooms(found) == {"a", "c", "e"}

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from simoffload.extensions.sweep.definition import reserved
+from simoffload.planning.answers import Answer
 from simoffload.planning.compare import Comparison
 from simoffload.planning.economics import COST_METRICS
 from simoffload.results import declared_metrics
@@ -33,8 +34,8 @@ def test_costs_are_explained() -> None:
 
 
 def test_columns_of_a_comparison_are_explained() -> None:
-    results = {"x": fit(read_scenario("xinnor/llama-1b")), "y": fit(read_scenario("checkpoint/mlperf-8b"))}
-    columns, _ = Comparison(results).table()
+    names = "xinnor/llama-1b", "checkpoint/mlperf-8b"
+    columns, _ = Comparison({name: Answer.of(fit(read_scenario(name))) for name in names}).table()
     said_by_itself = {"model", "platform", "workload"}
     assert sorted(set(columns) - said_by_itself - UNITS.keys() - declared_metrics().keys()) == []
 

@@ -63,7 +63,7 @@ def report_files(document: ReportDocument, data: Any, *, table: Writer | None = 
     }
 
 
-class Answer(NamedTuple):
+class Printed(NamedTuple):
     """The answer of a command, complete before anything is printed, and the files that were written."""
 
     printed: str

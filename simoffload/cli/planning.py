@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.output import (
     RECOMMENDED,
-    Answer,
     OutputFolder,
+    Printed,
     Writer,
     content_writer,
     digest,
@@ -33,6 +33,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.strategies.ds_config import BATCH, FILE
 
 if TYPE_CHECKING:
+    from simoffload.planning.answers import Answer
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluator
@@ -56,7 +57,7 @@ def fit(arguments: Namespace, console: Console) -> ExitCode:
     targets = None if arguments.machines else arguments.on
     found = _fitted(arguments, targets, console)
     files = report_files(found.document, found.data) if folder else {}
-    answer = limited(Answer.of)(found.document, found.data, folder, files, console)
+    answer = limited(Printed.of)(found.document, found.data, folder, files, console)
     answer.show(console)
     answer.list_files(console)
     return ExitCode.OK if found.fits else ExitCode.DOES_NOT_FIT
@@ -99,11 +100,11 @@ def _one(scenario: LoadedScenario, command: str, console: Console) -> _FitAnswer
             missing = _planned(result)
         if missing:
             console.note(f"other caches and changes that make it fit are left out: {missing}")
-            result = replace(result, planner=None)
+            result = replace(result, scenario=None)
         return _reported(scenario, result, command)
 
 
-def _planned(result: SimulationResult) -> str:
+def _planned(result: Answer) -> str:
     """Work out what is told beside the memory, which is kept for the report; return the limit that was
     reached."""
     try:
@@ -114,7 +115,7 @@ def _planned(result: SimulationResult) -> str:
 
 
 @limited
-def _reported(scenario: LoadedScenario, result: SimulationResult, command: str) -> _FitAnswer:
+def _reported(scenario: LoadedScenario, result: Answer, command: str) -> _FitAnswer:
     from simoffload.report.from_result import result_document
 
     keep(scenario.scenario.engine.limits)
@@ -389,7 +390,7 @@ def _advised(
     folder: OutputFolder | None,
     arguments: Namespace,
     console: Console,
-) -> Answer:
+) -> Printed:
     from simoffload.report.from_result import advice_document
 
     keep(advice.scenario.scenario.engine.limits)
@@ -412,7 +413,7 @@ def _advised(
             console.warn(
                 [f"{text}; link it, or all of its parts: ln {quote(str(model))} {quote(str(where))}"]
             )
-    return Answer.of(document, data, folder, files, console)
+    return Printed.of(document, data, folder, files, console)
 
 
 def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
@@ -504,14 +505,14 @@ def _refuse_both(arguments: Namespace) -> None:
 
 
 @limited
-def _reached(found: Reach, folder: OutputFolder | None, arguments: Namespace, console: Console) -> Answer:
+def _reached(found: Reach, folder: OutputFolder | None, arguments: Namespace, console: Console) -> Printed:
     from simoffload.report.from_reach import reach_document
 
     keep(found.scenario.scenario.engine.limits)
     now_doing("reporting")
     document = reach_document(found, run=_run_line(found, arguments), command=arguments.line)
     data = found.to_dict()
-    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)
 
 
 def _run_line(found: Reach, arguments: Namespace) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.output import TRACE, Answer, OutputFolder, report_files
+from simoffload.cli.output import TRACE, OutputFolder, Printed, report_files
 from simoffload.cli.sources import (
     CommandChanges,
     load,
@@ -22,10 +22,10 @@ from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Tried
+    from simoffload.planning.answers import Answer
     from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
     from simoffload.report.comparison import Published
-    from simoffload.results import SimulationResult
     from simoffload.scenario import LoadedScenario
 
 # -- ``simoffload run`` and ``simoffload compare`` -------------------------------------------------
@@ -57,7 +57,7 @@ def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
 
 
 class _Run(NamedTuple):
-    answer: Answer
+    answer: Printed
     fits: bool
     warnings: tuple[str, ...]
     """Warnings to print beside the answer, if it does not tell them itself."""
@@ -84,7 +84,7 @@ def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) ->
             return _reported(scenario, result, following, folder, arguments, console)
 
 
-def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostList) -> Sequence[Tried]:
+def _following(scenario: LoadedScenario, result: Answer, prices: CostList) -> Sequence[Tried]:
     """Return what to change next, where a time was asked for; nothing where a limit is reached."""
     if result.step is None or scenario.choice is None:
         return ()
@@ -93,14 +93,14 @@ def _following(scenario: LoadedScenario, result: SimulationResult, prices: CostL
     from simoffload.planning.next_steps import next_steps
 
     with suppress(WorkLimitError), sharing(scenario.scenario.engine.timeout):
-        return next_steps(Evaluator(scenario, result=result), prices)
+        return next_steps(Evaluator(scenario, result=result.result), prices)
     return ()
 
 
 @limited
 def _reported(
     scenario: LoadedScenario,
-    result: SimulationResult,
+    result: Answer,
     following: Sequence[Tried],
     folder: OutputFolder | None,
     arguments: Namespace,
@@ -126,7 +126,7 @@ def _reported(
             part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
             note = f"{TRACE} shows {part}"
     screen = () if arguments.explain else first_screen(scenario, result, following)
-    answer = Answer.of(document, data, folder, files, console, screen=screen)
+    answer = Printed.of(document, data, folder, files, console, screen=screen)
     return _Run(answer, result.fits, tuple(result.all_warnings) if console.as_json else (), note)
 
 
@@ -238,7 +238,7 @@ def _compared(
     folder: OutputFolder | None,
     arguments: Namespace,
     console: Console,
-) -> Answer:
+) -> Printed:
     from simoffload.exchange.files import write_csv
     from simoffload.report.comparison import exact_name
     from simoffload.report.from_comparison import comparison_document
@@ -258,7 +258,7 @@ def _compared(
     columns, rows = comparison.table()
     table = partial(write_csv, columns=columns, rows=rows)
     files = report_files(document, data, table=table) if folder else {}
-    return Answer.of(document, data, folder, files, console)
+    return Printed.of(document, data, folder, files, console)
 
 
 def _published(

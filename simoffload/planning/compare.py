@@ -22,7 +22,7 @@ from simoffload.errors import InputError, Problem, SimulationError, WorkLimitErr
 from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.advise import objective_of
 from simoffload.planning.alternatives import in_gpus, in_place_of_target, without_offloading
-from simoffload.planning.answers import ScenarioPlanner
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import margin, tie
 from simoffload.planning.costs import CostList, load_costs
 from simoffload.planning.economics import Costed, CostVerdict, Economics, verdicts
@@ -30,7 +30,7 @@ from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.free_settings import FreeSettings, Judge, best_settings, unjudged
 from simoffload.planning.measured import MeasuredSource, MeasuredTable, MeasuredValue
 from simoffload.planning.question import QuestionOptions, loaded, opened, with_model
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.targets import on_targets
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import ADDED, Change, SimulationResult, by_name, with_intervals
@@ -50,6 +50,8 @@ from simoffload.workload import Checkpointing
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
+
+    from simoffload.report.document import ReportDocument
 
 # -- published time ratios between tiers, to print next to simulated ones --------------------------
 
@@ -272,7 +274,7 @@ AS_CONFIGURED = ", as configured"
 class Comparison(ReportedAnswer):
     """A Comparison holds results by label, in the order requested, and their baseline."""
 
-    results: dict[str, SimulationResult]
+    results: dict[str, Answer]
     baseline: str | None = None
     """Label that ratios refer to; None = of each model and kind of work the first result that has times."""
     nearer: tuple[NearerPlace, ...] = ()
@@ -284,11 +286,11 @@ class Comparison(ReportedAnswer):
     measured: tuple[MeasuredValue, ...] = ()
     """Values of real runs, beside what is predicted for them."""
 
-    def _report(self) -> Report:
+    def _report(self) -> ReportDocument:
         from simoffload.report.from_comparison import agreed, comparison_document
 
-        # What does not fit has no planner, which would search for what makes it fit.
-        shown = (one if one.step else replace(one, planner=None) for one in self.results.values())
+        # What does not fit has no scenario, so that nothing searches for what makes it fit.
+        shown = (one if one.step else replace(one, scenario=None) for one in self.results.values())
         document = comparison_document(tuple(shown), notes=self.notes, measured=self.measured)
         return agreed(document._replace(better=self.better), self.measured)
 
@@ -409,7 +411,7 @@ class Comparison(ReportedAnswer):
                     "baseline": self.baseline_of(label),
                     **self._relation(label),
                     "intervals": {name: list(ends) for name, ends in result.intervals().items()},
-                    "result": result.simulated(),
+                    "result": SimulationResult.to_dict(result),
                     **({"economics": self.economics[label].to_dict()} if label in self.economics else {}),
                 }
                 for label, result in self.results.items()
@@ -595,9 +597,9 @@ def compare_scenarios(
     for scenario in known.values() if objective is not None else ():
         objective_of(scenario, objective)  # refuses an unknown one before anything is simulated
     capacities = compare_fit(known, baseline=baseline)  # what is refused is known before the first runs
-    results = dict(capacities.results)
+    results: dict[str, SimulationResult] = {**capacities.results}
     if table is not None:
-        table.values(results)  # refuses what is wrong before anything is simulated
+        table.values(capacities.results)  # refuses what is wrong before anything is simulated
     for label, scenario in without_offloading(known, results) if unoffloaded else ():
         with suppress(WorkLimitError):
             results[label] = fit(scenario)
@@ -605,36 +607,36 @@ def compare_scenarios(
     offers = {label: known[label] for label in scenarios}
     with watched_by(progress):
         _simulate(known, results, offers, keep_timelines=keep_timelines)
-        results = {label: judged(known[label], result) for label, result in results.items()}
+        answers = {label: judged(known[label], result) for label, result in results.items()}
         if objective is not None:
-            _check_value(objective, results.values())
-        found = _at_best_settings(known, results, offers if free_settings else (), judged, keep_timelines)
+            _check_value(objective, answers.values())
+        found = _at_best_settings(known, answers, offers if free_settings else (), judged, keep_timelines)
         offers = {label: known[label] for label in scenarios}
-        search = NearerSearch(judged).run(offers, results)
-    results = _labelled(known, results)
+        search = NearerSearch(judged).run(offers, answers)
+    answers = _labelled(known, answers)
     return replace(
         capacities,
-        results=results,
+        results=answers,
         nearer=tuple(search.found),
         nearer_stopped=search.stopped,
         free_settings=found,
-        measured=() if table is None else table.values(results),
+        measured=() if table is None else table.values(answers),
     )
 
 
 def _judge(objective: str | None, prices: CostList) -> Judge:
     """Return what gives results their costs, and the metric by which an objective compares them."""
 
-    def judged(scenario: LoadedScenario, result: SimulationResult) -> SimulationResult:
+    def judged(scenario: LoadedScenario, result: SimulationResult) -> Answer:
         asked = "" if objective is None else objective_of(scenario, objective).asked(result)
-        return replace(result, planner=ScenarioPlanner(scenario, prices), asked=asked)
+        return Answer.of(result, scenario=scenario, prices=prices, asked=asked)
 
     return judged
 
 
 def _at_best_settings(
     known: dict[str, LoadedScenario],
-    results: dict[str, SimulationResult],
+    results: dict[str, Answer],
     offers: Collection[str],
     judged: Judge,
     keep_timelines: bool,
@@ -723,16 +725,18 @@ def compare_fit(scenarios: Mapping[str, LoadedScenario], *, baseline: str | None
 
 
 def _labelled(
-    scenarios: Mapping[str, LoadedScenario], results: dict[str, SimulationResult]
-) -> dict[str, SimulationResult]:
+    scenarios: Mapping[str, LoadedScenario], results: Mapping[str, SimulationResult]
+) -> dict[str, Answer]:
     """Return the results with their labels as names, if something else than weights was moved, whose tiers
     name results, or if these are called alike."""
     from simoffload.report.comparison import need_labels
 
     parts = any(scenario.moved_part for scenario in scenarios.values())
-    if not (parts or need_labels(results.values())):
-        return results
-    return {label: replace(result, label=label) for label, result in results.items()}
+    labelled = parts or need_labels(results.values())
+    return {
+        label: Answer.of(result, label=label) if labelled else Answer.of(result)
+        for label, result in results.items()
+    }
 
 
 def _named(problem: Problem, label: str) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -83,7 +83,7 @@ class Evaluator:
         unchanged = self._record()
         unchanged.scenario = scenario
         if result is not None:
-            unchanged.results["all"] = replace(result, planner=None)
+            unchanged.results["all"] = result
 
     def _record(self, *edits: Edit) -> _Record:
         """Return the record of the document to which edits lead."""

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited
+from simoffload.planning.answers import Answer
 from simoffload.planning.evaluator import Evaluator
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 
-Judge = Callable[[LoadedScenario, SimulationResult], SimulationResult]
+Judge = Callable[[LoadedScenario, SimulationResult], Answer]
 """Returns the result of a scenario with the metric by which it is compared."""
 WORTH = 1.005
 """Smallest gain for which a setting is changed: the least that three digits show, as in advice."""
@@ -29,16 +30,16 @@ _MOST = 40
 """Largest number of simulations for one scenario: our choice."""
 
 
-def unjudged(_: LoadedScenario, result: SimulationResult) -> SimulationResult:
+def unjudged(_: LoadedScenario, result: SimulationResult) -> Answer:
     """Return a result as it is, to be compared by the usual metric."""
-    return result
+    return Answer.of(result)
 
 
 class FreeSettings(NamedTuple):
     """FreeSettings are the settings that cost nothing, keep the answers and make a scenario fastest."""
 
     scenario: LoadedScenario
-    result: SimulationResult
+    result: Answer
     changes: tuple[Change, ...]
     """Settings that differ from those of the unchanged scenario; none if they gain less than ``CLEAR``."""
     gain: float
@@ -68,7 +69,7 @@ class FreeSettings(NamedTuple):
 
 def best_settings(
     scenario: LoadedScenario,
-    result: SimulationResult,
+    result: Answer,
     *,
     judged: Judge = unjudged,
     most: int = _MOST,
@@ -94,8 +95,8 @@ def best_settings(
 class _Ascent:
     """An _Ascent goes from a scenario to faster ones, one setting after the other."""
 
-    def __init__(self, scenario: LoadedScenario, result: SimulationResult, judged: Judge, most: int) -> None:
-        self._start = Evaluator(scenario, result=result)
+    def __init__(self, scenario: LoadedScenario, result: Answer, judged: Judge, most: int) -> None:
+        self._start = Evaluator(scenario, result=result.result)
         self._unchanged, self._judged, self._most = result, judged, most
         self._edits: tuple[Edit, ...] = ()
         self._changes: dict[tuple[Any, ...], Change] = {}

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from simoffload.documents import quoted, read_text, suggest
 from simoffload.errors import InputError, Problem, shortened
+from simoffload.planning.answers import Answer
 from simoffload.planning.service_levels import short_name
-from simoffload.results import Metric, SimulationResult
+from simoffload.results import Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ class MeasuredValue(NamedTuple):
     value: float
     """The measured number in the unit of the metric."""
     source: str
-    result: SimulationResult
+    result: Answer
 
     @property
     def predicted(self) -> float | None:
@@ -78,7 +79,7 @@ class MeasuredTable:
         if not self._rows:
             raise InputError.at("", f"has no rows; {_FORM}", path=self._path)
 
-    def values(self, results: Mapping[str, SimulationResult]) -> tuple[MeasuredValue, ...]:
+    def values(self, results: Mapping[str, Answer]) -> tuple[MeasuredValue, ...]:
         """Return all values. Raises InputError for a label, a metric or a number that is wrong."""
         problems: list[Problem] = []
         found: list[MeasuredValue] = []
@@ -99,7 +100,7 @@ class MeasuredTable:
         return tuple(found)
 
     def _values_of(
-        self, line: int | None, row: Mapping[str, Any], results: Mapping[str, SimulationResult]
+        self, line: int | None, row: Mapping[str, Any], results: Mapping[str, Answer]
     ) -> Iterator[MeasuredValue]:
         stated = row.get(SOURCE)
         label, source = str(row.get(LABEL, "")), "" if _is_empty(stated) else str(stated)

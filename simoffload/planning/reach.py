@@ -31,7 +31,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
 from simoffload.planning.question import QuestionOptions
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_services
 from simoffload.planning.sizing import Limit, batch_limit
 from simoffload.progress import Watcher, stage, step, watched_by
@@ -463,6 +463,8 @@ class Reach(ReportedAnswer):
     """A Reach holds the values of one number that keep all service levels, and those around them that do
     not."""
 
+    report = "simoffload.report.from_reach:reach_document"
+
     scenario: LoadedScenario
     service: tuple[ServiceLevel, ...]
     path: str
@@ -486,11 +488,6 @@ class Reach(ReportedAnswer):
 
     stopped: str = ""
     """Limit that a value reached, or that ended the search; empty if there was none."""
-
-    def _report(self) -> Report:
-        from simoffload.report.from_reach import reach_document
-
-        return reach_document(self)
 
     @property
     def reached(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from simoffload.errors import InputError, printable
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence, margin, tie
 from simoffload.planning.measured import MeasuredValue
 from simoffload.report import plotting as draw
@@ -15,6 +16,8 @@ from simoffload.report.formatting import uncapitalized
 from simoffload.report.presentation import headline, presentation, ranged
 from simoffload.results import ADDED, Metric, Share, SimulationResult, TrainingResult
 from simoffload.units import format_number, format_seconds, percent
+
+R = TypeVar("R", bound=SimulationResult)
 
 _SHORT, _LONG = 8, 16
 """Longest name of a baseline [characters] in the heading of a narrow and of any other table."""
@@ -44,7 +47,7 @@ class ComparisonRow(NamedTuple):
     label: str
     """Name that is unique within the group: that of the result's ``label``; without one the target if that is
     sufficient, else the scenario."""
-    result: SimulationResult
+    result: Answer
     ratio: float | None
     """``SimulationResult.compared_s`` over that of the baseline (training: time of a step); None if either
     has none."""
@@ -194,7 +197,7 @@ class Group(NamedTuple):
 
 
 def groups(
-    results: Sequence[SimulationResult],
+    results: Sequence[Answer],
     *,
     published: Mapping[str, Published] | None = None,
     baseline: str | None = None,
@@ -221,9 +224,9 @@ def groups(
     return tuple(found)
 
 
-def _comparable(results: Iterable[SimulationResult]) -> dict[tuple[str, str], list[SimulationResult]]:
+def _comparable(results: Iterable[R]) -> dict[tuple[str, str], list[R]]:
     """Return results by kind of work and model."""
-    found: dict[tuple[str, str], list[SimulationResult]] = {}
+    found: dict[tuple[str, str], list[R]] = {}
     for result in results:
         found.setdefault((presentation(result).kind, result.model), []).append(result)
     return found
@@ -234,22 +237,22 @@ def need_labels(results: Iterable[SimulationResult]) -> bool:
     return any(_distinct(mine) is None for mine in _comparable(results).values())
 
 
-def _measured_of(result: SimulationResult, measured: Sequence[MeasuredValue]) -> dict[str, float]:
+def _measured_of(result: Answer, measured: Sequence[MeasuredValue]) -> dict[str, float]:
     return {one.metric.name: one.value for one in measured if one.result is result}
 
 
-def exact_name(result: SimulationResult) -> str:
+def exact_name(result: Answer) -> str:
     """Return "scenario@target", the most specific name of a result in ``groups``."""
     return presentation(result).exact
 
 
-def _names(result: SimulationResult) -> tuple[str, str, str]:
+def _names(result: Answer) -> tuple[str, str, str]:
     """Return the names of a result, the most specific first."""
     return exact_name(result), result.name, result.target
 
 
 def _rows(
-    results: Sequence[SimulationResult], published: Mapping[str, Published], baseline: str | None
+    results: Sequence[Answer], published: Mapping[str, Published], baseline: str | None
 ) -> tuple[tuple[ComparisonRow, ...], str]:
     """Return the rows of a group, and the label of its baseline."""
     timed = [result for result in results if result.compared_s is not None]
@@ -263,31 +266,31 @@ def _rows(
     return tuple(rows), next((row.label for row in rows if row.result is reference), "")
 
 
-def _ratio(result: SimulationResult, reference: SimulationResult | None) -> float | None:
+def _ratio(result: Answer, reference: Answer | None) -> float | None:
     mine, its = (None if one is None else _ranked(one) for one in (result, reference))
     return mine / its if mine and its else None
 
 
-def _ranked(result: SimulationResult) -> float | None:
+def _ranked(result: Answer) -> float | None:
     """Return what ratios are of: of training that is the time of a step, unless another metric is asked
     for."""
     training = isinstance(result, TrainingResult) and not result.asked
     return result.step_time_s if training else result.compared_s
 
 
-def _throughput(result: SimulationResult, reference: SimulationResult | None) -> float | None:
+def _throughput(result: Answer, reference: Answer | None) -> float | None:
     if reference is None or reference.unit_s is None or result.unit_s is None:
         return None
     return reference.unit_s / result.unit_s
 
 
-def _tie_within(result: SimulationResult, reference: SimulationResult | None) -> float | None:
+def _tie_within(result: Answer, reference: Answer | None) -> float | None:
     if reference is None or result is reference or result.compared_s is None or not tie(result, reference):
         return None
     return margin(result, reference)
 
 
-def _labels(results: Sequence[SimulationResult]) -> list[str]:
+def _labels(results: Sequence[Answer]) -> list[str]:
     """Return the shortest names that distinguish the results."""
     labels = [printable(result.label) for result in results]
     if all(labels):
@@ -352,7 +355,7 @@ def tie_rule(found: Sequence[Group]) -> str:
     )
 
 
-def in_common(results: Sequence[SimulationResult]) -> tuple[str, ...]:
+def in_common(results: Sequence[Answer]) -> tuple[str, ...]:
     """Return the parts of the headline that all results have in common."""
     known = [result for result in results if not result.refused] or results
     first, *others = (headline(result) for result in known)
@@ -635,7 +638,7 @@ def _named(groups: Sequence[Group], group: Group, row: ComparisonRow) -> str:
     return row.label if group.named or len(groups) == 1 else f"{group.model}, {row.label}"
 
 
-def _general(share: Share, result: SimulationResult) -> str:
+def _general(share: Share, result: Answer) -> str:
     """Return the general name of a cause, such as "storage read" for "raid read", if raid holds weights or
     optimizer."""
     tiers = [place.tier for place in presentation(result).places]

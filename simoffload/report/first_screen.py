@@ -8,11 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence
 from simoffload.report.formatting import bottleneck, counted, span
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate, without_limit
-from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
 
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 def first_screen(
-    scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried] = ()
+    scenario: LoadedScenario, result: Answer, following: Sequence[Tried] = ()
 ) -> tuple[Line, ...]:
     """Return the lines of the answer about one scenario: how fast, what limits it, how sure that is, which
     programs were compared, what to change next (``following``) and what to type."""
@@ -47,7 +47,7 @@ def first_screen(
     return tuple(one for one in lines if one.text)
 
 
-def opening_lines(scenario: LoadedScenario, result: SimulationResult) -> Iterator[Line]:
+def opening_lines(scenario: LoadedScenario, result: Answer) -> Iterator[Line]:
     """Yield the first lines: what was simulated, how fast it is, what limits it or why it does not run."""
     yield Line("", _asked(scenario, result), "bold")
     yield Line("", ", ".join(presentation(result).work))
@@ -62,7 +62,7 @@ def opening_lines(scenario: LoadedScenario, result: SimulationResult) -> Iterato
         yield Line("fits", "only memory was computed", "green")
 
 
-def _answer(scenario: LoadedScenario, result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+def _answer(scenario: LoadedScenario, result: Answer, following: Sequence[Tried]) -> Iterator[Line]:
     yield from opening_lines(scenario, result)
     if result.refused:
         return
@@ -82,7 +82,7 @@ def _answer(scenario: LoadedScenario, result: SimulationResult, following: Seque
         yield Line("time", _causes(result))
 
 
-def _asked(scenario: LoadedScenario, result: SimulationResult) -> str:
+def _asked(scenario: LoadedScenario, result: Answer) -> str:
     """Return what was simulated: "gpt-oss-120b, mxfp4 on 1 NVIDIA GeForce RTX 4090 (rtx-4090-desktop, 64
     GiB), llama.cpp, the fastest of 4 programs"."""
     machine, strategy = scenario.machine, scenario.scenario.strategy
@@ -96,7 +96,7 @@ def _asked(scenario: LoadedScenario, result: SimulationResult) -> str:
     return printable(text)
 
 
-def _values(result: SimulationResult) -> str:
+def _values(result: Answer) -> str:
     parts = [speed_text(result)]
     rate, ttft = map(result.metrics().get, ("tokens_per_s", "ttft_s"))
     if rate is not None and result.kind == "training":
@@ -112,7 +112,7 @@ def _values(result: SimulationResult) -> str:
     return " · ".join(parts)
 
 
-def _sure(result: SimulationResult) -> str:
+def _sure(result: Answer) -> str:
     sure = confidence(result)
     beyond = "; beyond the measured range" if sure.extrapolates else ""
     if sure.unlike:
@@ -122,7 +122,7 @@ def _sure(result: SimulationResult) -> str:
     return f"brackets are 80 % intervals; {off}{beyond}"
 
 
-def _fitting(result: SimulationResult) -> Iterator[Line]:
+def _fitting(result: Answer) -> Iterator[Line]:
     changes = result.remedies.changes if result.remedies is not None else ()
     for number, one in enumerate(islice(changes, _MOST_CHANGES)):
         typed = " ".join(f"--set '{each}'" for each in one.assignments)
@@ -145,7 +145,7 @@ def _change(one: Tried) -> str:
     return printable(f"{one.change.description}: {gain}{cost}{dated}")
 
 
-def _typed(result: SimulationResult) -> str:
+def _typed(result: Answer) -> str:
     """Return the command that runs it, or the file that configures it."""
     exports = result.provenance.exports
     scripts = {name: one for name, one in exports.items() if name.endswith(".sh") and isinstance(one, str)}
@@ -158,7 +158,7 @@ def _typed(result: SimulationResult) -> str:
     return printable(f"{', '.join(exports)} (--explain prints it)") if exports else ""
 
 
-def _memory(result: SimulationResult) -> str:
+def _memory(result: Answer) -> str:
     tiers = []
     for use in result.capacity:
         share = use.needed / use.capacity if use.capacity else 0.0
@@ -170,7 +170,7 @@ def _memory(result: SimulationResult) -> str:
     return "   ".join(tiers)
 
 
-def _causes(result: SimulationResult) -> str:
+def _causes(result: Answer) -> str:
     step = result.step
     assert step is not None
     shares = [
@@ -182,7 +182,7 @@ def _causes(result: SimulationResult) -> str:
     return f"{called}, {format_seconds(step.time_s)}: {' · '.join(listed[:_MOST_CAUSES])}"
 
 
-def _warnings(result: SimulationResult, following: Sequence[Tried]) -> Iterator[Line]:
+def _warnings(result: Answer, following: Sequence[Tried]) -> Iterator[Line]:
     own, bought = result.costs, [one.economics for one in following if one.extra]
     prices = () if own is None else (*own.slips, *own.old_prices(bought))
     warnings = [*(one for one in result.all_warnings if not one.startswith(_ELSEWHERE)), *prices]
@@ -192,7 +192,7 @@ def _warnings(result: SimulationResult, following: Sequence[Tried]) -> Iterator[
         yield Line("", f"{plural(len(warnings) - _MOST_WARNINGS, 'more warning')}: --explain")
 
 
-def _more(result: SimulationResult) -> Line:
+def _more(result: Answer) -> Line:
     if result.refused:
         return Line("", "")
     text = "--explain: formulas, links, every number with its origin, more changes; --output-dir DIR: a page"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from simoffload.errors import InputError, printable
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence
 from simoffload.planning.economics import Costed
 from simoffload.planning.measured import MeasuredValue, agreement
@@ -73,7 +74,8 @@ def comparison_document(
     """
     if not results:
         raise InputError.at("results", "there is nothing to compare")
-    found = groups(results, published=published, baseline=baseline, measured=measured)
+    offers = tuple(map(Answer.of, results))
+    found = groups(offers, published=published, baseline=baseline, measured=measured)
     numbers = tuple(dict.fromkeys(one for result in results for one in result.provenance.inputs))
     origins = Counter(origin for _, _, _, origin, *_ in numbers)
     programs = dict.fromkeys(one for result in results for one in result.provenance.versions.items())
@@ -81,7 +83,7 @@ def comparison_document(
     bars = MOST_BARS // len(results)
     answers = summaries(found)
     return ReportDocument(
-        in_common(results) or ("comparison",),
+        in_common(offers) or ("comparison",),
         None,
         answers,
         tuple(warnings(found)),
@@ -92,7 +94,7 @@ def comparison_document(
         ),
         common_name([result.name for result in results if not result.superseded]),
         answers,
-        facts(results),
+        facts(offers),
     )
 
 
@@ -135,10 +137,10 @@ def _measured_row(one: MeasuredValue) -> Iterator[Entry]:
     yield printable(one.source)
 
 
-def _each(result: SimulationResult, bars: int) -> ReportDocument:
+def _each(result: Answer, bars: int) -> ReportDocument:
     """Return the document of one of the results, without costs and inputs, which are in the common
     document."""
-    document = result_document(replace(result, planner=None), bars=bars)
+    document = result_document(replace(result, scenario=None), bars=bars)
     return document._replace(background=(scenario(result.provenance.scenario),))
 
 
@@ -212,7 +214,7 @@ def _missing(found: Sequence[Group]) -> Iterator[str]:
                 yield from (NameFirst(f"{label} would fit with {one}") for one in _remedies(row.result))
 
 
-def _remedies(result: SimulationResult) -> Iterator[str]:
+def _remedies(result: Answer) -> Iterator[str]:
     """Return the changes with which a result would fit, as one phrase."""
     found = result.remedies
     if found is not None and found.changes:
@@ -328,7 +330,7 @@ def _interval_table(found: Sequence[Group]) -> ReportTable:
     return table.without_empty_columns()
 
 
-def _spans(result: SimulationResult) -> Iterator[Entry]:
+def _spans(result: Answer) -> Iterator[Entry]:
     intervals = confidence(result).intervals()
     for metric in result.declared.values():
         if metric.column and metric.name not in intervals:
@@ -356,7 +358,7 @@ def _row(group: Group, row: ComparisonRow, *, several: bool, costs: bool) -> Ite
     yield "" if group.narrow or step is None else fraction(result.bound_fraction or 0.0)
 
 
-def _answer(result: SimulationResult, *, lacking: bool) -> str:
+def _answer(result: Answer, *, lacking: bool) -> str:
     """Return what became of a result without times, with what it lacks most if that is asked for."""
     if result.refused or result.fits:
         return "refused" if result.refused else "fits"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from simoffload.documents import parse_path
+from simoffload.planning.answers import Answer
 from simoffload.planning.reach import Reach, Trial
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
@@ -56,7 +57,7 @@ def reach_document(found: Reach, *, run: str = "", command: str = "") -> ReportD
         () if result is None else _background(result, command),
         name=found.scenario.name if result is not None else "",
         summary=(answer,),
-        facts=() if result is None else facts([result]),
+        facts=() if result is None else facts([Answer.of(result)]),
     )
 
 
@@ -84,7 +85,6 @@ def _verdict(found: Reach) -> Verdict:
     return Verdict.of(
         f"{levels} with {_number_name(found.path)} {_range(found)}: {given}",
         VerdictPart(ending, 1),
-        *_cost(value),
         VerdictPart(now, 3),
         *(VerdictPart(f"; {one.value} {others}, too", 4) for one in found.others[:1]),
     )
@@ -96,16 +96,6 @@ def _number_name(path: str) -> str:
     section, _, key = path.rpartition(".")
     article = "an" if key[:1] in "aeiou" else "a"
     return f"{article} {key.replace('_', ' ')}" if section == "workload" else path
-
-
-def _cost(one: Trial) -> Iterator[VerdictPart]:
-    """Yield what tokens cost with a value, if that is known."""
-    costs = one.result.costs if one.result is not None else None
-    value = None if costs is None else costs.at_least()["cost_per_million_tokens"]
-    if costs is not None and value is not None:
-        least = "at least " if costs.missing else ""
-        text = f"; {least}{format_number(value)} {costs.costs.currency}".rstrip()
-        yield VerdictPart(f"{text} per million tokens", 2)
 
 
 def _range(found: Reach) -> str:

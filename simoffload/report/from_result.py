@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simoffload.errors import printable
+from simoffload.planning.answers import Answer
 from simoffload.report.charts import timeline
 from simoffload.report.document import ReportDocument, ReportSection, Verdict
 from simoffload.report.first_screen import next_texts
@@ -43,6 +44,7 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
     ``command`` reproduces the result; a page draws at most ``bars`` operations of its timeline.
     """
     drawn = (timeline(result, bars=bars),) if result.step is not None else ()
+    result = Answer.of(result)
     answer, advice = result_summary(result), result.next_changes
     return ReportDocument(
         headline(result),
@@ -60,7 +62,7 @@ def result_document(result: SimulationResult, *, command: str = "", bars: int = 
 
 def advice_document(
     advice: Advice,
-    curve: StorageCurve | None,
+    curve: StorageCurve | None = None,
     *,
     beside: ReportDocument | None = None,
     service: Sequence[ServiceLevel] = (),
@@ -73,7 +75,7 @@ def advice_document(
     looked = beside.sections if beside is not None else ()
     told = beside.verdicts if beside is not None else ()
     first = tuple(Verdict.of(f"{beside.heading}: ", *one.parts) for one in told) if beside else ()
-    found = (*findings(advice.result), *costs(advice.result, advice.economics))
+    found = (*findings(Answer.of(advice.result)), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
     verdicts = (*first, advice_verdict(advice, service))
     warned = (f"with {' or '.join(of[:2])}: {text}" for text, of in advice.new_warnings.items())
@@ -101,7 +103,7 @@ def _others(advice: Advice) -> list[Tried]:
     return by_answers(advice.helping)[1][:1]
 
 
-def brief_document(result: SimulationResult) -> ReportDocument:
+def brief_document(result: Answer) -> ReportDocument:
     """Build the document of one result with the section alone that a chart of it is of."""
     shown = capacity(result) if result.step is None else causes(result, result.step)
     found, answer = headline(result), result_summary(result)
@@ -109,12 +111,12 @@ def brief_document(result: SimulationResult) -> ReportDocument:
     return ReportDocument(found, result.fits, (answer,), (), (shown,), (), (), name, (answer,), about)
 
 
-def findings(result: SimulationResult) -> tuple[ReportSection, ...]:
+def findings(result: Answer) -> tuple[ReportSection, ...]:
     """The sections about the answer, in the order of reading."""
     return tuple(_findings(result))
 
 
-def _findings(result: SimulationResult) -> Iterator[ReportSection]:
+def _findings(result: Answer) -> Iterator[ReportSection]:
     if result.refused:
         yield ReportSection("Why it is refused", tuple(result.refused))
         return
@@ -140,7 +142,7 @@ def _findings(result: SimulationResult) -> Iterator[ReportSection]:
         yield how_sure(result)
 
 
-def _planned(result: SimulationResult) -> Iterator[ReportSection]:
+def _planned(result: Answer) -> Iterator[ReportSection]:
     """The sections that need further simulations: explanations, next steps, costs."""
     if result.explanation is not None:
         from simoffload.report.sections.advice import explained
@@ -154,7 +156,7 @@ def _planned(result: SimulationResult) -> Iterator[ReportSection]:
         yield from costs(result, result.costs)
 
 
-def _background(result: SimulationResult, command: str) -> tuple[ReportSection, ...]:
+def _background(result: Answer, command: str) -> tuple[ReportSection, ...]:
     """The sections about the inputs of the answer; ``command`` reproduces it."""
     origins = result.provenance
     work = simulated_work(result)

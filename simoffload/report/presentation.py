@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.extending import at, works
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
@@ -105,8 +106,8 @@ def speed_text(result: SimulationResult, *, alone: bool = True) -> str:
 def amount(result: SimulationResult, metric: Metric) -> str:
     """Return the value of a metric of a result or of its costs, with its unit: "8.41 J", "0.5 USD"."""
     text = metric.text(result.value_of(metric.name) or 0.0)
-    money = metric.unit.name == "currency" and result.costs is not None
-    return f"{text} {result.costs.costs.currency}".rstrip() if money and result.costs else text
+    costs = result.costs if isinstance(result, Answer) and metric.unit.name == "currency" else None
+    return f"{text} {costs.costs.currency}".rstrip() if costs else text
 
 
 def _ends(result: SimulationResult, metric: Metric) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
+from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence, margin
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
@@ -21,7 +22,6 @@ from simoffload.results import (
     InferenceResult,
     Metric,
     PassResult,
-    SimulationResult,
     TrainingResult,
 )
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
@@ -34,7 +34,7 @@ _SIMILAR_COST = 0.05
 """Relative difference of costs up to which they are called the same."""
 
 
-def result_summary(result: SimulationResult) -> Verdict:
+def result_summary(result: Answer) -> Verdict:
     """Return the answer of one result: how fast it is and how sure that is, what takes the time, the cost."""
     wording, name = presentation(result), printable(result.model.partition(" (")[0])
     where = f"on {printable(result.platform)}"
@@ -126,7 +126,7 @@ class _Prices(NamedTuple):
     tokens: float | None
 
 
-def _prices(result: SimulationResult) -> _Prices | None:
+def _prices(result: Answer) -> _Prices | None:
     found = None if result.costs is None else result.costs.at_least()["purchase"]
     return None if found is None else _Prices(found, _per_million(result))
 
@@ -160,14 +160,14 @@ def summaries(found: Sequence[Group]) -> tuple[Verdict, ...]:
     return (Verdict.of(text, *lacking),)
 
 
-def _trained(result: SimulationResult) -> Iterator[VerdictPart]:
+def _trained(result: Answer) -> Iterator[VerdictPart]:
     """Yield the tokens per second of training."""
     rate = result.metrics().get("tokens_per_s")
     if isinstance(result, TrainingResult) and rate and result.compared_metric.name != "tokens_per_s":
         yield VerdictPart(f", {format_number(rate)} tokens/s", 1)
 
 
-def _program(result: SimulationResult) -> Iterator[str]:
+def _program(result: Answer) -> Iterator[str]:
     """Yield the program that was chosen, and the next one with its rate."""
     if result.choice is not None:
         first, *others = result.choice.programs
@@ -177,7 +177,7 @@ def _program(result: SimulationResult) -> Iterator[str]:
         yield f"{first.title}{fastest}"
 
 
-def _rated(result: SimulationResult) -> Iterator[VerdictPart]:
+def _rated(result: Answer) -> Iterator[VerdictPart]:
     """Yield how fast the program is that was chosen, where only memory is asked for."""
     first = result.choice.programs[0] if result.choice is not None else None
     if first is not None and first.tokens_per_s:
@@ -186,7 +186,7 @@ def _rated(result: SimulationResult) -> Iterator[VerdictPart]:
         yield VerdictPart(f"; {rate}{slow}")
 
 
-def _consequences(result: SimulationResult) -> Iterator[VerdictPart]:
+def _consequences(result: Answer) -> Iterator[VerdictPart]:
     """Yield what the work does beside its own time: drives that are soon worn out, stalls of checkpoints,
     GPUs that wait for data."""
     for one in result.drive_lifetime:
@@ -201,7 +201,7 @@ def _consequences(result: SimulationResult) -> Iterator[VerdictPart]:
             yield VerdictPart(f"; GPUs wait for data {percent(loaded.cold.starvation)} of the time", 3)
 
 
-def _bottleneck(result: SimulationResult, step: PassResult) -> str:
+def _bottleneck(result: Answer, step: PassResult) -> str:
     """Return what takes most of the pass that is named, and which part of a request that is, if it is the
     prefill of several tokens."""
     share = percent(step.bottleneck.exposed_s / step.time_s)
@@ -225,7 +225,7 @@ def _otherwise(group: Group) -> Iterator[VerdictPart]:
         yield VerdictPart(f"; {best.label} has the shortest {metric.column} ({least} instead of {most})", 1)
 
 
-def _value(result: SimulationResult, measure: Metric, *, alone: bool = True) -> str:
+def _value(result: Answer, measure: Metric, *, alone: bool = True) -> str:
     """Return a value with its interval: "40 tokens/s (25 to 65)", "9.81 s per step (9.1 s to 10.9 s)"."""
     if isinstance(result, InferenceResult) and measure == result.compared_metric:
         return speed_text(result, alone=alone)
@@ -236,18 +236,18 @@ def _value(result: SimulationResult, measure: Metric, *, alone: bool = True) -> 
     return f"{measure.text(value)}{measure.each} ({ends})"
 
 
-def _of_prompts(result: SimulationResult) -> bool:
+def _of_prompts(result: Answer) -> bool:
     """Return whether the work is to read prompts: one token follows each."""
     return isinstance(result, InferenceResult) and result.output_length == 1
 
 
-def _per_million(result: SimulationResult) -> float | None:
+def _per_million(result: Answer) -> float | None:
     """Return the cost of a million tokens, of prompts alone that of prompt tokens; None if it is unknown."""
     costs, of = result.costs, "prompt_tokens" if _of_prompts(result) else "tokens"
     return None if costs is None else costs.at_least()[f"cost_per_million_{of}"]
 
 
-def _cost(result: SimulationResult, before: str, *, rank: int) -> Iterator[VerdictPart]:
+def _cost(result: Answer, before: str, *, rank: int) -> Iterator[VerdictPart]:
     """Yield the cost of a million tokens, if it is known."""
     cost, costs = _per_million(result), result.costs
     if cost is not None and costs is not None:
@@ -312,24 +312,24 @@ def _not(rows: Sequence[ComparisonRow]) -> str:
     return "does not fit" if len(rows) == 1 else "do not fit"
 
 
-def _why(result: SimulationResult) -> str:
+def _why(result: Answer) -> str:
     return "is refused" if result.refused else f"does not fit ({_lacking(result)})"
 
 
-def _lacking(result: SimulationResult) -> str:
+def _lacking(result: Answer) -> str:
     """Return what the tightest tier lacks: "hbm lacks 4 GB per GPU"."""
     use = min(result.capacity, key=lambda use: use.headroom)
     return f"{printable(use.tier)} lacks {counted(-use.headroom, use).removeprefix('−')} {use.scope}"
 
 
-def _fits_with(result: SimulationResult) -> Iterator[VerdictPart]:
+def _fits_with(result: Answer) -> Iterator[VerdictPart]:
     """Yield the smallest change with which it fits, if one is known."""
     found = result.remedies
     if found is not None and found.changes:
         yield VerdictPart(f"; it fits with this change: {found.changes[0].description}")
 
 
-def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
+def facts(results: Sequence[Answer]) -> tuple[str, ...]:
     """Return what stands in small type below the sentence: what brackets mean, and dates of prices."""
     found = [*_parts(results), *(_program(results[0]) if len(results) == 1 else ()), *_tuned(results)]
     if any(result.step is not None for result in results):
@@ -351,7 +351,7 @@ def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _tokens_cost(results: Sequence[SimulationResult]) -> Iterator[str]:
+def _tokens_cost(results: Sequence[Answer]) -> Iterator[str]:
     """Yield what a million tokens cost with each of a few offers."""
     offers = [one for one in results if one.label and not one.superseded]
     known = [(one.label, cost, one.costs) for one in offers if (cost := _per_million(one)) is not None]
@@ -360,7 +360,7 @@ def _tokens_cost(results: Sequence[SimulationResult]) -> Iterator[str]:
         yield f"{known[0][2].costs.currency} per million tokens: {', '.join(texts)}"
 
 
-def _parts(results: Sequence[SimulationResult]) -> Iterator[str]:
+def _parts(results: Sequence[Answer]) -> Iterator[str]:
     """Yield the memory of the machine, and the drives where something is on them: what a name of a machine
     does not say, and what options change."""
     first = results[0]
@@ -373,7 +373,7 @@ def _parts(results: Sequence[SimulationResult]) -> Iterator[str]:
         yield f"drives: {', '.join(map(printable, dict.fromkeys(drives[0])))}"
 
 
-def _tuned(results: Sequence[SimulationResult]) -> Iterator[str]:
+def _tuned(results: Sequence[Answer]) -> Iterator[str]:
     """Yield the settings that were found for offers."""
     for one in results:
         if one.settings:

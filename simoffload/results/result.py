@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from simoffload.brief import brief, named_values
-from simoffload.results.capacity import Change, ProgramChoice, Remedies, TierUse
-from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name, plain, registered
+from simoffload.results.capacity import TierUse
+from simoffload.results.metrics import Metric, Passes, WithMetrics, by_name, registered
 from simoffload.results.passes import PassResult, largest_remainder
 from simoffload.results.timeline import PassWork, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-    from plotly.graph_objects import Figure
 
     from simoffload.hardware import InputSource
-    from simoffload.planning.advise.evaluate import Advice
-    from simoffload.planning.caches import CacheLimits
-    from simoffload.planning.confidence import Confidence
-    from simoffload.planning.economics import Economics
-    from simoffload.planning.explanation import Explanation
 
 # -- the inputs and versions from which a result was computed --------------------------------------
 
@@ -123,50 +117,6 @@ def quality_of_cache(name: str | None) -> str:
 SCHEMA = "simoffload/result/1"
 
 
-class Planner(Protocol):
-    """A Planner computes the parts of a result that need more simulations, when they are first accessed."""
-
-    def opening(self, result: SimulationResult) -> str:
-        """Return the first lines that a terminal shows of it."""
-        ...
-
-    def frame(self, result: SimulationResult) -> str:
-        """Return the beginning of its page as an element of a notebook."""
-        ...
-
-    def figure(self, result: SimulationResult) -> Figure:
-        """Return a chart of the result."""
-        ...
-
-    def remedies(self, result: SimulationResult) -> Remedies | None:
-        """Return the smallest changes that make the scenario fit; None if they are not looked for."""
-        ...
-
-    def caches(self, result: SimulationResult) -> tuple[CacheLimits, ...]:
-        """Return what fits with each placement of the key-value cache; () unless only memory was computed."""
-        ...
-
-    def costs(self, result: SimulationResult) -> Economics | None:
-        """Return its costs; None if only memory was computed."""
-        ...
-
-    def confidence(self, result: SimulationResult) -> Confidence:
-        """Return the expected error of its times."""
-        ...
-
-    def explanation(self, result: SimulationResult) -> Explanation | None:
-        """Return sensitivity and storage curve; None if they were not requested."""
-        ...
-
-    def next_changes(self, result: SimulationResult) -> Advice | None:
-        """Return the changes that ``advise`` ranks first; None if they were not requested."""
-        ...
-
-    def choice(self, result: SimulationResult) -> ProgramChoice | None:
-        """Return how the program was chosen; None if the scenario states it."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SimulationResult(WithMetrics, ABC):
     """A SimulationResult has the capacity, speed, causes and provenance of one scenario; without speed if it
@@ -226,8 +176,6 @@ class SimulationResult(WithMetrics, ABC):
     """How each pass was simulated, which does not affect the result."""
     added: Mapping[str, Any] = field(default_factory=dict)
     """What extensions add to the run, by name."""
-    planner: Planner | None = field(default=None, repr=False, compare=False)
-    """Planner that computes ``remedies``, ``costs`` and so on; without one these are None."""
 
     @property
     @abstractmethod
@@ -259,10 +207,6 @@ class SimulationResult(WithMetrics, ABC):
         """Passes of which each predicted time or rate consists, by metric; empty if it does not fit."""
         found = {name: one.of(self) for name, one in self.declared.items() if one.of is not None}
         return {name: passes for name, passes in found.items() if passes}
-
-    def intervals(self) -> dict[str, tuple[float, float]]:
-        """Return P10 and P90 of every predicted time and rate, by metric; empty without times."""
-        return self.confidence.intervals() if self.confidence is not None else {}
 
     @property
     def tokens(self) -> int | None:
@@ -329,9 +273,7 @@ class SimulationResult(WithMetrics, ABC):
     @property
     def compared_metric(self) -> Metric:
         """Metric by which verdicts, orders, ties and charts compare results: the one that is asked for, or
-        else, and without costs where it is one of them, the usual one of the kind of work."""
-        if self.asked and self.asked not in self.declared and self.costs is not None:
-            return self.costs.declared[self.asked]
+        else the usual one of the kind of work."""
         return self.declared.get(self.asked, self.declared[self.usual_metric])
 
     @property
@@ -353,59 +295,13 @@ class SimulationResult(WithMetrics, ABC):
         return 1 / value if value and self.compared_metric.larger else value
 
     def value_of(self, name: str) -> float | None:
-        """Return the value of a metric of the result or of its costs; None without one."""
-        if name in self.declared or self.costs is None or not self.fits:
-            return self.metrics().get(name)
-        return self.costs.metrics().get(name)
+        """Return the value of a metric; None without one."""
+        return self.metrics().get(name)
 
     @property
     def fits(self) -> bool:
         """Whether every tier is large enough and the scenario is not refused."""
         return not self.refused and all(use.fits for use in self.capacity)
-
-    @cached_property
-    def remedies(self) -> Remedies | None:
-        """Smallest changes that make it fit, searched for on first access; None if it fits."""
-        if self.planner is None or self.fits or self.refused:
-            return None
-        return self.planner.remedies(self)
-
-    @cached_property
-    def caches(self) -> tuple[CacheLimits, ...]:
-        """Placements of the key-value cache, computed on first access; () if more than memory was
-        computed."""
-        return () if self.planner is None or self.refused else self.planner.caches(self)
-
-    @cached_property
-    def costs(self) -> Economics | None:
-        """Bill, power, energy and cost, computed on first access; None if nothing was simulated."""
-        return None if self.planner is None or self.refused else self.planner.costs(self)
-
-    @cached_property
-    def confidence(self) -> Confidence | None:
-        """Expected error of the times, which says so where there are none; None for a result of another
-        process."""
-        return None if self.planner is None else self.planner.confidence(self)
-
-    @cached_property
-    def explanation(self) -> Explanation | None:
-        """Sensitivity and storage bandwidth; None without times or unless requested."""
-        return None if self.planner is None or self.step is None else self.planner.explanation(self)
-
-    @cached_property
-    def next_changes(self) -> Advice | None:
-        """Simulated changes, ranked by gain; None without times or unless requested."""
-        return None if self.planner is None or self.step is None else self.planner.next_changes(self)
-
-    @property
-    def choice(self) -> ProgramChoice | None:
-        """How the program was chosen; None if the scenario states it."""
-        return None if self.planner is None else self.planner.choice(self)
-
-    @property
-    def all_warnings(self) -> tuple[str, ...]:
-        """The warnings, and sentences about changes that would make it fit but are impossible."""
-        return (*self.warnings, *(self.remedies.barred if self.remedies else ()))
 
     @property
     def shortfall(self) -> str:
@@ -450,12 +346,7 @@ class SimulationResult(WithMetrics, ABC):
         return {name: one.formula.format(result=self) for name, one in self.declared.items()}
 
     def __repr__(self) -> str:
-        if self.planner is not None:
-            return self.planner.opening(self)
         return named_values(self, by_name(self, "name model platform target fits") | self.metrics())
-
-    def _repr_html_(self) -> str | None:
-        return None if self.planner is None else self.planner.frame(self)
 
     def __dir__(self) -> list[str]:
         """Return the names that a user wants, for completion; all others work, too."""
@@ -463,38 +354,8 @@ class SimulationResult(WithMetrics, ABC):
         own = (name for kind, name in registered if isinstance(self, kind))
         return [*internal, *_OFFERED, *self.offered, *own]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: everything but the planner, which has machines and price lists."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"planner": None}
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON; bytes and seconds are numbers.
-
-        This computes remedies, confidence and costs, and the explanation if it was requested.
-        """
-        costs, sure, remedies = self.costs, self.confidence, self.remedies
-        explanation, advice = self.explanation, self.next_changes
-        found = self.simulated()
-        if remedies is not None:
-            found["changes"] = [_change(one) for one in remedies.changes]
-            found["changes_tried"] = list(remedies.tried)
-            found |= {"changes_stopped": remedies.stopped} if remedies.stopped else {}
-            found["warnings"] = list(self.all_warnings)
-        if self.choice is not None:
-            found["choice"] = plain(self.choice)
-        if self.caches:
-            found["caches"] = [one.to_dict() for one in self.caches]
-        if costs is not None:
-            found["confidence"] = sure.to_dict() if sure and self.step else None
-            found["intervals"] = {name: list(ends) for name, ends in self.intervals().items()}
-            found["economics"] = costs.to_dict()
-        if explanation is not None and advice is not None:
-            found["explanation"] = explanation.to_dict()
-            found["next"] = [one.to_dict() for one in advice.helping]
-        return found
-
-    def simulated(self) -> dict[str, Any]:
-        """Return the part of ``to_dict`` that needs no further computation."""
+        """Return everything as plain values for JSON; bytes and seconds are numbers."""
         return {
             "schema": SCHEMA,
             **by_name(self, "name"),
@@ -529,17 +390,6 @@ class SimulationResult(WithMetrics, ABC):
             **by_name(self, "bound_fraction"),
         }
 
-    def plot(self) -> Figure:
-        """Return a plotly figure: the exposed and hidden time of each cause, or what each tier must hold.
-
-        Raises ValueError for a result that was unpickled or refused.
-        """
-        if self.planner is None or self.refused:
-            raise ValueError(
-                "only a result of simulate(), fit() or compare() that is not refused has a chart"
-            )
-        return self.planner.figure(self)
-
     def to_frame(self) -> pd.DataFrame:
         """Return one row per simulated pass and cause: pass, context, cause, group, exposed_s, busy_s,
         limit, size [B]."""
@@ -557,9 +407,8 @@ class SimulationResult(WithMetrics, ABC):
 
 
 _OFFERED = (
-    *("all_warnings", "bottleneck", "capacity", "choice", "confidence", "costs", "explanation", "fits"),
-    *("intervals", "metrics", "model", "name", "next_changes", "passes", "platform", "plot", "remedies"),
-    *("shortfall", "step", "to_dict", "to_frame"),
+    *("bottleneck", "capacity", "fits", "metrics", "model", "name", "passes", "platform", "shortfall"),
+    *("step", "to_dict", "to_frame"),
 )
 
 
@@ -598,11 +447,6 @@ def _causes(one: PassResult) -> list[dict[str, Any]]:
         by_name(share, "cause=cause_text group exposed_s busy_s limit size") | {"exposed_ps": time}
         for share, time in zip(one.shares, exposed, strict=True)
     ]
-
-
-def _change(one: Change) -> dict[str, Any]:
-    headroom = {use.tier: use.headroom for use in one.uses}
-    return by_name(one, "kind description quality set=assignments") | {"headroom_bytes": headroom}
 
 
 def _pass(one: PassResult) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def answers(name: str) -> dict[str, Any]:
 
 
 def _run(result: SimulationResult) -> dict[str, Any]:
-    plain = result.simulated()
+    plain = SimulationResult.to_dict(result)
     passes = {
         one["name"]: {
             "time_ps": one["time_ps"],
@@ -101,7 +101,7 @@ def _costs(found: Economics) -> dict[str, Any]:
 
 def _fit(scenario: LoadedScenario) -> dict[str, Any]:
     """What the scenario needs, and what would make it fit the first of its targets that is too small."""
-    found: dict[str, Any] = {"memory": _memory(fit(scenario).simulated())}
+    found: dict[str, Any] = {"memory": _memory(SimulationResult.to_dict(fit(scenario)))}
     for target, moved in on_targets(scenario, _targets(scenario)).items():
         try:
             result = fit(moved)

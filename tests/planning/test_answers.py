@@ -165,4 +165,4 @@ def test_results_and_comparisons_plot() -> None:
     compared = so.compare("ddn/bloom-7b1", ["dram", "raid"])
     assert list(compared.plot().layout.yaxis.ticktext) == ["vLLM", "dram", "raid"]
     with pytest.raises(ValueError, match="only a result of"):
-        replace(result, planner=None).plot()
+        replace(result, scenario=None).plot()

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from simoffload.engine import execute
+from simoffload.planning.answers import Answer
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.from_result import result_document
 from simoffload.report.plotting import Properties
@@ -186,7 +187,10 @@ def make_result() -> Callable[..., InferenceResult]:
             "decode": (step("decode 1", time_s), step("decode 7", 1.01 * time_s, context=39)),
             "decode_total_s": 7.05 * time_s,
         }
-        return InferenceResult(**{**values, **changes})
+        known = {key: changes.pop(key) for key in ("costs", "explanation") if key in changes}
+        answer = Answer.of(InferenceResult(**{**values, **changes}))
+        vars(answer).update(known)  # as if it had been worked out
+        return answer
 
     return make
 
@@ -321,7 +325,7 @@ def make_training() -> Callable[..., TrainingResult]:
             "memory_stages": stages(),
             "traffic": (StorageTraffic("raid", 84 * GB, 168 * GB),),
         }
-        return TrainingResult(**{**values, **changes})
+        return Answer.of(TrainingResult(**{**values, **changes}))
 
     return make
 

@@ -57,25 +57,15 @@ class Costs(str):
         return {"cost_per_million_tokens": None}
 
 
-class Priced:
-    """A planner that knows what everything costs, and nothing else."""
-
-    def costs(self, result: SimulationResult) -> Costs:
-        return Costs(f"{result.target}: 1 credit")
-
-    def caches(self, _: SimulationResult) -> tuple[()]:
-        return ()
-
-    def explanation(self, _: SimulationResult) -> None: ...
-
-    choice = next_changes = explanation
+def priced(target: str) -> Costs:
+    return Costs(f"{target}: 1 credit")
 
 
 def test_what_it_costs_is_told_everywhere(
     make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_result, "costs", lambda _, one: (COST,) if one == "raid: 1 credit" else ())
-    result = make_result(planner=Priced())
+    result = make_result(costs=priced("raid"))
     assert re.search(
         r"\nCost and energy\n  a million tokens cost 12.5 credits\n  A million tokens\n  part +cost\n",
         result_text(result),
@@ -97,7 +87,7 @@ def test_and_beside_several_results(
     """Once for all of them, and not with each."""
     asked = []
     monkeypatch.setattr(from_comparison, "costs_compared", lambda found: asked.append(found) or (COST,))
-    results = [make_result(planner=Priced()), make_result(planner=Priced(), target="dram")]
+    results = [make_result(costs=priced(tier), target=tier) for tier in ("raid", "dram")]
     assert "\nCost and energy\n  a million" in compare_text(results)
     assert [(one.label, one.economics) for one in asked[0]] == [
         ("raid", "raid: 1 credit"),
@@ -113,7 +103,7 @@ def test_what_only_a_page_shows_stays_out_of_the_terminal(
     make_result: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_result, "costs", lambda *_: (COST._replace(page_only=True),))
-    assert result_text(make_result(planner=Priced())) == result_text(make_result())
+    assert result_text(make_result(costs=priced("raid"))) == result_text(make_result())
 
 
 def test_cells_have_their_numbers_in_si_units(make_result: Make) -> None:

@@ -16,7 +16,6 @@ from simoffload.report.from_result import findings
 from simoffload.report.html import write_report
 from simoffload.report.sections.advice import STORAGE, TOP, explained
 from simoffload.results.inference import InferenceResult
-from simoffload.results.result import SimulationResult
 from tests.report.conftest import EVIL, GB, checked, result_text
 from tests.report.test_page import Page
 
@@ -78,27 +77,10 @@ def explanation(make_result: Make) -> Explanation:
     return Explanation(found, curve)
 
 
-class Explaining:
-    """A planner that explains, and says nothing else."""
-
-    def __init__(self, explanation: Explanation) -> None:
-        self.rendered = explanation
-
-    def explanation(self, _: SimulationResult) -> Explanation:
-        return self.rendered
-
-    def caches(self, _: SimulationResult) -> tuple[()]:
-        return ()
-
-    def costs(self, _: SimulationResult) -> None: ...
-
-    choice = next_changes = costs
-
-
 def test_a_terminal_shows_bandwidth_and_what_the_result_hangs_on(
     make_result: Make, explanation: Explanation
 ) -> None:
-    text = result_text(make_result(planner=Explaining(explanation)))
+    text = result_text(make_result(explanation=explanation))
     assert TOLD in text
     assert text.index("Confidence") < text.index(STORAGE) < text.index("Sensitivity to inputs")
 
@@ -160,7 +142,7 @@ def test_a_page_says_the_same_without_scripts(
     make_result: Make, explanation: Explanation, tmp_path: Path
 ) -> None:
     write_report(make_result(), tmp_path / "plain.html")
-    write_report(make_result(planner=Explaining(explanation)), tmp_path / "explained.html")
+    write_report(make_result(explanation=explanation), tmp_path / "explained.html")
     before, after = Page(tmp_path / "plain.html"), Page(tmp_path / "explained.html")
     assert after.charts == before.charts + 2
     assert "Confidence 80 % interval of the throughput: 3.28 to 5.45 tokens/s" in before.text
@@ -178,7 +160,7 @@ def test_names_stay_text(make_result: Make, explanation: Explanation, tmp_path: 
     )
     found = replace(explanation.sensitivity, rows=rows)
     hostile = Explanation(found, replace(explanation.storage, tier=EVIL, hidden=None))
-    result = make_result(planner=Explaining(hostile))
+    result = make_result(explanation=hostile)
     write_report(result, tmp_path / "report.html")
     page = Page(tmp_path / "report.html")
     assert "img" not in page.tags

@@ -20,6 +20,7 @@ from simoffload.extensions.storage.result import (
     Outlook,
     SavedPart,
 )
+from simoffload.planning.answers import Answer
 from simoffload.report.comparison import groups
 from simoffload.report.html import write_comparison, write_report
 from simoffload.report.sections.performance import added
@@ -88,7 +89,7 @@ def checkpoint(**changes: Any) -> CheckpointResult:
         "provenance": provenance(),
         "added": {"checkpoint": SAVED, "drive_lifetime": (WORN._replace(unit="checkpoint"),)},
     }
-    return CheckpointResult(**{**values, **changes})
+    return Answer.of(CheckpointResult(**{**values, **changes}))
 
 
 def refused() -> CheckpointResult:

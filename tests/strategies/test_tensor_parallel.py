@@ -488,7 +488,7 @@ def test_compare_adds_the_same_sequences_served_from_hbm() -> None:
     alone = so.compare_scenarios(so.on_targets(scenario, ["dram", "raid"]))
     assert list(found.results) == ["dram", "raid", "vllm"]
     for label, result in alone.results.items():
-        assert found.results[label].simulated() == result.simulated()
+        assert found.results[label].result.to_dict() == result.result.to_dict()
         assert found.ratio(label) == alone.ratio(label)
     added: Any = found.results["vllm"]
     assert (added.gpus, added.replicas, added.batch_size) == (8, 1, 16)

@@ -12,7 +12,7 @@ from simoffload.cli import planning
 from simoffload.cli.arguments import add_service
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.option_types import given_limits, listed, positive
-from simoffload.cli.output import Answer, OutputFolder, report_files
+from simoffload.cli.output import OutputFolder, Printed, report_files
 from simoffload.cli.sources import CommandChanges, refusal
 from simoffload.documents import Edit
 from simoffload.errors import InputError, shortened
@@ -105,13 +105,13 @@ def compare(usual: Usual, arguments: Namespace, console: Console) -> ExitCode:
 @limited
 def _which_machine(
     found: Machines, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Answer:
+) -> Printed:
     from simoffload.extensions.purchases.report import which_machine_document
 
     keep(given_limits(arguments.overrides))
     now_doing("reporting")
     document, data = which_machine_document(found, command=arguments.line), found.to_dict()
-    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)
 
 
 def _model_alone(arguments: Namespace) -> str:

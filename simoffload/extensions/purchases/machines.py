@@ -74,13 +74,12 @@ class MachineOffer:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         result, cost = self.result, self.economics
-        intervals = {} if result is None else {key: list(ends) for key, ends in result.intervals().items()}
         return {
             **by_name(self, "platform program format quality price why"),
             "target": None if result is None else result.target,
             "fits": result is not None and result.fits,
             "metrics": {} if result is None else result.metrics(),
-            "intervals": intervals,
+            "intervals": {},
             "economics": {} if cost is None else cost.metrics(),
             "missing_prices": [] if cost is None else list(cost.missing),
         }

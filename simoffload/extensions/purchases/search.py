@@ -56,7 +56,7 @@ from simoffload.planning.costs import Bill, CostList, load_costs, present
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.question import QuestionOptions
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed
 from simoffload.progress import Watcher, steps, watched_by, working_on
 from simoffload.results import Change, SimulationResult, by_name
@@ -414,6 +414,8 @@ class Frontier:
 class Search(ReportedAnswer):
     """The Search holds the purchases that were simulated from a catalogue."""
 
+    report = "simoffload.extensions.purchases.search_report:search_document"
+
     points: tuple[SimulatedPurchase, ...]
     """All purchases that were simulated."""
     best: SimulatedPurchase | None
@@ -441,11 +443,6 @@ class Search(ReportedAnswer):
     """Whether there is a service level that the scenario as it is keeps, with nothing to buy."""
     stopped: str = ""
     """Why not all combinations were tried; empty if nothing stopped the search."""
-
-    def _report(self) -> Report:
-        from simoffload.extensions.purchases.search_report import search_document
-
-        return search_document(self)
 
     @property
     def already(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.cli.option_types import add_costs, add_json, add_model, add_output, add_overrides, add_parts
-from simoffload.cli.output import Answer, OutputFolder, report_files
+from simoffload.cli.output import OutputFolder, Printed, report_files
 from simoffload.cli.sources import CommandChanges, load
 from simoffload.errors import InputError
 from simoffload.limits import keep, limited, now_doing, sharing
@@ -90,11 +90,11 @@ def _naming_model(model: str, stated: Sequence[str]) -> Iterator[None]:
 @limited
 def _answer(
     found: StreamResult, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Answer:
+) -> Printed:
     from simoffload.extensions.serving.report import stream_document
 
     keep(found.scenario.scenario.engine.limits)
     now_doing("reporting")
     document = stream_document(found, command=arguments.line)
     data = found.to_dict()
-    return Answer.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)

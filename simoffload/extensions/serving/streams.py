@@ -28,7 +28,7 @@ from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
 from simoffload.planning.economics import Economics, economics
 from simoffload.planning.question import QuestionOptions, assignments, loaded
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import parse_services
 from simoffload.progress import Watcher, stage, step, steps, watched_by
 from simoffload.results import InferenceResult, PassResult
@@ -189,6 +189,8 @@ class LoadCosts(NamedTuple):
 class StreamResult(ReportedAnswer):
     """A StreamResult has the measures of every replication of a stream."""
 
+    report = "simoffload.extensions.serving.report:stream_document"
+
     scenario: LoadedScenario
     options: StreamOptions
     limits: ServingLimits
@@ -215,11 +217,6 @@ class StreamResult(ReportedAnswer):
     """The largest load within the limits, of which costs are; None if none is known."""
     capacity: tuple[float, float] | None = None
     """Ends between which the largest load within the limits of 80 % of real replicas is expected."""
-
-    def _report(self) -> Report:
-        from simoffload.extensions.serving.report import stream_document
-
-        return stream_document(self)
 
     @cached_property
     def estimates(self) -> dict[str, ReplicatedMean]:

@@ -35,7 +35,7 @@ from simoffload.limits import limited
 from simoffload.models import families
 from simoffload.planning.confidence import confidence
 from simoffload.planning.question import QuestionOptions, loaded
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import metric_named
 from simoffload.progress import Watcher
 from simoffload.results import SimulationResult, interval_columns, registered, with_intervals
@@ -791,6 +791,8 @@ def _refusal(path: Path, message: str) -> InputError:
 class SweepResult(ReportedAnswer):
     """A SweepResult has a row for each point of a sweep."""
 
+    report = "simoffload.extensions.sweep.report:sweep_document"
+
     name: str
     """Name of the scenario that is varied."""
     axes: tuple[str, ...]
@@ -802,11 +804,6 @@ class SweepResult(ReportedAnswer):
     objective: str = ""
     """Name of the metric that decides which point is best; "": throughput, or else the time of a step or a
     checkpoint."""
-
-    def _report(self) -> Report:
-        from simoffload.extensions.sweep.report import sweep_document
-
-        return sweep_document(self)
 
     @classmethod
     def read(cls, path: Path) -> Self:

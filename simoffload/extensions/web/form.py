@@ -32,8 +32,8 @@ from simoffload.extensions.web.scenarios import (
 from simoffload.extensions.web.state import USERS, State, Variant
 from simoffload.hardware import STORAGE_KINDS, Library
 from simoffload.models import QUANTIZATIONS, ModelSpec
+from simoffload.planning.answers import Answer
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
-from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
 from simoffload.strategies.base import tier_paths
@@ -91,7 +91,7 @@ class Panel(NamedTuple):
 
 
 def panels(
-    scenario: LoadedScenario, state: State, result: SimulationResult | None, problems: Sequence[Problem]
+    scenario: LoadedScenario, state: State, result: Answer | None, problems: Sequence[Problem]
 ) -> tuple[Panel, ...]:
     """Return the inputs for a scenario, those that what is asked needs first, with problems at the values
     that caused them."""
@@ -249,7 +249,7 @@ def _length(label: str, at: str, length: BaseModel | None, data: Any) -> Iterato
 # ---- of the machine ----------------------------------------------------------------------------
 
 
-def _machine(scenario: LoadedScenario, result: SimulationResult | None) -> Iterator[Input]:
+def _machine(scenario: LoadedScenario, result: Answer | None) -> Iterator[Input]:
     """Yield the parts of the machine that are asked first."""
     platform, tiers = scenario.platform(), scenario.machine.tiers
     memory = format_bytes(platform.host.memory_capacity.value, binary=True)
@@ -299,7 +299,7 @@ def proposals() -> dict[str, tuple[str, ...]]:
 # ---- sliders -----------------------------------------------------------------------------------
 
 
-def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResult | None) -> Iterator[Input]:
+def _sliders(scenario: LoadedScenario, variant: Variant, result: Answer | None) -> Iterator[Input]:
     """Yield what people ask: how much work, how many GPUs and drives, how fast the storage is, its price."""
     work = scenario.scenario.workload
     for key, field in type(work).model_fields.items():
@@ -330,7 +330,7 @@ def _sliders(scenario: LoadedScenario, variant: Variant, result: SimulationResul
             yield _stopped(f"price {item.key}", f"price of {item.key}", f"{start:.6g}", stops, shown)
 
 
-def slider(scenario: LoadedScenario, variant: Variant, result: SimulationResult, name: str) -> Input | None:
+def slider(scenario: LoadedScenario, variant: Variant, result: Answer, name: str) -> Input | None:
     """Return the slider that has a name, whatever its stops are; None if the scenario has none such."""
     kind, _, rest = name.partition(" ")
     if kind == "scale":

@@ -38,7 +38,7 @@ from simoffload.extensions.web.scenarios import (
 from simoffload.extensions.web.state import TUNE, USERS, State, Variant
 from simoffload.models import is_model
 from simoffload.planning.advise import Tried, advise
-from simoffload.planning.answers import ScenarioPlanner, simulate
+from simoffload.planning.answers import Answer, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.explanation import Sensitivity, sensitivity
@@ -63,7 +63,7 @@ from simoffload.report.sections.costs import costs as cost_sections
 from simoffload.report.sections.costs import money
 from simoffload.report.sections.performance import causes
 from simoffload.report.summary import facts, group_summary, result_summary
-from simoffload.results import Metric, Remedies, SimulationResult
+from simoffload.results import Metric
 from simoffload.scenario import LoadedScenario, find_scenario
 from simoffload.simulation.metrics import refused
 from simoffload.units import format_number, format_seconds, percent
@@ -135,7 +135,7 @@ def answer(state: State, name: str = "", value: Any = None, further: tuple[str, 
     """
     state = _changed(state, name, value) if name else state
     variant, problems, labels = state.current, tuple[Problem, ...](), variant_names(state.variants)
-    result: SimulationResult | None = None
+    result: Answer | None = None
     try:
         result = _named(variant, labels[state.at])
     except InputError as error:
@@ -191,21 +191,14 @@ def _fixes(state: State, problems: Sequence[Problem], labels: Mapping[str, str])
             return
 
 
-class _PagePlanner(ScenarioPlanner):
-    """Leaves out the search for changes that make a scenario fit: ``next_changes`` follows with them."""
-
-    def remedies(self, result: SimulationResult) -> Remedies | None:  # noqa: ARG002
-        return None
+@lru_cache(maxsize=64)
+def _result(variant: Variant) -> Answer:
+    """Return the answer without a search for changes that make it fit: ``next_changes`` follows with them."""
+    return replace(simulate(load(variant), costs=costs(variant)), searches=False)
 
 
 @lru_cache(maxsize=64)
-def _result(variant: Variant) -> SimulationResult:
-    scenario, prices = load(variant), costs(variant)
-    return replace(simulate(scenario, costs=prices), planner=_PagePlanner(scenario, prices))
-
-
-@lru_cache(maxsize=64)
-def _named(variant: Variant, name: str) -> SimulationResult:
+def _named(variant: Variant, name: str) -> Answer:
     """Return a result under the name of its variant; what it works out on demand is kept, too."""
     return replace(_result(variant), name=name, label=name)
 
@@ -225,7 +218,7 @@ def _again(variant: Variant, names: Sequence[str]) -> Iterator[Input]:
             yield found
 
 
-def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult) -> PageAnswer:
+def _shown(found: PageAnswer, scenario: LoadedScenario, result: Answer) -> PageAnswer:
     results = tuple(_each(found.state))
     compared = groups(results)
     priced = result.costs
@@ -239,17 +232,17 @@ def _shown(found: PageAnswer, scenario: LoadedScenario, result: SimulationResult
     )
 
 
-def _each(state: State) -> Iterator[SimulationResult]:
+def _each(state: State) -> Iterator[Answer]:
     """Yield the results of all variants that are scenarios, named by their numbers; why one has none is a
     result, too."""
     for name, variant in zip(variant_names(state.variants), state.variants, strict=True):
         try:
             yield _named(variant, name)
         except (InputError, WorkLimitError) as error:
-            yield replace(refused(load(state.current), error), name=name, label=name)
+            yield Answer.of(refused(load(state.current), error), name=name, label=name)
 
 
-def _sentence(asks: str, compared: Sequence[Group], current: SimulationResult) -> str:
+def _sentence(asks: str, compared: Sequence[Group], current: Answer) -> str:
     """Return the answer to what is asked in one sentence, as reports begin with it: of the variants that can
     be compared with the current one, or of that one alone."""
     if asks == USERS and current.fits and not current.refused:
@@ -263,7 +256,7 @@ def _sentence(asks: str, compared: Sequence[Group], current: SimulationResult) -
     return result_summary(current) if alone else group_summary(group, titled=len(compared) > 1)
 
 
-def _of_tuning(result: SimulationResult) -> Verdict | None:
+def _of_tuning(result: Answer) -> Verdict | None:
     """Return the time and the cost of training with a million tokens; None of what trains nothing."""
     rate = result.metrics().get("tokens_per_s")
     if not rate or result.step is None:
@@ -287,11 +280,11 @@ def _model_on(model: str, platform: str) -> str:
     return f"{printable(model.partition(' (')[0])} on {printable(platform)}"
 
 
-def _facts(results: Sequence[SimulationResult], current: SimulationResult) -> str:
+def _facts(results: Sequence[Answer], current: Answer) -> str:
     return "; ".join((", ".join(map(printable, headline(current))), *facts(results)))
 
 
-def _metrics(result: SimulationResult) -> Iterator[tuple[str, str, str]]:
+def _metrics(result: Answer) -> Iterator[tuple[str, str, str]]:
     known = result.intervals()
     for metric, amount in result.valued():
         yield metric.label, *_measured(metric, amount, known.get(metric.name))
@@ -319,7 +312,7 @@ def _plain(cell: Any) -> str:
     return cell if isinstance(cell, str) else str(cell.text)
 
 
-def _sections(compared: Sequence[Group], result: SimulationResult) -> Iterator[str]:
+def _sections(compared: Sequence[Group], result: Answer) -> Iterator[str]:
     if any(row.result.compared_s for group in compared for row in group.rows):
         yield from map(_section, side_by_side(compared, title="Variants"))
     if result.refused:
@@ -361,7 +354,7 @@ def curve(state: State, name: str) -> tuple[str, ...]:
         return ()
     now, every = int(one.value), -(-one.most // _MOST_POINTS)
     places = range(now % every, one.most + 1, every)
-    results = dict[int, SimulationResult]()
+    results = dict[int, Answer]()
     with stage(len(places)) as parts:
         for at in places:
             with suppress(InputError, WorkLimitError):
@@ -389,7 +382,7 @@ _Points = tuple[list[CurvePoint], str, bool]
 """Points, what they are, and whether it is a time [s]."""
 
 
-def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
+def _times_over(results: Mapping[int, Answer], name: str) -> _Points:
     """Return the time by which results are compared, or the throughput where more work takes longer."""
     group = max(groups(tuple(results.values())), key=lambda one: len(one.rows))
     measure, in_group = group.measure, [row.result for row in group.rows]
@@ -409,7 +402,7 @@ def _times_over(results: Mapping[int, SimulationResult], name: str) -> _Points:
     return points, uncapitalized(measure.title), not measure.larger
 
 
-def _costs_over(results: Mapping[int, SimulationResult]) -> _Points:
+def _costs_over(results: Mapping[int, Answer]) -> _Points:
     points, up = list[CurvePoint](), ""
     for at, result in results.items():
         if (priced := result.costs) is None:
@@ -571,7 +564,7 @@ def next_changes(state: State) -> Next:
             result = _result(variant)
         except InputError:
             return Next((), (), "")
-        evaluator = Evaluator(load(variant), result=result)
+        evaluator = Evaluator(load(variant), result=result.result)
         parts.step("what to change")
         advice = advise(evaluator, costs=costs(variant))
         parts.step("what matters")
@@ -636,17 +629,10 @@ def file(state: State, kind: str) -> tuple[str, str]:
 
 
 def _report(state: State) -> ReportDocument:
+    shown = [replace(one, searches=True) for one in _each(state)]
     if len(state.variants) == 1:
-        return result_document(_with_search(next(_each(state))), command=command(state.current))
-    return comparison_document(tuple(map(_with_search, _each(state))))
-
-
-def _with_search(result: SimulationResult) -> SimulationResult:
-    """Return a result that also tells what makes it fit, for a page to hand over."""
-    planner = result.planner
-    if not isinstance(planner, _PagePlanner):
-        return result
-    return replace(result, planner=ScenarioPlanner(planner.scenario, planner.prices))
+        return result_document(shown[0], command=command(state.current))
+    return comparison_document(shown)
 
 
 QUESTIONS: Mapping[str, Callable[..., Any]] = {

@@ -20,7 +20,7 @@ from simoffload.planning.costs import CostList, Figure, dates_of, load_costs, pr
 from simoffload.planning.economics import COST_METRICS, Economics, economics
 from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
 from simoffload.planning.question import QuestionOptions
-from simoffload.planning.reported import Report, ReportedAnswer
+from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import metric_named, short_name
 from simoffload.progress import Watcher, steps, watched_by
 from simoffload.results import Change, Metric, SimulationResult, by_name
@@ -258,6 +258,8 @@ class Tried(Evaluated):
 class Advice(ReportedAnswer):
     """The Advice lists what single changes to a scenario gain."""
 
+    report = "simoffload.report.from_result:advice_document"
+
     scenario: LoadedScenario
     result: SimulationResult
     economics: Economics
@@ -275,11 +277,6 @@ class Advice(ReportedAnswer):
     in other words as another."""
     stopped: str = ""
     """Why not all changes were tried; empty if no limit was reached."""
-
-    def _report(self) -> Report:
-        from simoffload.report.from_result import advice_document
-
-        return advice_document(self, None)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each change that was tried: what it is, its gain with P10 and P90, whether it

@@ -22,6 +22,7 @@ from simoffload.results import (
 from simoffload.units import format_bytes
 
 if TYPE_CHECKING:
+    from simoffload.planning.answers import Answer
     from simoffload.planning.sizing import Limit
 
 CAPACITY = "Capacity"
@@ -118,7 +119,7 @@ def _estimates(result: TrainingResult) -> tuple[ReportTable, ...]:
 _TOO_LONG = "too long: it fits, but the context is longer than the one that the model was made for"
 
 
-def caches_section(result: SimulationResult) -> ReportSection:
+def caches_section(result: Answer) -> ReportSection:
     """Return the largest batch and the longest context of each placement of the key-value cache."""
     rows = tuple(
         (
