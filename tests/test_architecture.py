@@ -121,6 +121,28 @@ def names_a_family(source: Source) -> Iterator[str]:
             yield str(node.value)
 
 
+def asks_for_a_tier(source: Source) -> Iterator[str]:
+    """Comparisons with the name of a memory, patterns, and tables and sets of such names: what a tier can do
+    is in the row of its kind."""
+    if source.path == "hardware/tiers.py" or source.path.startswith(REAL):
+        return
+    for node in source.nodes:
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                found = [left, *others]
+            case ast.Dict(keys=keys):
+                found = [key for key in keys if key is not None]
+            case ast.Set(elts=found) | ast.MatchOr(patterns=found):
+                pass
+            case ast.MatchValue(value=value):
+                found = [value]
+            case _:
+                continue
+        found += [one for each in found if isinstance(each, ast.Tuple | ast.List) for one in each.elts]
+        if any(isinstance(one, ast.Constant) and one.value in ("hbm", "dram") for one in found):
+            yield f"line {node.lineno}: asks whether a tier is hbm or dram"
+
+
 # -- who calls whom ------------------------------------------------------------------------------
 
 
@@ -289,6 +311,11 @@ BROKEN: list[tuple[Check, str, str]] = [
     (asks_for_a_kind, "report/a.py", "match plan:\n    case CheckpointPlan(tier=tier):\n        pass"),
     (asks_for_a_kind, "cli/a.py", "type(one) is ZeroInference"),
     (names_a_family, "strategies/a.py", "if shape.family == 'bloom':\n    pass"),
+    (asks_for_a_tier, "planning/a.py", "if use.kind == 'hbm':\n    pass"),
+    (asks_for_a_tier, "planning/a.py", "if tier not in ('', 'dram'):\n    pass"),
+    (asks_for_a_tier, "planning/a.py", "_MEMORY = {'hbm', GPU}"),
+    (asks_for_a_tier, "strategies/a.py", "home = {'dram': 'cpu'}.get(tier.kind, 'cuda')"),
+    (asks_for_a_tier, "strategies/a.py", "match tier:\n    case 'hbm':\n        pass"),
     (calls_the_engine, "planning/a.py", "def run():\n    from simoffload.engine import execute"),
     (calls_the_engine, "simulation/a.py", "from simoffload.engine.network import Network"),
     (calls_the_engine, "simulation/metrics.py", "import simoffload.engine.loop"),

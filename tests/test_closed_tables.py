@@ -1,4 +1,5 @@
-"""Kinds of tiers, operations, causes and devices are closed: every table by kind has an entry for each."""
+"""Kinds of operations, causes and devices are closed: every table by kind has an entry for each. What differs
+between kinds of tiers is in the one table of these."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ import pytest
 
 import simoffload
 from simoffload.errors import SimulationError
-from simoffload.hardware import KINDS, STORAGE_KINDS, DeviceKind, TierKind, TimeInput
+from simoffload.hardware import KINDS, STORAGE_KINDS, TIER_KINDS, DeviceKind, TimeInput
 from simoffload.report.plotting import BLUE, cause_colour
 from simoffload.results import cause_text
 from simoffload.results.attribution import _MEANINGS
 from simoffload.schedule import Block, Cause, CauseKind, Link, Op, OpKind, Schedule, check_schedule
-from simoffload.strategies.cache.kv_cache import STREAMED
+from simoffload.strategies.cache.kv_cache import _streamed
 
-TIERS, OPERATIONS = set(get_args(TierKind)), set(get_args(OpKind))
+TIERS, OPERATIONS = set(TIER_KINDS), set(get_args(OpKind))
 DEVICES, CAUSES = set(get_args(DeviceKind)), set(get_args(CauseKind))
 
 
@@ -66,20 +67,15 @@ def test_every_table_by_kind_has_an_entry_for_each() -> None:
     lacking = {one.name: one.kinds - set(one.table) for one in found if one.kinds - set(one.table)}
     assert lacking == {}
     by_kind = [
-        one.name.rpartition(".")[2]
-        for one in found
-        if one.kinds in (TIERS, OPERATIONS, CAUSES, set(TimeInput))
+        one.name.rpartition(".")[2] for one in found if one.kinds in (OPERATIONS, CAUSES, set(TimeInput))
     ]
-    assert sorted(by_kind) == [
-        *("UNSEEN_TIERS", "_CAUSES", "_DEVICES", "_LIMITS", "_MEANINGS", "_RATES"),
-        *("_SCOPES", "_TEXTS"),
-    ]
+    assert sorted(by_kind) == ["_CAUSES", "_LIMITS", "_MEANINGS", "_TEXTS"]
 
 
 def test_no_table_is_by_kind_without_saying_so() -> None:
     """A dictionary of a module with only kinds as its keys must be annotated, so that the test above sees
     it."""
-    known = {id(one.table) for one in tables()}
+    known = {id(one.table) for one in tables()} | {id(TIER_KINDS)}
     open_tables = [
         f"{module.__name__}.{name}"
         for module in modules()
@@ -94,8 +90,9 @@ def test_no_table_is_by_kind_without_saying_so() -> None:
 
 def test_every_kind_of_tier_and_device_has_its_profile() -> None:
     assert set(KINDS) >= DEVICES
-    assert TIERS - {"hbm", "dram", "nvme"} <= set(STORAGE_KINDS) <= set(KINDS)
-    assert set(STREAMED.tiers) == TIERS - {"hbm"}
+    assert {"hbm", "dram", *(one.name for one in STORAGE_KINDS.values())} == TIERS
+    assert set(STORAGE_KINDS) <= set(KINDS)
+    assert set(_streamed().tiers) == TIERS - {"hbm"}
 
 
 def test_every_cause_without_a_route_has_a_colour_of_its_own() -> None:

@@ -49,12 +49,13 @@ from simoffload.hardware.parts import (
     platforms_for_more,
     platforms_with,
 )
-from simoffload.hardware.paths import Demand, Path, Resource, Tier, TierKind, fair_rates, loads
+from simoffload.hardware.paths import Demand, Path, Resource, fair_rates, loads
 from simoffload.hardware.profiles import MULTIPLIED, Accelerator, Nic, Pcie, Profile, together
 from simoffload.hardware.program_costs import DeepSpeedCosts, FsdpCosts, TrainingCosts
 from simoffload.hardware.quantities import Curve, Provenance, RateCurve, Sourced, id_fault
-from simoffload.hardware.storage import LEAST_DRIVES, LOCAL_KINDS, STORAGE_KINDS, Drive, Raid
-from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate
+from simoffload.hardware.storage import LEAST_DRIVES, STORAGE_KINDS, Drive, Raid
+from simoffload.hardware.targets import PcieLink, Ports, Target, adapter_rate, register_tier, tiers_outside
+from simoffload.hardware.tiers import TIER_KINDS, Tier, TierKind, in_dram, in_hbm
 from simoffload.hardware.unmeasured import ggml_kernels, shipped_unmeasured
 from simoffload.hardware.wiring import CPU, SWITCHES, PlatformProfile, Setting
 
@@ -63,12 +64,12 @@ __all__ = [
     "HOST_SPREAD",
     "KINDS",
     "LEAST_DRIVES",
-    "LOCAL_KINDS",
     "MEMORY",
     "MULTIPLIED",
     "P90",
     "STORAGE_KINDS",
     "SWITCHES",
+    "TIER_KINDS",
     "Accelerator",
     "Attended",
     "AttentionSizes",
@@ -127,6 +128,8 @@ __all__ = [
     "fair_rates",
     "ggml_kernels",
     "id_fault",
+    "in_dram",
+    "in_hbm",
     "inherited",
     "input_sources",
     "installed_memory",
@@ -143,7 +146,9 @@ __all__ = [
     "product_work",
     "profile_evidence",
     "profile_warnings",
+    "register_tier",
     "shipped_unmeasured",
     "spelled",
+    "tiers_outside",
     "together",
 ]

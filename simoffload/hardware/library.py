@@ -34,7 +34,7 @@ from simoffload.hardware.host import Host
 from simoffload.hardware.parts import BASE, based, by_parts, parts_of
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
 from simoffload.hardware.quantities import ID_PATTERN
-from simoffload.hardware.storage import Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
+from simoffload.hardware.storage import STORAGE_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
 from simoffload.hardware.unmeasured import Unmeasured
 from simoffload.hardware.wiring import PlatformProfile
 from simoffload.shipped import shipped_folder
@@ -65,9 +65,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("cpu", "hosts"), "host"),
 }
 """Kinds by other names under which people look for them."""
-_OPTIONS = {"platform": "--set platform=", "accelerator": "--gpu "} | dict.fromkeys(
-    ("drive", "raid", "nfs", "pfs", "nvmeof", "remote"), "--drive "
-)
+_OPTIONS = {"platform": "--set platform=", "accelerator": "--gpu "} | dict.fromkeys(STORAGE_KINDS, "--drive ")
 """How a command line names a profile, by its kind."""
 _FEW = 12
 """Profiles that a message lists: our choice."""

@@ -11,10 +11,10 @@ from simoffload.documents import DocumentLocation, quoted, suggest
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.changes import Changes, Equipment
 from simoffload.hardware.host import Host
-from simoffload.hardware.library import Entry, Library, ProfileSummary, is_path
+from simoffload.hardware.library import KINDS, Entry, Library, ProfileSummary, is_path
 from simoffload.hardware.machine import Platform
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie, Profile
-from simoffload.hardware.storage import LINKED_KINDS, LOCAL_KINDS, STORAGE_KINDS
+from simoffload.hardware.storage import STORAGE_KINDS
 from simoffload.hardware.targets import PcieLink, Target, pcie_link, resolve_target
 from simoffload.hardware.unmeasured import ELSEWHERE, UNMEASURED, Unmeasured, completed
 from simoffload.hardware.wiring import CPU, PlatformProfile, StorageTier
@@ -237,19 +237,17 @@ class _Loader:
 
     def _target(self, name: str, tier: StorageTier) -> Target | None:
         keys = ("tiers", name)
-        entry = self._try(lambda: self._entry_of(tier.profile, STORAGE_KINDS, *keys, "profile"))
+        entry = self._try(lambda: self._entry_of(tier.profile, tuple(STORAGE_KINDS), *keys, "profile"))
         if entry is None:
             return None
         kind = entry.use.kind
-        if tier.at is None and kind in LOCAL_KINDS:
-            self._problems.append(
-                self._at(*keys, "through").problem(f"a {kind} is local; write `at` with its vertices")
-            )
-        if tier.through is None and kind not in LOCAL_KINDS:
-            message = f"a target of kind {kind} is remote; write `through` with its adapters"
-            self._problems.append(self._at(*keys, "at").problem(message))
+        if STORAGE_KINDS[kind].local != (tier.at is not None):
+            given, text = "through", f"a {kind} is local; write `at` with its vertices"
+            if tier.at is not None:
+                given, text = "at", f"a target of kind {kind} is remote; write `through` with its adapters"
+            self._problems.append(self._at(*keys, given).problem(text))
         link = (tier.link, self._at(*keys, "link")) if tier.link else None
-        if link and kind not in LINKED_KINDS:
+        if link and "link" not in KINDS[kind].model_fields:
             message = f"a {kind} has no network adapters in its profile; leave `link` out"
             self._problems.append(link[1].problem(message))
         target = self._try(lambda: resolve_target(self._library, entry, link=link))

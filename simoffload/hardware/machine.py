@@ -15,11 +15,11 @@ from simoffload.brief import brief
 from simoffload.errors import InputError
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileInput, ProfileUse
-from simoffload.hardware.paths import Graph, Load, Path, Resource, Resources, Tier
+from simoffload.hardware.paths import Graph, Load, Path, Resource, Resources
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie
 from simoffload.hardware.quantities import Curve, whole_rate
-from simoffload.hardware.storage import STORAGE_KINDS
 from simoffload.hardware.targets import (
+    TARGETS,
     Cable,
     PcieLink,
     Target,
@@ -28,6 +28,7 @@ from simoffload.hardware.targets import (
     resolve_target,
     slowest,
 )
+from simoffload.hardware.tiers import Tier
 from simoffload.hardware.wiring import CPU, PlatformProfile, Setting, StorageTier
 from simoffload.units import format_bytes, format_rate
 
@@ -197,14 +198,14 @@ class Machine:
         """Return every number that entered the machine, as it was written, with origin, source and date."""
         return list(self.numbers)
 
-    def host_to_device(self, gpu: int, *, pinned: bool, size: int | None = None) -> Path:
-        """Return the path of a copy from the memory of the GPU's host; ``size`` [B] is that of blocks that
-        are copied one after the other."""
-        return self._copy(gpu, to_device=True, pinned=pinned, size=size)
+    def host_to_device(self, gpu: int, *, pinned: bool, size: int | None = None, tier: str = "dram") -> Path:
+        """Return the path of a copy from the memory of the GPU's host, by default from its DRAM; ``size`` [B]
+        is that of blocks that are copied one after the other."""
+        return self._copy(gpu, to_device=True, pinned=pinned, size=size, tier=tier)
 
-    def device_to_host(self, gpu: int, *, pinned: bool, size: int | None = None) -> Path:
-        """Return the path of a copy to the memory of the GPU's host; ``size`` as in ``host_to_device``."""
-        return self._copy(gpu, to_device=False, pinned=pinned, size=size)
+    def device_to_host(self, gpu: int, *, pinned: bool, size: int | None = None, tier: str = "dram") -> Path:
+        """Return the path of a copy to the memory of the GPU's host; the rest as in ``host_to_device``."""
+        return self._copy(gpu, to_device=False, pinned=pinned, size=size, tier=tier)
 
     def cpu_work(self, gpu: int, rate: int) -> Path:
         """Return the path of CPU accesses to the memory of the GPU's host at ``rate`` [B/s].
@@ -252,7 +253,7 @@ class Machine:
             name=f"{memory} to {tier}" if written else f"{tier} to {memory}",
             hops=load.hops(),
             latency=service.latency,
-            curve=Curve.flat(target.write_transfer if written else target.read_transfer),
+            curve=Curve.flat(service.transfer or service.rate),
             request_latency=service.latency,
             request_rate=service.request_rate,
             chunk=service.chunk,
@@ -325,7 +326,7 @@ class Machine:
             raise ValueError(f"no GPU {gpu}; there are {self.gpus}")
         return gpu // self.gpus_per_node
 
-    def _copy(self, gpu: int, *, to_device: bool, pinned: bool, size: int | None) -> Path:
+    def _copy(self, gpu: int, *, to_device: bool, pinned: bool, size: int | None, tier: str) -> Path:
         topology, node = self.topology, self._node(gpu)
         pcie_link = topology.gpu_pcie_links[gpu % self.gpus_per_node]
         cpu, device = topology.cpus[node], topology.gpus[gpu]
@@ -333,10 +334,20 @@ class Machine:
         load = Load()
         for index in topology.graph.route(start, end):
             load.put((index,), self.resources[index].share(size))
-        load.put((topology.memories[node],), self._memory_traffic(to_device=to_device, pinned=pinned))
+        other = tier in self.targets and self.tiers[tier].row.is_host
+        traffic = self._memory_traffic(to_device=to_device, pinned=pinned or other)
+        load.put((topology.memories[node],), traffic)
         name = f"{start} to {end}" if pinned else f"{start} to {end}, pageable"
         curve = self._copy_curve(gpu % self.gpus_per_node, to_device, pinned)
-        return Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
+        copy = Path(name, load.hops(), pcie_link.pcie.latency.value, curve)
+        if not other:
+            return copy
+        # The GPU copies other memory of the host itself; what is not pinned goes through a buffer in DRAM.
+        path, hops = self._storage(tier, gpu, gds=pinned, written=not to_device), Load()
+        for index, share in path.hops if pinned else (*path.hops, *copy.hops):
+            hops.put((index,), share)
+        latency, curve = copy.latency + path.latency, curve.lower(path.curve)
+        return replace(path, hops=hops.hops(), latency=latency, curve=curve)
 
     @cached_property
     def _copy_curve(self) -> Callable[[int, bool, bool], Curve]:
@@ -474,17 +485,13 @@ class Platform:
 
 def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
     gpu, host = platform.accelerator, platform.host
-    own = gpu.hbm_capacity
-    tiers = {
-        "hbm": Tier("hbm", "hbm", own.value, gpu.id, gpu.reserved_bytes)
-        if own
-        else Tier("hbm", "hbm", host.memory_capacity.value, gpu.id, gpu.reserved_bytes, pool="dram"),
-        "dram": Tier("dram", "dram", host.memory_capacity.value, host.id, host.reserved_bytes),
-    }
+    own, memory = gpu.hbm_capacity, host.memory_capacity.value
+    hbm = Tier("hbm", "hbm", own.value if own else memory, gpu.id, gpu.reserved_bytes, "" if own else "dram")
+    tiers = [hbm, Tier("dram", "dram", memory, host.id, host.reserved_bytes)]
     for name, target in platform.targets.items():
         copies = nodes if target.drives else 1
-        tiers[name] = Tier(name, target.kind, target.capacity * copies, target.id)
-    return tiers
+        tiers.append(Tier(name, target.kind, target.capacity * copies, target.id))
+    return {one.name: one for one in tiers}
 
 
 def _build_topology(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Topology]:
@@ -512,17 +519,13 @@ def _device_groups(platform: Platform, prefixes: Sequence[str]) -> Iterator[Devi
     for tier, target in platform.targets.items():
         if target.drives:
             links = tuple((f"{prefix}{tier} read", f"{prefix}{tier} write") for prefix in prefixes)
-            yield _drives(target, tier, nodes * target.drives, links)
-            continue
-        links = ((f"{tier} read", f"{tier} write"),)
-        yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
-        if target.drive is not None:
-            yield _drives(target, tier, target.array.count if target.array else 1, links)
-
-
-def _drives(target: Target, tier: str, count: int, links: tuple[tuple[str, ...], ...]) -> DeviceGroup:
-    assert target.drive is not None
-    return DeviceGroup(f"drive/{target.drive.id}", count, links, tier, target.drive.capacity.value)
+            count = nodes * target.drives
+        else:
+            links, count = ((f"{tier} read", f"{tier} write"),), target.array.count if target.array else 1
+            yield DeviceGroup(f"{target.kind}/{target.id}", target.systems, links, tier)
+        if target.drives or target.drive:
+            size = target.drive.capacity.value if target.drive else target.capacity
+            yield DeviceGroup(target.device, count, links, tier, size)
 
 
 class _Builder:
@@ -714,7 +717,7 @@ def profile_warnings(library: Library, entry: Entry) -> tuple[str, ...]:
     with suppress(InputError):
         if isinstance(profile, Nic):
             warnings_ += _adapter(profile.id, profile, pcie_link(library, profile.pcie, entry, "pcie"))
-        elif entry.use.kind in STORAGE_KINDS:
+        elif entry.use.kind in TARGETS:
             warnings_ += _target(profile.id, resolve_target(library, entry))
     return tuple(warnings_)
 

@@ -25,7 +25,7 @@ from simoffload.documents import (
 from simoffload.errors import InputError, Problem
 from simoffload.hardware.profiles import Accelerator, Nic
 from simoffload.hardware.quantities import Reference, Text
-from simoffload.hardware.storage import LOCAL_KINDS, STORAGE_KINDS, Raid
+from simoffload.hardware.storage import STORAGE_KINDS, Raid
 from simoffload.hardware.wiring import CPU, PlatformProfile
 from simoffload.units import parse_bytes, parse_rate, plural
 
@@ -299,7 +299,7 @@ class Drives(NamedTuple):
         if number > 1 or level:
             drive = library.find(name, ("drive",), written).profile.id
             name = f"raid{level[1] if level else 0}-{number}x-{drive}"
-        entry = library.find(name, STORAGE_KINDS, written)
+        entry = library.find(name, tuple(STORAGE_KINDS), written)
         count = entry.profile.count if isinstance(entry.profile, Raid) else 1
         return cls(_reference(name, entry), count, entry.use.kind)
 
@@ -471,14 +471,14 @@ class _Assembly(NamedTuple):
         return {**found, "tiers": {**local, **remote}}
 
     def _tiers(self, texts: Sequence[str], at: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        counts = dict.fromkeys(LOCAL_KINDS, 0)
+        counts = dict.fromkeys(STORAGE_KINDS, 0)
         for index, text in enumerate(texts):
             drives = Drives.read(self.library, text, DocumentLocation(self.own, ("drives",)))
-            if drives.kind not in LOCAL_KINDS:
+            if not STORAGE_KINDS[drives.kind].local:
                 raise InputError.at("", f"{drives.profile} is not in the machine; write it into tiers")
-            number, name = counts[drives.kind], {"drive": "nvme", "raid": "raid"}[drives.kind]
+            number, name = counts[drives.kind], "nvme" if drives.kind == "drive" else drives.kind
             counts[drives.kind] += 1
-            places = [at[index % len(at)]] if drives.kind == "drive" else at
+            places = at if drives.kind == "raid" else [at[index % len(at)]]
             yield name + (str(number) if number else ""), drives.tier(places)
 
     def _network(self, text: str) -> dict[str, Any]:

@@ -7,13 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, lcm
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from simoffload.hardware.quantities import Curve
-
-TierKind = Literal["hbm", "dram", "nvme", "nfs", "pfs", "nvmeof", "remote"]
-"""What a tier is: memory of a GPU, of its host, local drives, a file server, a parallel filesystem, drives of
-another machine, or the memory of another host. Every table by kind has an entry for each."""
 
 
 class Resource(NamedTuple):
@@ -32,28 +28,6 @@ class Resource(NamedTuple):
         if self.by_size is None or size is None:
             return Fraction(1)
         return Fraction(self.capacity, self.by_size.rate(size)).limit_denominator(_FINE)
-
-
-class Tier(NamedTuple):
-    """A memory or storage tier in which weights can be stored."""
-
-    name: str
-    kind: TierKind
-    capacity: int
-    """Capacity [B] per GPU (hbm), per host (dram), otherwise of the whole target (local drives: of all
-    hosts)."""
-    device: str
-    """Id of the device's profile."""
-    reserved: int = 0
-    """Capacity [B] that is not available for weights: context and workspace (hbm), operating system
-    (dram)."""
-    pool: str = ""
-    """Name of the tier whose memory this one is, too (hbm in unified memory); "" if it has its own."""
-
-    @property
-    def is_storage(self) -> bool:
-        """Whether the tier is on drives or servers and not in memory, of this host or of another one."""
-        return self.kind not in ("hbm", "dram", "remote")
 
 
 _FINE = 10_000
@@ -91,6 +65,7 @@ class Path:
         """
         if self.by_outstanding is not None:
             return self.by_outstanding.rate(outstanding)
+        block = max(1, block)
         devices = min(self.width, -(-block // self.chunk)) if self.chunk else 1
         per_request = self.request_latency + block / (self.request_rate * devices)
         return max(1, int(outstanding / per_request))

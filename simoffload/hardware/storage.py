@@ -20,12 +20,11 @@ from simoffload.hardware.quantities import (
     Sourced,
     whole_rate,
 )
+from simoffload.hardware.tiers import NFS, NVME, NVMEOF, PFS, REMOTE
 from simoffload.units import BytesPerSecond, PositiveBytes, Seconds, format_bytes, format_rate
 
-LOCAL_KINDS = ("drive", "raid")
-LINKED_KINDS = ("nfs", "nvmeof", "remote")
-"""Kinds of servers whose profiles name their network adapters."""
-STORAGE_KINDS = (*LOCAL_KINDS, "nfs", "pfs", "nvmeof", "remote")
+STORAGE_KINDS = {"drive": NVME, "raid": NVME, "nfs": NFS, "pfs": PFS, "nvmeof": NVMEOF, "remote": REMOTE}
+"""The kind of tier of every kind of profile of storage."""
 
 
 class Service(NamedTuple):
@@ -41,6 +40,8 @@ class Service(NamedTuple):
     """Size [B] after which a request continues on the next device of an array; 0 = never."""
     width: int = 1
     """Number of devices from which one request can stream."""
+    transfer: int = 0
+    """Rate [B/s] of a single transfer, however much it has in flight; 0: that of all together."""
 
     def mixed(self, other: Service, share: Fraction) -> Service:
         """Return the mean of two services over bytes of which ``share`` are served by this one, the rest by

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from simoffload.documents import DocumentLocation
-from simoffload.hardware.library import Entry, Library
-from simoffload.hardware.paths import TierKind
-from simoffload.hardware.profiles import Nic, Pcie, Slot
+from simoffload.hardware.library import KINDS, Entry, Library
+from simoffload.hardware.profiles import Nic, Pcie, Profile, Slot
 from simoffload.hardware.quantities import Curve, RateCurve, whole_rate
-from simoffload.hardware.storage import LOCAL_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
+from simoffload.hardware.storage import STORAGE_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
+from simoffload.hardware.tiers import GPU, HOST, NVME, TIER_KINDS, TierKind
 
 
 class Cable(NamedTuple):
@@ -78,15 +78,11 @@ class Target(NamedTuple):
     """A storage target of any kind, with its rates and capacity."""
 
     id: str
-    kind: TierKind
+    kind: str
     capacity: int
     """Capacity of the target [B]."""
     read: Service
     write: Service
-    read_transfer: int
-    """Rate [B/s] of a single read transfer, however much it has in flight."""
-    write_transfer: int
-    """Rate [B/s] of a single write transfer, however much it has in flight."""
     sustained: Service | None = None
     """Service of writes once the write caches of its drives are full; None where they have none."""
     write_cache: int = 0
@@ -114,13 +110,17 @@ class Target(NamedTuple):
     filesystems (README of NVIDIA/gds-nvidia-fs), but not for NFS over TCP connections, nor NVMe-oF over TCP
     (from memory)."""
 
+    @property
+    def device(self) -> str:
+        """``kind/id`` of the profile of its drives, where its own names them, or else its own."""
+        return f"drive/{self.drive.id}" if self.drive else f"{self.kind}/{self.id}"
+
     def partly_cached(self, share: Fraction) -> Target:
         """Return the target with the write rate that results if ``share`` of all bytes fit into its drives'
         write caches."""
         if self.sustained is None or share == 1:
             return self
-        write = self.write.mixed(self.sustained, share)
-        return self._replace(write=write, write_transfer=write.rate)
+        return self._replace(write=self.write.mixed(self.sustained, share))
 
 
 def pcie_link(library: Library, slot: Slot, entry: Entry, *keys: str) -> PcieLink:
@@ -140,35 +140,24 @@ def adapter_rate(nic: Nic, pcie_link: PcieLink) -> int:
     return min(nic.achieved.value, pcie_link.payload_rate)
 
 
-def resolve_target(
-    library: Library, entry: Entry, *, link: tuple[str, DocumentLocation] | None = None
-) -> Target:
+Link = tuple[str, DocumentLocation] | None
+"""Reference to the adapter of a server, and where it is written."""
+
+
+def resolve_target(library: Library, entry: Entry, *, link: Link = None) -> Target:
     """Follow the references of a storage profile. Raises InputError for one that cannot be found.
 
     ``link`` is the reference to the server's adapter used instead of its profile's, and where that is
     written.
     """
-    profile = entry.profile
-    match profile:
-        case Drive() | Raid():
-            return _local(library, entry)
-        case Nfs():
-            return _served(library, entry, profile, link)
-        case Pfs():
-            return _parallel(profile)
-        case NvmeOf():
-            return _exported(library, entry, profile, link)
-        case RemoteMemory():
-            return _remote_memory(library, entry, profile, link)
-        case _:
-            raise AssertionError(f"{entry.use.kind} is not a kind of storage")
+    return TARGETS[entry.use.kind](library, entry, link)
 
 
 def _ports(
     library: Library,
     entry: Entry,
     profile: Nfs | NvmeOf | RemoteMemory,
-    link: tuple[str, DocumentLocation] | None,
+    link: Link,
     *,
     read: int,
     write: int,
@@ -182,9 +171,9 @@ def _ports(
     return Ports(nic, profile.links, rate, read, write, mounts)
 
 
-def _served(
-    library: Library, entry: Entry, profile: Nfs, link: tuple[str, DocumentLocation] | None
-) -> Target:
+def _served(library: Library, entry: Entry, link: Link) -> Target:
+    profile = entry.profile
+    assert isinstance(profile, Nfs)
     ports = _ports(library, entry, profile, link, read=profile.read.value, write=profile.write.value)
     read, write = min(ports.read, ports.total), min(ports.write, ports.total)
     client = profile.client_rate_over(ports.rate)
@@ -193,17 +182,15 @@ def _served(
         id=profile.id,
         kind="nfs",
         capacity=profile.capacity.value,
-        read=Service(read, latency, streams),
-        write=Service(write, latency, streams),
-        read_transfer=min(read, client),
-        write_transfer=min(write, client),
+        read=Service(read, latency, streams, transfer=min(read, client)),
+        write=Service(write, latency, streams, transfer=min(write, client)),
         client_rate=client,
         ports=ports,
         has_rdma=False,
     )
 
 
-def _local(library: Library, entry: Entry) -> Target:
+def _local(library: Library, entry: Entry, _link: Link) -> Target:
     profile = entry.profile
     if isinstance(profile, Drive):
         drive, drive_entry, count, array = profile, entry, 1, None
@@ -229,8 +216,6 @@ def _local(library: Library, entry: Entry) -> Target:
         capacity=capacity,
         read=read,
         write=write,
-        read_transfer=read.rate,
-        write_transfer=write.rate,
         sustained=sustained if cache else None,
         write_cache=data_drives * cache.capacity.value if cache else 0,
         drives=count,
@@ -241,7 +226,9 @@ def _local(library: Library, entry: Entry) -> Target:
     )
 
 
-def _parallel(profile: Pfs) -> Target:
+def _parallel(_library: Library, entry: Entry, _link: Link) -> Target:
+    profile = entry.profile
+    assert isinstance(profile, Pfs)
     read, write = profile.count * profile.read.value, profile.count * profile.write.value
     latency = profile.latency.value
     # One request streams from one target.
@@ -250,21 +237,19 @@ def _parallel(profile: Pfs) -> Target:
         id=profile.id,
         kind="pfs",
         capacity=profile.count * profile.capacity.value,
-        read=Service(read, latency, per_target[0]),
-        write=Service(write, latency, per_target[1]),
-        read_transfer=profile.transfer_rate(read),
-        write_transfer=profile.transfer_rate(write),
+        read=Service(read, latency, per_target[0], transfer=profile.transfer_rate(read)),
+        write=Service(write, latency, per_target[1], transfer=profile.transfer_rate(write)),
         client_rate=profile.client_rate,
         client_both_ways=True,
         systems=profile.count,
     )
 
 
-def _exported(
-    library: Library, entry: Entry, profile: NvmeOf, link: tuple[str, DocumentLocation] | None
-) -> Target:
+def _exported(library: Library, entry: Entry, link: Link) -> Target:
+    profile = entry.profile
+    assert isinstance(profile, NvmeOf)
     inner = resolve_target(
-        library, library.find(profile.target, LOCAL_KINDS, DocumentLocation(entry.document, ("target",)))
+        library, library.find(profile.target, _DRIVES, DocumentLocation(entry.document, ("target",)))
     )
     assert inner.pcie_link is not None
     cables = inner.drives * inner.pcie_link.payload_rate
@@ -283,8 +268,6 @@ def _exported(
         capacity=inner.capacity,
         read=read,
         write=write,
-        read_transfer=read.rate,
-        write_transfer=write.rate,
         ports=ports,
         has_rdma=profile.protocol == "rdma",
         sustained=sustained,
@@ -294,9 +277,9 @@ def _exported(
     )
 
 
-def _remote_memory(
-    library: Library, entry: Entry, profile: RemoteMemory, link: tuple[str, DocumentLocation] | None
-) -> Target:
+def _remote_memory(library: Library, entry: Entry, link: Link) -> Target:
+    profile = entry.profile
+    assert isinstance(profile, RemoteMemory)
     ports = _ports(library, entry, profile, link, read=0, write=0)
     rate = whole_rate(ports.total * profile.efficiency.value)
     ports, service = ports._replace(read=rate, write=rate), Service(rate, profile.latency.value, rate)
@@ -306,7 +289,38 @@ def _remote_memory(
         capacity=profile.capacity.value,
         read=service,
         write=service,
-        read_transfer=rate,
-        write_transfer=rate,
         ports=ports,
     )
+
+
+_DRIVES = ("drive", "raid")
+TARGETS: dict[str, Callable[[Library, Entry, Link], Target]] = {
+    **dict.fromkeys(_DRIVES, _local),
+    "nfs": _served,
+    "pfs": _parallel,
+    "nvmeof": _exported,
+    "remote": _remote_memory,
+}
+"""The function that follows the references of a profile, by its kind."""
+_OWN = frozenset(KINDS)
+
+
+def register_tier(
+    kind: TierKind, profile: type[Profile], target: Callable[[Library, Entry, Link], Target]
+) -> None:
+    """Make a kind of tier known, whose ``profile`` has the kind as its ``kind``, and becomes a target.
+
+    ``target`` gets the library, the entry of a profile, and the adapter that the platform names for it.
+    Raises ValueError for the name of a kind of the package, and for a profile of another kind.
+    """
+    if kind.name in _OWN | {GPU.name, HOST.name, NVME.name}:
+        raise ValueError(f"{kind.name} is a kind of simoffload; give the tier another name")
+    if (named := get_args(profile.model_fields["kind"].annotation)) != (kind.name,):
+        raise ValueError(f"{profile.__qualname__}.kind must be Literal[{kind.name!r}], got {named}")
+    KINDS[kind.name], STORAGE_KINDS[kind.name], TIER_KINDS[kind.name] = profile, kind, kind
+    TARGETS[kind.name] = target
+
+
+def tiers_outside() -> tuple[type[Profile], ...]:
+    """Return the profiles of registered tiers, whose modules worker processes have to import."""
+    return tuple(one for name, one in KINDS.items() if name not in _OWN)

@@ -19,7 +19,7 @@ CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
 SWITCHES = "switches."
 """The begin of the keys of all numbers in a platform file: rates that switches state."""
-_TAKEN = {CPU, "hbm", "dram"}
+_TAKEN = (CPU, "hbm", "dram")
 Setting = Literal["desk", "rack"]
 """Where a machine stands: at home or in an office, or in a rack of a computing centre."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.bisection import first_with_room
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import QUANTIZATIONS, ModelShape, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import (
@@ -266,7 +266,7 @@ def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change |
         return peak_uses(memory_stages(plan), there.machine.tiers)
 
     def room(index: int) -> dict[str, float] | None:
-        free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.kind == "hbm"}
+        free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.row.is_gpu}
         return free or None
 
     if model.weight_bytes > _room_for(last, there.machine):
@@ -281,7 +281,7 @@ def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change |
 def _room_for(strategy: Strategy, machine: Machine) -> float:
     """Return the size [B] of the memory of a strategy's GPUs and hosts; without limit if it names storage."""
     named = (getattr(strategy, key, None) for key in tier_paths(type(strategy)))
-    if any(machine.tiers[one].is_storage for one in named if one in machine.tiers):
+    if any(machine.tiers[one].row.is_storage for one in named if one in machine.tiers):
         return inf
     hosts = machine.nodes_of(strategy.gpus)
     return strategy.gpus * machine.tiers["hbm"].capacity + hosts * machine.tiers["dram"].capacity
@@ -363,7 +363,8 @@ def without_offloading(
     """Return the work of the scenarios that offload weights, done without offloading, by label."""
     found: dict[str, LoadedScenario] = {}
     for label, scenario in known.items():
-        if results[label].refused or scenario.places[0] in ("", "hbm"):
+        place = scenario.places[0]
+        if results[label].refused or not place or in_hbm(place):
             continue
         for kind in strategy_for(scenario.scenario.workload.kind):
             name = in_place_of_target(label, kind, scenario)

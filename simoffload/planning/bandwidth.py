@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from simoffload.bisection import least_factor
 from simoffload.brief import brief
 from simoffload.documents import Document, Edit, edited
-from simoffload.hardware import Machine, Target, TierKind
+from simoffload.hardware import TIER_KINDS, Machine, Target
 from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.progress import Watcher, stage, step, watched_by
@@ -30,17 +30,6 @@ _ENOUGH = 1.02
 """Time relative to that with the fastest storage below which faster storage is not worth it: our choice."""
 _HARDLY = 1.05
 """Gain of the fastest storage below which a higher rate is said to hardly help: our choice."""
-_OF_DRIVES = ("read", "write", "write_cache.rate_after", "read_by_outstanding")
-_RATES: Mapping[TierKind, tuple[str, ...]] = {
-    "hbm": (),
-    "dram": (),
-    "nvme": _OF_DRIVES,
-    "nfs": ("read", "write", "per_connection"),
-    "pfs": ("read", "write"),
-    "nvmeof": _OF_DRIVES,
-    "remote": (),
-}
-"""Keys of the profile of a tier, or of its drives, that are rates of storage, by the kind of the tier."""
 _LATENCIES = ("read_latency", "write_latency")
 """Latency keys of drives, which shrink as rates grow: no real drive gains more from its rate alone."""
 
@@ -252,11 +241,10 @@ class _Storage:
 
     def _edits(self, factor: float) -> tuple[Edit, ...]:
         target = self._scenario.machine.targets[self._tier]
-        kind, name = ("drive", target.drive.id) if target.drive else (target.kind, target.id)
-        found = []
+        found, rates = [], TIER_KINDS[target.kind].rates
         for number in profile_parameters(self._scenario.machine):
             quicker = number.key in _LATENCIES and factor > 1
-            if number.profile == f"{kind}/{name}" and (quicker or number.key in _RATES[target.kind]):
+            if number.profile == target.device and (quicker or number.key in rates):
                 one = scaled(number, 1 / factor if quicker else factor)
                 found += [] if one is None else [edit_of(number.profile, number.key, one[0])]  # a factor of 1
         return *found, *self._ports(target, factor), *self._lanes(target, factor)

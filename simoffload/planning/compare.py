@@ -148,7 +148,7 @@ class NearerPlace:
         """Return how much better it is, and with what: "5.7 times as fast as raid with the weights in host
         memory", or unless it is ``named`` how, "750 times with them in fp8 in the same GPUs (other
         answers)"."""
-        where = "in the same GPUs" if self.result.targets[0] == "hbm" else "in host memory"
+        where = "in the same GPUs" if self.result.in_gpus else "in host memory"
         form = "" if self.change.same_work else f"in {self.result.model.rpartition(', ')[2]} "
         check = "" if self.change.same_work else " (other answers)"
         what = f"as {self._how} as {self.fastest} with the weights" if named else "with them"
@@ -211,7 +211,7 @@ class NearerSearch:
             named = steps(same, attrgetter("description"))
             places = [one for each in named if (one := self._place(evaluator, each, label, timed[label]))]
             best = sorted(places, key=lambda one: -one.gain)[:1]
-            if not any(one.result.targets[0] == "hbm" for one in places):
+            if not any(one.result.in_gpus for one in places):
                 named = steps(fewer, attrgetter("description"))
                 fitting = (self._place(evaluator, each, label, timed[label]) for each in named)
                 best += list(islice((one for one in fitting if one), 1))
@@ -253,8 +253,9 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
     strategy, machine = evaluator.strategy, evaluator.scenario.machine
     for one in evaluator.scenario.placements.possible:
         tiers = [tier for tier in one if tier is not None]
-        if all(tier in {"hbm", "dram"} for tier in tiers):
-            named = ("GPU memory" if tier == "hbm" else "host memory" for tier in dict.fromkeys(tiers))
+        rows = [machine.tiers[tier].row for tier in tiers if tier in machine.tiers]
+        if len(rows) == len(tiers) and all(row.is_memory for row in rows):
+            named = ("GPU memory" if row.is_gpu else "host memory" for row in dict.fromkeys(rows))
             where = " and ".join(named)
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"

@@ -13,23 +13,11 @@ from math import exp, log, sqrt
 from typing import Any
 
 from simoffload.brief import brief
-from simoffload.hardware import P90, Evidence, InputSource, TierKind, TimeInput
+from simoffload.hardware import P90, TIER_KINDS, Evidence, InputSource, TimeInput
 from simoffload.planning.errors import CalibrationError, Comparable, Limit, calibration_errors
 from simoffload.results import Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies import Strategy, in_new_form, strategy_in
-
-UNSEEN_TIERS: Mapping[TierKind, str] = {
-    "hbm": "",
-    "dram": "",
-    "nvme": "",
-    "nfs": "an NFS server",
-    "pfs": "a parallel filesystem",
-    "nvmeof": "drives over NVMe-oF",
-    "remote": "the memory of another host",
-}
-"""Tiers that no recorded real run used, by their kind; "" for kinds that some used."""
-
 
 # -- confidence ------------------------------------------------------------------------------------
 
@@ -125,7 +113,7 @@ class Confidence:
     @property
     def _at_rest(self) -> str:
         """The input that decides where nothing was simulated: a tier of storage that holds something."""
-        stored = {use.tier for use in self.result.capacity if use.kind not in ("hbm", "dram")}
+        stored = {use.tier for use in self.result.capacity if not use.row.is_memory}
         return next((tier for tier in self.result.targets if tier in stored), TimeInput.GPU)
 
     def comparable(self, metric: str | None = None) -> Comparable:
@@ -292,9 +280,8 @@ def confidence(result: SimulationResult, *, elsewhere: bool = False) -> Confiden
     limited in the same way then stand for the least that is to be expected.
     """
     kinds = {use.tier: use.kind for use in result.capacity}
-    default: TierKind = "hbm"
     unseen = _unseen(result)
-    other = _unlike(result, [kinds.get(tier, default) for tier in result.targets])
+    other = _unlike(result, [kinds.get(tier, "hbm") for tier in result.targets])
     unlike = [one for one in (other or unseen, *result.uncompared) if one]
     return Confidence(
         program="" if unseen or result.kind == "checkpoint" else evidence_of(result),
@@ -321,11 +308,12 @@ def _strategy(result: SimulationResult) -> tuple[str, type[Strategy]]:
     return str(section.get("kind")), strategy_in(result.provenance.scenario) or Strategy
 
 
-def _unlike(result: SimulationResult, held: Sequence[TierKind]) -> str:
+def _unlike(result: SimulationResult, held: Sequence[str]) -> str:
     """Return why no real runs stand for a result, to follow the words "no real run"; empty if some do."""
     if result.kind == "checkpoint":
         return "saved a checkpoint"
-    return next((f"used {UNSEEN_TIERS[kind]}" for kind in held if UNSEEN_TIERS[kind]), "")
+    unseen = (TIER_KINDS[kind].unseen for kind in held)
+    return next((f"used {one}" for one in unseen if one), "")
 
 
 def _unseen(result: SimulationResult) -> str:

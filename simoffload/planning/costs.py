@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from simoffload.brief import brief
 from simoffload.documents import DocumentLocation, resolved, suggest, without
 from simoffload.hardware import (
-    LOCAL_KINDS,
     MEMORY,
     STORAGE_KINDS,
+    TIER_KINDS,
     Costs,
     Dated,
     DeviceCosts,
@@ -256,9 +256,12 @@ def _unknown(mine: Costs) -> dict[str, str]:
 # adapters, drives and servers as far as their bandwidth is used.
 
 
-_SHARED = set(STORAGE_KINDS) - set(LOCAL_KINDS)
-"""Kinds of storage that are not part of any machine."""
 _HOURS_A_DAY = 24
+
+
+def _is_shared(kind: str) -> bool:
+    """Return whether a kind of profile is of storage that is not part of any machine."""
+    return kind in STORAGE_KINDS and not STORAGE_KINDS[kind].local
 
 
 class Item(NamedTuple):
@@ -368,7 +371,7 @@ class Bill(NamedTuple):
     def shared(self) -> dict[str, float]:
         """Sum of the known prices of each tier that is a server or filesystem, which other machines may
         use, too."""
-        tiers = {item.tier for item in self.items if item.kind in _SHARED and item.total}
+        tiers = {item.tier for item in self.items if _is_shared(item.kind) and item.total}
         return {tier: price for tier, price in self.by_tier.items() if tier in tiers}
 
     def paid(self, price: str) -> float:
@@ -399,7 +402,7 @@ def bill(scenario: LoadedScenario, result: SimulationResult, costs: CostList) ->
 def bare(scenario: LoadedScenario, costs: CostList) -> Bill:
     """Return the bill of a machine with its own drives, whatever is done with it."""
     machine = scenario.machine
-    drives = {tier for tier, target in machine.targets.items() if target.kind == "nvme"}
+    drives = {tier for tier, target in machine.targets.items() if TIER_KINDS[target.kind].local}
     return _bill(scenario, tuple(part for part in machine.parts if part.tier in {"", *drives}), costs)
 
 
@@ -409,7 +412,7 @@ def present(scenario: LoadedScenario, result: SimulationResult, costs: CostList)
     Drives for which the host has not enough slots are alternatives, of which those in use are there.
     """
     machine = scenario.machine
-    drives = {tier for tier, target in machine.targets.items() if target.kind == "nvme"}
+    drives = {tier for tier, target in machine.targets.items() if TIER_KINDS[target.kind].local}
     slots = machine.host.drive_slots
     number = sum(part.number for part in machine.parts if part.tier in drives) / machine.nodes
     if slots is not None and number > sum(one.value for one in slots.values()):
@@ -466,7 +469,7 @@ def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Dev
     changes."""
     plain = without(scenario.document, "equipment")
     shipped = scenario.cache.platform(plain, changed=False).machine(nodes=nodes).parts
-    return {(part.key, part.tier): part for part in shipped if part.kind not in _SHARED}
+    return {(part.key, part.tier): part for part in shipped if not _is_shared(part.kind)}
 
 
 def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:

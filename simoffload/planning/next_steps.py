@@ -47,7 +47,7 @@ def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tri
 
 def _stored(scenario: LoadedScenario) -> bool:
     tiers = scenario.machine.tiers
-    return any(tiers[one].is_storage for one in offloaded_tiers(scenario.plan()))
+    return any(tiers[one].row.is_storage for one in offloaded_tiers(scenario.plan()))
 
 
 def _few(evaluator: Evaluator, _result: SimulationResult, _costs: CostList) -> Sequence[Change]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from simoffload.documents import Edit
-from simoffload.hardware import KINDS, STORAGE_KINDS, SWITCHES, Machine, ProfileInput
+from simoffload.hardware import KINDS, STORAGE_KINDS, SWITCHES, TIER_KINDS, Machine, ProfileInput
 from simoffload.results import SimulationResult
 
 _QUANTITY = re.compile(r"([0-9.eE+-]+) *(.*)")
@@ -24,7 +24,6 @@ _NO_TIME = (
 """Numbers, or prefixes of keys, that affect no time."""
 _OF_TRAINING = ("training.", "cpu_optimizer.", "host.fsdp.", "host.page_cache.", "host.checksum")
 """Prefixes of keys that affect no time of inference, those of checkpoints included."""
-_LOCAL = {"hbm", "dram", "nvme"}
 
 
 class ProfileParameter(NamedTuple):
@@ -62,7 +61,7 @@ def deciding_parameters(machine: Machine, result: SimulationResult) -> tuple[Pro
     left_out = _NO_TIME + (_OF_TRAINING if result.kind == "inference" else ())
     tiers = [machine.targets[use.tier] for use in result.capacity if use.tier in machine.targets]
     used = {part.id for target in tiers for part in (target, target.drive, target.array) if part}
-    network = machine.nodes > 1 or any(target.kind not in _LOCAL for target in tiers)
+    network = machine.nodes > 1 or any(not TIER_KINDS[target.kind].local for target in tiers)
 
     def decides(number: ProfileParameter) -> bool:
         kind, _, name = number.profile.partition("/")

@@ -308,5 +308,5 @@ class _Candidates:
     def _distance(self, place: Placement) -> tuple[int, int]:
         """Return how far from the GPUs a place is: that of its farthest state, and of all together."""
         kinds = (self.scenario.machine.tiers[one] for one in place if one)
-        each = [2 if one.is_storage else int(one.kind != "hbm") for one in kinds]
+        each = [2 if one.row.is_storage else int(not one.row.is_gpu) for one in kinds]
         return max(each), sum(each)

@@ -338,4 +338,4 @@ def chosen_once(scenarios: Mapping[str, LoadedScenario]) -> dict[str, LoadedScen
 def _on_storage(scenario: LoadedScenario) -> bool:
     strategy, tiers = scenario.scenario.strategy, scenario.machine.tiers
     named = (getattr(strategy, key) for key in ("weights", "optimizer", "uses"))
-    return any(tiers[one].is_storage for one in named if one is not None)
+    return any(tiers[one].row.is_storage for one in named if one is not None)

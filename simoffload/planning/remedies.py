@@ -11,7 +11,6 @@ from operator import attrgetter
 from simoffload.bisection import first_that_holds, smallest_that_fits
 from simoffload.documents import Edit
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.hardware import Target
 from simoffload.limits import keep, limited, now_doing
 from simoffload.planning.alternatives import divisions, formats, replaced
 from simoffload.planning.evaluator import Evaluator
@@ -273,9 +272,9 @@ def capacity(evaluator: Evaluator) -> Iterator[Change]:
     description: list[str] = []
     edits: list[Edit] = []
     for use in _lacking(evaluator):
-        if use.kind == "hbm":
+        if use.row.is_gpu:
             return  # a larger GPU is another machine
-        step = _memory(evaluator, use) if use.kind == "dram" else _storage(evaluator, use)
+        step = _memory(evaluator, use) if use.row.is_host else _storage(evaluator, use)
         if step is None:
             return
         description.append(step[0])
@@ -308,19 +307,18 @@ def _storage(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     machine = evaluator.scenario.machine
     target = machine.targets[use.tier]
     if target.array is not None:
-        return _drives(evaluator, use, target)
+        return _drives(evaluator, use)
     copies = machine.nodes if target.drives else 1
     size = -(-use.needed // (copies * _TERABYTE))
-    kind = "drive" if target.drive is not None else target.kind
-    profile = target.drive.id if target.drive is not None else target.id
     needed, has = formatted_apart(use.needed // copies, target.capacity)
     description = f"capacity of {use.tier} {has} → {size:,} TB (it needs {needed})"
-    return description, Edit(("profiles", evaluator.named(f"{kind}/{profile}"), "capacity"), f"{size} TB")
+    return description, Edit(("profiles", evaluator.named(target.device), "capacity"), f"{size} TB")
 
 
-def _drives(evaluator: Evaluator, use: TierUse, target: Target) -> tuple[str, Edit] | None:
+def _drives(evaluator: Evaluator, use: TierUse) -> tuple[str, Edit] | None:
     """Return more drives in an array, in words and as an edit; those of RAID10 come in pairs. None if none
     are enough."""
+    target = evaluator.scenario.machine.targets[use.tier]
     array = target.array
     assert array is not None
     pair = 2 if array.level == 10 else 1

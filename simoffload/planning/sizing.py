@@ -367,7 +367,8 @@ def _wholly(scenario: LoadedScenario, tier: str) -> Placement:
     listed = scenario.placements.possible
     if placement.optimizer is None or placement in listed:
         return placement
-    partly = (one for one in listed if tier in one and set(one) <= {tier, "hbm", "dram"})
+    memory = [name for name, one in scenario.machine.tiers.items() if one.row.is_memory]
+    partly = (one for one in listed if tier in one and set(one) <= {tier, *memory})
     return next(partly, placement)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from simoffload.documents import Edit, edited, quoted, resolved, same_name
 from simoffload.errors import InputError, PlacementError, Problem
-from simoffload.hardware import is_path
+from simoffload.hardware import in_hbm, is_path
 from simoffload.planning.question import chosen_once
 from simoffload.scenario import (
     LoadedScenario,
@@ -102,9 +102,7 @@ def placements_instead(scenario: LoadedScenario, target: str) -> list[str]:
     if part not in scenario.weights_called:
         return []
     tier = placement_of(tier, scenario.machine).weights
-    known = sorted(
-        scenario.placements.possible, key=lambda one: (one.optimizer != tier, one.weights == "hbm")
-    )
+    known = sorted(scenario.placements.possible, key=lambda one: (one.optimizer != tier, in_hbm(one.weights)))
     with_tier = [one for one in known if tier in one]
     for some in (with_tier, [one for one in known if tier not in one]):
         if found := list(islice((str(one) for one in some if _can_be_planned(scenario, one)), _MOST_NAMED)):
@@ -154,7 +152,7 @@ def _possible(scenario: LoadedScenario, target: str) -> tuple[str, ...]:
     part, _ = scenario.named(target)
     if part in scenario.weights_called:
         return tuple(f"{before}{equals}{one}" for one in scenario.placements.possible)
-    names = (one.name for one in scenario.machine.tiers.values() if one.kind != "hbm")
+    names = (one.name for one in scenario.machine.tiers.values() if not one.row.is_gpu)
     return tuple(f"{before}{equals}{one}" for one in names)
 
 

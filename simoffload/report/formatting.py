@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from simoffload.errors import printable
+from simoffload.hardware import in_dram, in_hbm
 from simoffload.results import (
     LinkUse,
     PassResult,
@@ -25,7 +26,6 @@ from simoffload.units import format_bytes, format_rate, format_seconds, percent,
 
 _ORIGINS = ("measured", "spec", "estimate")
 _MOST_REASONS = 3
-_BINARY = {"hbm", "dram"}  # memory is sold and shown by its tools in powers of two, storage is not
 _IDENTIFIER = re.compile(r"[\w-]*[_\d]")
 _GAP = "  "
 
@@ -60,7 +60,8 @@ def uncapitalized(text: str) -> str:
 
 def place(target: str) -> str:
     """Return the place of the weights as text: "in HBM", "in DRAM", "on raid"."""
-    return {"hbm": "in HBM", "dram": "in DRAM"}.get(target, f"on {printable(target)}")
+    memory = in_hbm(target) or in_dram(target)
+    return f"in {target.upper()}" if memory else f"on {printable(target)}"
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
@@ -106,7 +107,7 @@ def minus(text: str) -> str:
 
 def counted(size: int, use: TierUse) -> str:
     """Return a size on a tier in the unit that is usual for this tier; negative if it is missing."""
-    return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.kind in _BINARY)
+    return ("−" if size < 0 else "") + format_bytes(abs(size), binary=use.row.is_memory)
 
 
 def origins(counts: Mapping[str, int]) -> str:

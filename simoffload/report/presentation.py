@@ -158,7 +158,7 @@ def labels(name: str, tiers: str) -> tuple[str, ...]:
 def _batch(result: InferenceResult | TrainingResult) -> str:
     """Return "batch 2 × 8 GPUs", "batch 2 on 8 GPUs" if they share one batch, or "batch 2" if no memory is
     theirs alone."""
-    if not any(use.tier == "hbm" for use in result.capacity):
+    if not any(use.row.is_gpu for use in result.capacity):
         return f"batch {result.batch_size}"
     gpus = plural(result.gpus, "GPU")
     if result.replicas == result.gpus:

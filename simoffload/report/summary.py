@@ -205,15 +205,13 @@ def _bottleneck(result: Answer, step: PassResult) -> str:
     """Return what takes most of the pass that is named, and which part of a request that is, if it is the
     prefill of several tokens."""
     share = percent(step.bottleneck.exposed_s / step.time_s)
-    text = f"{printable(step.bottleneck.cause_text)} takes {share}{_memory_limit(step)}"
+    limit = step.bottleneck.limit
+    of_memory = any(use.row.is_host and use.tier == limit for use in result.capacity)
+    memory = ", limited by the bandwidth of host memory" if of_memory else ""
+    text = f"{printable(step.bottleneck.cause_text)} takes {share}{memory}"
     if not isinstance(result, InferenceResult) or step is not result.prefill or not result.decode:
         return text
     return f"{text} of the prefill, which is {percent(step.time_s / (result.e2e_s or 1.0))} of the time"
-
-
-def _memory_limit(step: PassResult) -> str:
-    """Return that memory and not the processor limits the bottleneck, if it does."""
-    return ", limited by the bandwidth of host memory" if step.bottleneck.limit == "dram" else ""
 
 
 def _otherwise(group: Group) -> Iterator[VerdictPart]:
@@ -364,11 +362,11 @@ def _parts(results: Sequence[Answer]) -> Iterator[str]:
     """Yield the memory of the machine, and the drives where something is on them: what a name of a machine
     does not say, and what options change."""
     first = results[0]
-    sizes = {use.capacity for one in results for use in one.capacity if use.kind == "dram"}
+    sizes = {use.capacity for one in results for use in one.capacity if use.row.is_host}
     if len(sizes) == 1:
         yield f"{format_bytes(sizes.pop(), binary=True)} of host memory"
     drives = [tuple(name for kind, name, _ in one.provenance.profiles if kind == "drive") for one in results]
-    in_use = any(use.kind not in {"hbm", "dram"} for use in first.capacity)
+    in_use = any(not use.row.is_memory for use in first.capacity)
     if in_use and len(set(drives)) == 1 and drives[0]:
         yield f"drives: {', '.join(map(printable, dict.fromkeys(drives[0])))}"
 

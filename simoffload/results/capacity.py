@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simoffload.brief import brief
 from simoffload.documents import Edit
-from simoffload.hardware import Tier, TierKind
+from simoffload.hardware import TIER_KINDS, Tier, TierKind, in_hbm
 from simoffload.results.metrics import by_name
 from simoffload.units import formatted_apart
 
@@ -132,7 +132,8 @@ class TierUse(NamedTuple):
     """A TierUse compares the peak need of a tier with its capacity."""
 
     tier: str
-    kind: TierKind
+    kind: str
+    """Name of the kind of the tier."""
     scope: str
     """Scope of ``needed`` and ``capacity``: "per GPU", "per host" or "in all"."""
     needed: int
@@ -147,6 +148,11 @@ class TierUse(NamedTuple):
 
     def __repr__(self) -> str:
         return brief(self)
+
+    @property
+    def row(self) -> TierKind:
+        """What the tier can do."""
+        return TIER_KINDS[self.kind]
 
     @property
     def steady(self) -> int:
@@ -171,7 +177,7 @@ class TierUse(NamedTuple):
     @property
     def narrow(self) -> str:
         """Sentence about memory of a GPU that fits with little to spare; "" for any other."""
-        share, of_gpu = self.free / self.capacity, any(term.tier == "hbm" for term in self.terms)
+        share, of_gpu = self.free / self.capacity, any(in_hbm(term.tier) for term in self.terms)
         if not of_gpu or not self.fits or share >= _NARROW:
             return ""
         free = f"{self.tier} fits with {self.free / (1 << 20):,.0f} MiB free {self.scope} ({share:.1%})"
@@ -180,8 +186,7 @@ class TierUse(NamedTuple):
 
     def sentence(self) -> str:
         """Return a sentence about a tier that is too small."""
-        binary = self.kind in {"hbm", "dram"}
-        needed, has = formatted_apart(self.needed, self.capacity, binary=binary)
+        needed, has = formatted_apart(self.needed, self.capacity, binary=self.row.is_memory)
         return f"{self.tier} needs {needed} {self.scope}, has {has}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,18 +326,6 @@ class Remedies(NamedTuple):
         return brief(self)
 
 
-_SCOPES: Mapping[TierKind, str] = {
-    "hbm": "per GPU",
-    "dram": "per host",
-    "nvme": "in all",
-    "nfs": "in all",
-    "pfs": "in all",
-    "nvmeof": "in all",
-    "remote": "in all",
-}
-"""Whose memory counts as one tier, by its kind."""
-
-
 def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[TierUse, ...]:
     """Group the terms by tier, in the order of the machine's tiers; tiers without terms are left out.
 
@@ -346,7 +339,7 @@ def tier_uses(terms: Iterable[MemoryTerm], tiers: Mapping[str, Tier]) -> tuple[T
         if mine:
             needed = sum(term.size for term in mine)
             passing = sum(term.size for term in mine if term.once)
-            scope = _SCOPES[tier.kind]
+            scope = tier.row.scope
             uses.append(TierUse(name, tier.kind, scope, needed, tier.capacity, mine, passing=passing))
     return tuple(uses)
 

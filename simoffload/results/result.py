@@ -198,6 +198,11 @@ class SimulationResult(WithMetrics, ABC):
         return ()
 
     @property
+    def in_gpus(self) -> bool:
+        """Whether the weights are in the memory of the GPUs."""
+        return any(use.row.is_gpu for use in self.capacity if use.tier == self.targets[0])
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """Tiers of the weights (or checkpoints) and of the optimizer."""
         return (self.target,)

@@ -35,12 +35,13 @@ from simoffload.errors import InputError, PlacementError, Problem, shortened
 from simoffload.extending import additions, at, found, missing_note, sections
 from simoffload.hardware import (
     CPU,
-    LOCAL_KINDS,
+    STORAGE_KINDS,
     Drives,
     GpuSlots,
     Library,
     Machine,
     Platform,
+    in_hbm,
     installed_memory,
     load_platform,
     memory_warnings,
@@ -252,7 +253,7 @@ class MachineParts(NamedTuple):
     def _storage(self, platform: Platform, drives: Drives) -> Edit:
         """Return the edit that puts storage in the place of the first tier of its kind, or else of the first
         that is attached in its way, or adds a tier."""
-        way = "at" if drives.kind in LOCAL_KINDS else "through"
+        way = "at" if STORAGE_KINDS[drives.kind].local else "through"
         tiers = {one: tier for one, tier in platform.profile.tiers.items() if getattr(tier, way)}
         kinds = {one.id: one.kind for one in platform.profiles}
         of_kind = (one for one, tier in tiers.items() if kinds.get(tier.profile) == drives.kind)
@@ -289,7 +290,7 @@ def _without_gpus(scenario: LoadedScenario) -> tuple[Edit, ...]:
 def behind_network(drive: str) -> bool:
     """Return whether a drive, an array or a server that is named is reached over a network."""
     with suppress(InputError):
-        return Drives.read(Library(), drive).kind not in LOCAL_KINDS
+        return not STORAGE_KINDS[Drives.read(Library(), drive).kind].local
     return False
 
 
@@ -384,16 +385,17 @@ class LoadedScenario:
         """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
         HBM and another part is not."""
         first, *_ = self.weights_called
-        if any(tier not in {"", "hbm"} for tier in self.places):
+        if any(tier and not in_hbm(tier) for tier in self.places):
             return first
-        return next((name for name, one in self.parts.items() if one.tier != "hbm"), first)
+        return next((name for name, one in self.parts.items() if not in_hbm(one.tier)), first)
 
     def named(self, target: str) -> tuple[str, str]:
         """Return what a target moves, and the tiers. Raises InputError for what the scenario does not
         have."""
         part, equals, tier = target.rpartition("=")
         if not equals:
-            of_weights = canonical_target(tier) in {RESIDENT, "hbm"} or "+" in tier
+            named = canonical_target(tier)
+            of_weights = named == RESIDENT or in_hbm(named) or "+" in tier
             return (self.weights_called[0] if of_weights else self.offloaded), tier
         known = (self.weights_called[0], *self.parts)
         if part not in (*known, *self.weights_called):
@@ -405,7 +407,7 @@ class LoadedScenario:
     def _with_part(self, name: str, tier: str) -> LoadedScenario:
         """Return the scenario with one of its ``parts`` on another tier. Raises InputError."""
         part = self.parts[name]
-        there = READ_TIER[part.choice](tier, self.machine, name)
+        there = tier_name(tier, self.machine, name, part.choice)
         edits = part.edits(there) if there != part.tier else ()
         return replace(self._resolved(edited(self.document, edits)), moved_part=name)
 
@@ -666,37 +668,18 @@ def canonical_target(target: str) -> str:
     return f"{platform}{colon}{part}{equals}{'+'.join(names)}"
 
 
-def tier_name(name: str, machine: Machine, key: str) -> str:
-    """Return the machine's name for a tier; "gpu", "cpu" and "ram" are aliases. Raises InputError."""
-    meant = named(_ALIASES.get(name.lower(), name), machine.tiers)
+def tier_name(name: str, machine: Machine, key: str, choice: TierChoice = "any") -> str:
+    """Return the machine's name for a tier, which must be one of the ``choice``; "gpu", "cpu" and "ram" are
+    aliases. Raises InputError."""
+    tiers = [one.name for one in machine.tiers.values() if choice == "any" or one.row.is_storage]
+    meant = named(_ALIASES.get(name.lower(), name), tiers)
     if len(meant) == 1:
         return meant[0]
-    raise _no_tier("tier", name, machine, tuple(machine.tiers), key)
-
-
-def storage_name(name: str, machine: Machine, key: str) -> str:
-    """Return the name of a tier that must be on storage. Raises InputError if it is not."""
-    storage = tuple(tier.name for tier in machine.tiers.values() if tier.is_storage)
-    meant = named(name, storage)
-    if len(meant) == 1:
-        return meant[0]
-    raise _no_tier("storage tier", name, machine, storage, key)
-
-
-def _no_tier(what: str, name: str, machine: Machine, tiers: tuple[str, ...], key: str) -> InputError:
-    synonyms = {"hbm": "hbm (or gpu)", "dram": "dram (or cpu)"}
+    synonyms = {tier: f"{tier} (or {alias})" for alias, tier in reversed(_ALIASES.items())}
     has = ", ".join(synonyms.get(tier, tier) for tier in tiers) or "none"
-    message = (
-        f'no {what} {quoted(name)} on platform "{machine.platform}" (has: {has}){candidates(name, tiers)}'
-    )
-    return InputError.at(key, message)
-
-
-READ_TIER: Mapping[TierChoice, Callable[[str, Machine, str], str]] = {
-    "any": tier_name,
-    "storage": storage_name,
-}
-"""The function that checks the name of a tier, by which tiers are valid."""
+    what = f"no {'tier' if choice == 'any' else 'storage tier'} {quoted(name)}"
+    message = f'{what} on platform "{machine.platform}" (has: {has}){candidates(name, tiers)}'
+    raise InputError.at(key, message)
 
 
 def _tier_edit(section: str, tier: str) -> tuple[Edit, ...]:
@@ -920,7 +903,7 @@ def _check_the_rest(document: Document, cache: ScenarioCache, problems: list[Pro
         for key, choice in names.items() if isinstance(part, dict) else ():
             place, written = f"{section}.{key}", _value(part, key)
             if isinstance(written, str) and place not in own:
-                _try(document, problems, place, partial(READ_TIER[choice], written, machine, place))
+                _try(document, problems, place, partial(tier_name, written, machine, place, choice))
 
 
 def _tier_keys(data: Mapping[str, Any]) -> dict[str, Mapping[str, TierChoice]]:
@@ -963,7 +946,7 @@ def _with_tiers(
             place = f"{section}.{key}"
 
             def named(value: str, place: str = place, choice: TierChoice = choice) -> str:
-                read = partial(READ_TIER[choice], value, machine, place)
+                read = partial(tier_name, value, machine, place, choice)
                 return _try(document, problems, place, read) or value
 
             part = _with_value(part, key.split("."), named)

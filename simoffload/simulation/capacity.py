@@ -86,8 +86,9 @@ def _several(scenario: LoadedScenario, plan: Plan) -> str:
     gpus = "GPU" if scenario.scenario.strategy.gpus == 1 else "GPUs"
     if not (large := base.offloaded_tiers(plan)):
         return f"{{}} in the {gpus}"
-    held = sum(one.size for one in plan.held if one.kind == "weights" and one.tier == "hbm")
-    if large == ("dram",) and 10 * held >= plan.model.weight_bytes:
+    tiers = plan.machine.tiers
+    held = sum(one.size for one in plan.held if one.kind == "weights" and tiers[one.tier].row.is_gpu)
+    if len(large) == 1 and tiers[large[0]].row.is_host and 10 * held >= plan.model.weight_bytes:
         return f"{{}} in {gpus} and host memory"
     return f"{{}} on {' and '.join(beside)}" if len(beside) > 1 else ""
 
@@ -169,10 +170,10 @@ def _remedy(scenario: LoadedScenario, plan: Plan, use: TierUse, uses: tuple[Tier
     least, what = base.movable(plan)
     needed = {one.tier: one.needed for one in uses}
     for tier in sorted(scenario.machine.tiers.values(), key=lambda tier: tier.capacity):
-        if tier.kind == "hbm" or tier.name == base.target(plan):
+        if tier.row.is_gpu or tier.name == base.target(plan):
             continue
         if tier.capacity - needed.get(tier.name, tier.reserved) >= least:
-            size = format_bytes(tier.capacity, binary=tier.kind == "dram")
+            size = format_bytes(tier.capacity, binary=tier.row.is_host)
             return f"smallest tier that holds the {what}: {tier.name} ({size})"
     return "no other tier of this platform is large enough"
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, get_args
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_dram
 from simoffload.models import QUANTIZATIONS, ModelShape, Module
 from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
@@ -140,7 +140,7 @@ class HookedStrategy(CachingStrategy):
             if tier is None:
                 text = f'"{home.tier}" is no tier of {machine.platform} (has: {", ".join(machine.tiers)})'
                 raise InputError.at("strategy.kind", f"{self.kind} keeps weights there, and {text}")
-            if home.in_place and not (tier.kind == "dram" and home.pinned):
+            if home.in_place and not (in_dram(home.tier) and home.pinned):
                 text = f"reads weights on {home.tier} in place, but kernels read pinned host memory only"
                 raise InputError.at("strategy.kind", f"{self.kind} {text}")
         if any(home.in_place for home in homes.outside):
@@ -153,7 +153,9 @@ class HookedStrategy(CachingStrategy):
         cache."""
         key, *_ = *self.tier_keys, ""
         choice, fixed = self.tier_keys.get(key), "the homes of its tensors are fixed (no tier_keys)"
-        tiers = [name for name, one in machine.tiers.items() if choice == "any" or (key and one.is_storage)]
+        tiers = [
+            name for name, one in machine.tiers.items() if choice == "any" or (key and one.row.is_storage)
+        ]
 
         def now() -> Placement:
             if not key:
@@ -211,6 +213,8 @@ class HookedPlan(InferencePlan):
         _expect(self.strategy.kind, "hooks()", found, Sequence)
         for one in found:
             _expect(self.strategy.kind, "each of hooks()", one, Hook)
+            if isinstance(one, Prefetched):
+                one.memories = [tier.name for tier in self.machine.tiers.values() if tier.row.is_memory]
         away = [home.tier for home in self.homes.all if home.tier != HBM.tier and not home.in_place]
         if away and not found:
             text = f"keeps weights on {away[0]}, and has no hook that brings them: add Prefetched(plan.homes)"

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Machine, Provenance
+from simoffload.hardware import Machine, Provenance, in_dram
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import Change, Facts, HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
@@ -274,26 +274,23 @@ class Homes:
 
 
 def held_weights(
-    tensors: Mapping[Home, Iterable[int]],
-    machine: Machine,
-    *,
-    ranks: int = 1,
-    remedies: Mapping[str, str] | None = None,
+    tensors: Mapping[Home, Iterable[int]], machine: Machine, *, ranks: int = 1, remedy: str = ""
 ) -> Iterator[Held]:
     """Yield what tensors of some sizes [B] need in their homes: of a GPU, of a host whose processes of all
     ``ranks`` have their own, and of a storage tier, which they share, one copy for each host with drives of
-    its own; ``remedies`` by tier."""
+    its own. ``remedy`` is for host memory."""
     targets, hosts = machine.targets, machine.nodes_of(ranks)
     sums: dict[tuple[str, bool], list[int]] = {}
     for home, sizes in tensors.items():
         sums.setdefault((home.tier, home.pinned), []).extend(sizes)
     for (tier, pinned), sizes in sums.items():
         local = tier in targets and bool(targets[tier].drives)
-        each = machine.ranks_per_node(ranks) if tier == "dram" else hosts if local else 1
-        remedy = (remedies or {}).get(tier, "")
-        yield Held(tier, "weights", each * sum(sizes), pinned, remedy, kind="weights")
+        own = ranks if machine.tiers[tier].row.is_host else hosts if local else 1
+        each = machine.ranks_per_node(ranks) if in_dram(tier) else own
+        why = remedy if in_dram(tier) else ""
+        yield Held(tier, "weights", each * sum(sizes), pinned, why, kind="weights")
         if pinned:
-            yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, remedy)
+            yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, why)
 
 
 # -- tunables --------------------------------------------------------------------------------------

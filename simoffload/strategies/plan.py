@@ -216,7 +216,7 @@ class InferencePlan(Plan):
             begun = self.compiled or self.zero3  # the overhead of a pass is not at its end
             found.append(PagedBlocks(moves, forward, compiled=begun))
         if self.cache.moves:
-            found.append(MovedCache(self.cache, updates, gpus=self.layer_gpus, main=self.main))
+            found.append(MovedCache(self.cache, updates, self.machine, gpus=self.layer_gpus, main=self.main))
         if self.cache.attends_on_cpu:
             found.append(AttentionOnCpu(self.cache, self.stages))
         return tuple(found)
@@ -339,7 +339,8 @@ class InferencePlan(Plan):
         copies, prompt = self.machine.ranks_per_node(self.degrees.ranks), self.workload.prompt_length
         for hook in self.weights_hooks(self.forward("prefill", prompt, prompt)):
             for one in hook.holds():
-                yield one._replace(size=copies * one.size) if one.tier == "dram" else one
+                memory = self.machine.tiers[one.tier].row.is_host
+                yield one._replace(size=copies * one.size) if memory else one
 
     def _streamed_traffic(self) -> tuple[int, int]:
         """Return what a generation reads from a streamed cache and writes to it [B]."""

@@ -283,7 +283,7 @@ def test_memory_of_another_host_is_shared_by_all_gpus() -> None:
     result: Any = so.simulate(found)
     expected = target.read.latency + result.traffic[0].read / target.read.rate
     assert result.kv_load_s == pytest.approx(expected, rel=1e-3)
-    assert not found.machine.tiers["peer"].is_storage
+    assert not found.machine.tiers["peer"].row.is_storage
 
 
 def test_load_or_compute() -> None:

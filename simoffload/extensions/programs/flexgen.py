@@ -17,7 +17,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Accelerator, Machine, Tier
+from simoffload.hardware import Accelerator, Machine, Tier, in_dram
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, HeldKind
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
@@ -1095,8 +1095,8 @@ class FlexGen(Strategy):
         """Return edits that place all weights on another tier, or on another disk."""
         if self.weights.disk <= 0 and self._slowest().weights == tier.name:
             return ()
-        if not tier.is_storage:
-            return _all_in("weights", "gpu" if tier.kind == "hbm" else "cpu")
+        if not tier.row.has_files:
+            return _all_in("weights", "gpu" if tier.row.is_gpu else "cpu")
         disk = Edit.at("strategy.disk", tier.name)
         return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
 
@@ -1141,10 +1141,9 @@ class FlexGen(Strategy):
     @property
     def description(self) -> Description:
         """Version of FlexGen whose code is simulated, and the shares of the cache on each tier."""
-        names = {"hbm": self.cache.gpu, "dram": self.cache.cpu, self.disk or "disk": self.cache.disk}
-        held = [
-            name if percent == 100 else f"{percent} % {name}" for name, percent in names.items() if percent
-        ]
+        cache, disk = self.cache, self.disk or "disk"
+        shares = ("hbm", cache.gpu), ("dram", cache.cpu), (disk, cache.disk)
+        held = [name if percent == 100 else f"{percent} % {name}" for name, percent in shares if percent]
         stored = "4 bits" if self.compress_cache else ""
         return Description("flexllmgen 0.1.8", ", ".join((*held, *filter(None, (stored,)))), stored)
 
@@ -1152,7 +1151,7 @@ class FlexGen(Strategy):
         """Yield all of the cache in one place, in full and in 4 bits, with attention on either side; and the
         present shares."""
         tiers = machine.tiers
-        disks = [self.disk] if self.disk else [name for name, tier in tiers.items() if tier.is_storage]
+        disks = [self.disk] if self.disk else [name for name, tier in tiers.items() if tier.row.has_files]
         places: list[tuple[Place, str]] = [("gpu", "hbm"), ("cpu", "dram"), *(("disk", one) for one in disks)]
         found = []
         for (home, tier), packed, attends in product(places, (False, True), (False, True)):
@@ -1380,7 +1379,9 @@ class FlexGenPlan(InferencePlan):
         """Whether the files on disk are in the page cache after the first pass."""
         if self.strategy.page_cache is not None:
             return self.strategy.page_cache
-        needed = sum(one.size for one in self.held if one.tier in ("dram", self.strategy.disk_tier))
+        needed = sum(
+            one.size for one in self.held if in_dram(one.tier) or one.tier == self.strategy.disk_tier
+        )
         return needed <= self.machine.tiers["dram"].capacity
 
     @property
@@ -1455,7 +1456,7 @@ class FlexGenPlan(InferencePlan):
 
     def _in_host(self) -> tuple[Held, ...]:
         options, slots = self.strategy, self.slots
-        here = [(one, count) for one, count in slots.tensors if one.home.tier == "dram"]
+        here = [(one, count) for one, count in slots.tensors if in_dram(one.home.tier)]
         sizes = [size for one, count in here if one.home.pinned for size in one.sizes * count]
         sizes += [self._hidden] * (options.gpu_batches if options.activations.place == "cpu" else 0)
         pageable = sum(count * one.size for one, count in here if not one.home.pinned)

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_dram
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
@@ -620,7 +620,7 @@ class Fsdp(Strategy):
         yield Placements(
             now=lambda: Placement(here, here),
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
-            edits=lambda other: (Edit.at("strategy.cpu_offload", other.weights == "dram"),),
+            edits=lambda other: (Edit.at("strategy.cpu_offload", in_dram(other.weights)),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
             "memory (dram+dram)",
             kept=work_of(self.lora),

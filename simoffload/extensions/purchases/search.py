@@ -16,13 +16,13 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError, SimulationError, WorkLimitError
 from simoffload.hardware import (
     LEAST_DRIVES,
+    STORAGE_KINDS,
     Drive,
     Machine,
     Nic,
     Platform,
     Raid,
     Tier,
-    TierKind,
     list_profiles,
     load_profile,
 )
@@ -232,8 +232,7 @@ def _shared(scenario: LoadedScenario, platform: Platform) -> Iterator[Series]:
     machine = platform.machine()
     if platform.profile.setting == "desk":
         return
-    shared: tuple[TierKind, ...] = ("nfs", "pfs", "nvmeof")
-    for kind in shared:
+    for kind in [kind for kind, tier in STORAGE_KINDS.items() if tier.is_storage and not tier.local]:
         for one in list_profiles(kind):
             through = _adapters(platform, getattr(load_profile(kind, one.id), "link", None))
             if not through:
@@ -275,7 +274,7 @@ def _adapters(platform: Platform, server: str | None) -> tuple[str, ...]:
     return max(used if fabric is None else same, key=len, default=())
 
 
-def _with_tier(machine: Machine, kind: TierKind) -> Machine:
+def _with_tier(machine: Machine, kind: str) -> Machine:
     """Return the machine with the tier that a choice adds; only its kind matters."""
     return replace(machine, tiers={**machine.tiers, _TIER: Tier(_TIER, kind, 0, _TIER)})
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 from simoffload.documents import Edit
 from simoffload.errors import InputError, Problem
 from simoffload.extensions.storage.result import Outlook, StateDevice, outlook, run_mtbf
-from simoffload.hardware import Curve, Machine, Path, Resource, Sourced
+from simoffload.hardware import Curve, Machine, Path, Resource, Sourced, in_hbm
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
@@ -437,7 +437,7 @@ class PhaseWriter(StreamWriter):
         if writer.use_gds:
             filled = 2 * size / self.machine.accelerator.hbm_rate
             self._work(-(-size // writer.portion) * call + filled, label="fill", after=free)
-        elif self._part.device == "hbm":
+        elif in_hbm(self._part.device):
             self._copy(size, pinned=True, each=writer.portion, call_s=call, after=free)
         else:
             self._in_host("to-io-buffer", size, after=free)
@@ -459,7 +459,7 @@ class PhaseWriter(StreamWriter):
 
     def _to_host(self, size: int) -> None:
         """Copy to new pages of host memory, wait for that, and compute the zip format's checksum."""
-        if self._part.device == "hbm":
+        if in_hbm(self._part.device):
             self._new_pages(size * self._part.fresh, self._new_memory.from_gpu)
             self._copy(size, after=self.so_far(HOST))
         if self._writer.checkpoint_serialization:
@@ -486,7 +486,7 @@ class PhaseWriter(StreamWriter):
     def snapshot(self, size: int) -> None:
         """Copy into host memory while training waits (``async_save``, BlockingAsyncStager)."""
         pinned, fresh = self._workload.pin_memory, size * self._part.fresh
-        if self._part.device == "hbm":
+        if in_hbm(self._part.device):
             if not pinned:
                 self._new_pages(fresh, self._new_memory.from_gpu, COPY)
             self._copy(size, pinned=pinned, after=self.so_far(HOST))
@@ -523,7 +523,7 @@ class PhaseWriter(StreamWriter):
 
     def place(self, size: int) -> None:
         """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
-        if self._part.device == "hbm":
+        if in_hbm(self._part.device):
             cause, path = copy_cause(to_device=True, pinned=False), self.machine.host_to_device
             after = self.so_far(HOST, COPY)
             self._transfer(COPY, cause, partial(path, pinned=False), size, after=after, kind="copy")
@@ -808,7 +808,7 @@ class CheckpointPlan(Plan):
             yield Held("dram", "I/O buffers", each * crowded, pinned=True, remedy=_BUFFER)
         if not writer.is_direct and self.workload.mode != "snapshot":
             # A copy from the GPU, and a NumPy array.
-            largest = max((part.largest for part in self.parts if part.device == "hbm"), default=0)
+            largest = max((part.largest for part in self.parts if in_hbm(part.device)), default=0)
             size = largest * (2 if fast else 1) * crowded
             yield Held("dram", "tensors on their way from the GPU", size, remedy=_HOSTS)
         if not fast:
@@ -873,11 +873,11 @@ class CheckpointPlan(Plan):
             notes.append(
                 f"contents: {self.workload.contents} has no optimizer states; training cannot resume from it"
             )
-        if self.machine.tiers[self.tier].kind == "nvme" and self.nodes > 1:
+        if self.machine.tiers[self.tier].row.local and self.nodes > 1:
             notes.append(
                 f"{self.tier} is in each node: a node that is lost takes its part of the checkpoint with it"
             )
-        if self.machine.tiers[self.tier].kind == "nvme" and self.workload.jobs > 1:
+        if self.machine.tiers[self.tier].row.local and self.workload.jobs > 1:
             notes.append(f"jobs has no effect on {self.tier}, which other jobs cannot reach")
         return notes
 
@@ -910,7 +910,7 @@ def plan_checkpoint(
         )
     tier = _storage(machine, tier, "strategy.tier")
     if workload.offload_optimizer == "nvme":
-        local = [name for name, one in machine.tiers.items() if one.kind == "nvme"]
+        local = [name for name, one in machine.tiers.items() if one.row.local and one.row.has_files]
         if swap is None and not local:
             raise InputError.at(
                 "workload.offload_optimizer", "nvme, but the platform has no tier of local drives"
@@ -923,7 +923,7 @@ def plan_checkpoint(
 
 
 def _storage(machine: Machine, tier: str, key: str) -> str:
-    storage = [name for name, one in machine.tiers.items() if one.is_storage]
+    storage = [name for name, one in machine.tiers.items() if one.row.is_storage]
     if tier not in storage:
         has = ", ".join(storage) or "none"
         raise InputError.at(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')
@@ -944,7 +944,7 @@ class CheckpointStorage(Strategy):
 
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield each tier of storage."""
-        storage = [tier for tier in machine.tiers.values() if tier.is_storage]
+        storage = [tier for tier in machine.tiers.values() if tier.row.has_files]
         yield Placements(
             now=lambda: Placement(self.tier),
             possible=tuple(Placement(tier.name) for tier in storage),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from simoffload.errors import printable
 from simoffload.extensions.storage.data_loading import Epoch, data_loading_sentences
@@ -23,7 +24,9 @@ from simoffload.report.presentation import Presentation, TierAssignment, labels,
 from simoffload.results import SimulationResult, TrainingResult
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent, plural
 
-_FROM: Mapping[StateDevice, str] = {"hbm": "GPU", "dram": "host memory", "nvme": "swap files"}
+_FROM: Mapping[StateDevice, str] = dict(
+    zip(get_args(StateDevice), ("GPU", "host memory", "swap files"), strict=True)
+)
 
 
 def checkpoint(result: TrainingResult | CheckpointResult) -> ReportSection:

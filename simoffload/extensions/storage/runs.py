@@ -290,7 +290,7 @@ def _pause(result: TrainingResult) -> float:
 def _free(result: TrainingResult) -> int | None:
     """Return the host memory [B] that training leaves for batches and page cache at its peak."""
     for use in result.capacity:
-        if use.kind == "dram":
+        if use.row.is_host:
             ahead = sum(term.size for term in use.terms if term.name == _AHEAD)
             return max(0, use.headroom + ahead)
     return None

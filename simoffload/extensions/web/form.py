@@ -199,7 +199,7 @@ def _formats(scenario: LoadedScenario) -> Iterator[str]:
 
 def _tiers(scenario: LoadedScenario, choice: str) -> Iterator[str]:
     for name, tier in scenario.machine.tiers.items():
-        if choice == "any" or tier.is_storage:
+        if choice == "any" or tier.row.is_storage:
             yield name
 
 
@@ -257,7 +257,7 @@ def _machine(scenario: LoadedScenario, result: Answer | None) -> Iterator[Input]
     yield Input("part gpus", "GPUs in use", str(scenario.scenario.strategy.gpus))
     yield Input("part memory", "host memory", memory)
     holding = [] if result is None else [use.tier for use in result.capacity if use.needed]
-    storage = [name for name, tier in tiers.items() if tier.is_storage]
+    storage = [name for name, tier in tiers.items() if tier.row.is_storage]
     used = next((name for name in storage if name in holding), next(iter(storage), ""))
     drive = platform.profile.tiers[used].profile if used in platform.profile.tiers else ""
     place = next((name for name in (*holding[1:], *holding) if name not in storage), "")

@@ -277,7 +277,7 @@ def _tiers_of(variant: Variant, platform: str) -> Iterator[str]:
 
 def _storage(tiers: Mapping[str, Tier]) -> str:
     """Return the first tier on storage; host memory where there is none."""
-    return next((name for name, tier in tiers.items() if tier.is_storage), CPU)
+    return next((name for name, tier in tiers.items() if tier.row.is_storage), CPU)
 
 
 def _slide(variant: Variant, rest: str, value: Any) -> Variant:
@@ -349,7 +349,7 @@ def _of_drive(now: LoadedScenario, edits: Sequence[Edit]) -> Iterator[str]:
     tiers, strategy = now.machine.tiers, now.document.data["strategy"]
     for key in tier_paths(type(now.scenario.strategy)):
         place = strategy.get(key)
-        if place in tiers and tiers[place].is_storage and place != tier:
+        if place in tiers and tiers[place].row.is_storage and place != tier:
             yield f"strategy.{key}={tier}"
 
 

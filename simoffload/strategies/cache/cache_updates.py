@@ -11,7 +11,7 @@ from math import ceil
 from shlex import quote
 from typing import NamedTuple
 
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_dram
 from simoffload.models import SINGLE, CpuAttentionCode, Layer, ModelShape, Sequences, window_of
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, Op, OpKind, Schedule, alone_rate, transfer_time
@@ -336,7 +336,7 @@ def streamed_traffic(
 ) -> tuple[int, int]:
     """Return the bytes that all GPUs read from the tier and write to it when they process ``batches``, each
     of which writes pieces of its own."""
-    paged = machine.tiers[cache.tier].is_storage
+    paged = machine.tiers[cache.tier].row.has_files
     kinds = [(part, layer, gpus * count) for part, gpus in parts for layer, count in part.kinds]
     read, written = (
         sum(
@@ -373,16 +373,16 @@ def streamed_memory(
     if (prompt := prompt_in_layer(part, workload)) > max(map(sum, layers)):
         name = "keys and values of a prompt in a layer"
         found.append(cache_term("hbm", prompt, name=name, kind="working"))
-    if cache.tier == "dram":
-        pinned = [size for one in layers for size in one]
-        found.append(cache_term("dram", copies * sum(pinned), pinned=True))
+    pinned = [size for one in layers for size in one]
+    if in_dram(cache.tier):
+        found.append(cache_term(cache.tier, copies * sum(pinned), pinned=True))
     else:
-        paged = machine.tiers[cache.tier].is_storage
+        paged = machine.tiers[cache.tier].row.has_files
         stored = sum(
             gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
         )
         found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
-        pinned = list(_buffers(cache, part, workload))
+        pinned = [] if machine.tiers[cache.tier].row.is_host else list(_buffers(cache, part, workload))
         name, size = "buffers of the cache", copies * sum(pinned)
         found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))
     rounding = copies * pinned_rounding(pinned)
@@ -587,10 +587,12 @@ Updates = Callable[[StagePass], Sequence[CacheUpdate | None]]
 class MovedCache(Hook):
     """Keys and values of a layer move between the GPU and another tier when it computes attention."""
 
-    def __init__(self, cache: KvCache, updates: Updates, *, gpus: Sequence[int] = (), main: int = 0) -> None:
+    def __init__(
+        self, cache: KvCache, updates: Updates, machine: Machine, *, gpus: Sequence[int], main: int
+    ) -> None:
         """``gpus``: the GPU of each layer, of a process that drives several; ``main``: that on which the
         cache's own streams are."""
-        self.streams, self._tier = cache.streams, cache.tier
+        self.streams, self._tier = cache.streams(machine), cache.tier
         self._updates_of, self._gpus, self._main = updates, gpus, main
 
     def begin(self, stage: StagePass, out: PassWriter) -> None:  # noqa: ARG002
@@ -687,7 +689,7 @@ class MovedCache(Hook):
         self, kind: OpKind, sizes: Sequence[int], after: Dependency, out: PassWriter, *, latency: bool
     ) -> None:
         """Read or write files. The latency shows once: requests of two layers are in flight at a time."""
-        stored, written = out.machine.tiers[self._tier].is_storage, kind == "write"
+        stored, written = out.machine.tiers[self._tier].row.has_files, kind == "write"
         size, fixed, route = on_tier(sizes, paged=stored), 0, -1
         if size:
             block = min(size, REQUEST)
@@ -937,7 +939,7 @@ class AttentionOnCpu(Hook):
 
     def __init__(self, cache: KvCache, stages: Sequence[ModelShape]) -> None:
         """``stages``: the part of the model on a GPU of each stage."""
-        self.streams, self._cache, self._stages = cache.streams, cache, stages
+        self.streams, self._cache, self._stages = ("cache",), cache, stages
 
     state = Hook.of_modules
 

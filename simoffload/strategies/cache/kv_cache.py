@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, TierKind
+from simoffload.hardware import TIER_KINDS, Machine, in_dram, in_hbm
 from simoffload.models import CacheForm, Layer, ModelShape, Sequences, window_of
 from simoffload.results import Change, StorageTraffic, peak_uses, quality_of_cache
 from simoffload.schedule import Dependency, OpKind, Schedule
@@ -109,12 +109,11 @@ class Connector(Frozen):
 
     def staged(self, machine: Machine) -> bool:
         """Return whether blocks go through pinned buffers in host memory."""
-        return machine.tiers[self.tier].kind != "dram" and not self.direct
+        return not machine.tiers[self.tier].row.is_host and not self.direct
 
     def checked(self, model: ModelShape, workload: Inference, machine: Machine) -> tuple[str, ...]:
         """Return warnings. Raises InputError for what no connector does."""
-        kind = machine.tiers[self.tier].kind
-        if kind == "hbm":
+        if machine.tiers[self.tier].row.is_gpu:
             names = ", ".join(name for name in machine.tiers if name != self.tier)
             raise InputError.at(f"{_KEY}.tier", f"the cache itself is in {self.tier}; use one of {names}")
         if self.prefix >= (length := workload.prompt_length):
@@ -143,7 +142,8 @@ class Connector(Frozen):
         if not target.has_rdma:
             text = f"{self.tier} cannot be read directly into a GPU ({target.id}); set it to false"
             raise InputError.at(f"{_KEY}.direct", text)
-        return () if target.kind == "remote" else machine.gpudirect_warnings(f"{_KEY}.direct")
+        peer = machine.tiers[self.tier].row.access == "peer"
+        return () if peer else machine.gpudirect_warnings(f"{_KEY}.direct")
 
 
 class Blocks(NamedTuple):
@@ -282,12 +282,11 @@ class BlockMoves:
         prefix = one.loaded // one.block_tokens
         known = self._all([self._blocks(number, prefix) for number in numbers])
         new = self._all(list(map(self.stores, numbers)))
-        nodes, in_memory = machine.nodes_of(self.degrees.ranks), tier.kind == "dram"
-        hosts = nodes if in_memory else 1
+        hosts = machine.nodes_of(self.degrees.ranks) if in_dram(one.tier) else 1
         remedy = "lower strategy.kv_cache.connector.prefix or batch_size"
         transfers = self.traffic
         found = [
-            Held(one.tier, name, -(-size // hosts), in_memory, remedy, kind="cache", traffic=both)
+            Held(one.tier, name, -(-size // hosts), tier.row.is_host, remedy, kind="cache", traffic=both)
             for name, size, both in (
                 (BLOCK_TERMS[0], known, lambda: (transfers.read, 0)),
                 (BLOCK_TERMS[1], new, lambda: (0, transfers.written)),
@@ -503,8 +502,10 @@ class PagedBlocks(Hook):
             )
         else:
             reach = out.machine.host_to_device if inward else out.machine.device_to_host
-            cause = copy_cause(to_device=inward, pinned=True).of_cache(one.tier)
-            path, hops = out.way((cause, blocks.part), partial(reach, pinned=True, size=blocks.part))
+            memory = "dram" if one.staged(out.machine) else one.tier
+            cause = copy_cause(to_device=inward, pinned=True, tier=memory).of_cache(one.tier)
+            reach = partial(reach, pinned=True, size=blocks.part, tier=memory)
+            path, hops = out.way((cause, blocks.part), reach)
             route = out.builder.route(cause=cause, hops=hops, cap=int(path.curve.points[-1][1]))
             fixed = picoseconds(path.latency)
         if (out.stage_number, way) in self._begun:
@@ -574,7 +575,7 @@ def check_cpu_attention(cache: KvCache, model: ModelShape) -> None:
         valid = "it has linear and dynamic ones, with a factor and nothing else"
         others = "use dynamic or static, or a model such as llama-3-8b, whose positions are not scaled"
         raise InputError.at(key, f'"{cache.implementation}" is not possible: {why} ({valid}); {others}')
-    if cache.tier == "hbm":
+    if in_hbm(cache.tier):
         raise refused("tier", cache.tier, ["dram"], "attention on the CPU needs the cache in host memory")
     if cache.format is not None:
         text = "the cache of cpu_attention has no format with fewer bits; remove it"
@@ -643,7 +644,7 @@ class CacheEngine(NamedTuple):
     """A CacheEngine states what the cache of a strategy's program can do."""
 
     program: str
-    tiers: tuple[TierKind, ...] = ("hbm",)
+    tiers: tuple[str, ...] = ("hbm",)
     """Kinds of tiers on which it keeps keys and values."""
     formats: tuple[CacheFormat, ...] = ()
     """Formats with fewer bits in which it keeps them."""
@@ -659,12 +660,7 @@ VLLM = CacheEngine("vLLM", formats=("fp8",))
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
 VLLM_BLOCK = 16
 """Number of tokens of a block in vLLM; LMCache has larger ones."""
-STREAMED = CacheEngine(
-    "a streamed cache",
-    ("dram", "nvme", "nfs", "pfs", "nvmeof", "remote"),
-    ("fp8", "int8", "int4"),
-    ("streamed",),
-)
+STREAMED = CacheEngine("a streamed cache", (), ("fp8", "int8", "int4"), ("streamed",))
 """What no program has: the cache on any tier but the GPU (``cache_updates``)."""
 _WHAT_IF = "; or try a what-if, implementation: streamed"
 
@@ -687,8 +683,9 @@ def formats_from_outside() -> dict[str, float]:
 
 
 def _streamed() -> CacheEngine:
-    """Return what a streamed cache can do, in the formats that were registered, too."""
-    return STREAMED._replace(formats=(*STREAMED.formats, *formats_from_outside()))
+    """Return what a streamed cache can do, on the tiers and in the formats that were registered, too."""
+    tiers = tuple(one.name for one in TIER_KINDS.values() if not one.is_gpu)
+    return STREAMED._replace(tiers=tiers, formats=(*STREAMED.formats, *formats_from_outside()))
 
 
 class KvCache(Frozen):
@@ -726,7 +723,7 @@ class KvCache(Frozen):
     @property
     def offloaded(self) -> bool:
         """Whether transformers moves keys and values between the GPU and host memory in every pass."""
-        return self.tier != "hbm" and not self.attends_on_cpu and not self.streamed
+        return not in_hbm(self.tier) and not self.attends_on_cpu and not self.streamed
 
     @property
     def moves(self) -> bool:
@@ -773,7 +770,7 @@ class KvCache(Frozen):
     @property
     def on_cpu(self) -> str:
         """The description of a cache that is beside no GPU: in host memory where it is in HBM otherwise."""
-        return self.description.replace("hbm", "dram", 1) if self.tier == "hbm" else self.description
+        return self.description.replace("hbm", "dram", 1) if in_hbm(self.tier) else self.description
 
     @property
     def key(self) -> str:
@@ -880,8 +877,8 @@ class KvCache(Frozen):
             why = f"{engine.program} has {which} implementation"
             other = "; strategy.kind deepspeed has it" if self.attends_on_cpu else ""
             raise refused("implementation", self.implementation, engine.implementations, why, more=other)
-        if self.connector is not None and (self.tier != "hbm" or self.element_bytes(2) % 1):
-            key, now = ("tier", self.tier) if self.tier != "hbm" else ("format", str(self.format))
+        if self.connector is not None and (not in_hbm(self.tier) or self.element_bytes(2) % 1):
+            key, now = ("format", str(self.format)) if in_hbm(self.tier) else ("tier", self.tier)
             text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
             raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
         if model.state_bytes and self != DEFAULT:
@@ -909,11 +906,11 @@ class KvCache(Frozen):
             return "no connector moves a cache that is not in blocks; that of vLLM is"
         return "no program has a cache with implementation: streamed" if self.streamed else ""
 
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Names of the streams that move the cache."""
+    def streams(self, machine: Machine) -> tuple[str, ...]:
+        """Return the names of the streams that move the cache."""
         if self.streamed:
-            return ("load", "store") if self.tier == "dram" else ("load", "store", "read", "write")
+            copied = machine.tiers[self.tier].row.is_host
+            return ("load", "store") if copied else ("load", "store", "read", "write")
         return ("cache",) if self.offloaded or self.attends_on_cpu else ()
 
 
@@ -948,7 +945,7 @@ class CachingStrategy(Strategy):
         found: dict[str, MovablePart] = {}
         if now.connector is not None:
             found["connector"] = MovablePart(now.connector.tier, blocks)
-        if several or now.tier != "hbm":
+        if several or not in_hbm(now.tier):
             found["cache"] = MovablePart(now.tier, lambda tier: (Edit.at("strategy.kv_cache.tier", tier),))
         return found
 

@@ -435,9 +435,9 @@ def larger_buffers(model: ModelShape, ranks: int, buffer_size: int | None = None
 
 
 def allowing(
-    config: DeepSpeedConfig, model: ModelShape, tier: str, *, ranks: int, buffer_size: int
+    config: DeepSpeedConfig, model: ModelShape, device: OffloadDevice, *, ranks: int, buffer_size: int
 ) -> Iterator[tuple[Edit, ...]]:
-    """Yield edits with which DeepSpeed accepts all states on a tier, divided among ``ranks`` processes.
+    """Yield edits with which DeepSpeed accepts all states on a device, divided among ``ranks`` processes.
 
     The edits differ in the number of swap buffers, because what DeepSpeed requires is known only by trying.
     """
@@ -445,12 +445,12 @@ def allowing(
     zero = config.zero_optimization
     if zero.stage < 3:
         found.append(_edit("zero_optimization", "stage", 3))
-    if zero.zenflow is not None and tier == "hbm":
+    if zero.zenflow is not None and device == "none":
         found.append(_edit("zero_optimization", "zenflow", None))
-    if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and tier != "dram":
+    if zero.offload_optimizer is not None and zero.offload_optimizer.super_offload and device != "cpu":
         found.append(_edit("offload_optimizer", "super_offload", False))
     yield tuple(found)
-    for count in _BUFFERS if tier not in {"hbm", "dram"} else ():
+    for count in _BUFFERS if device == "nvme" else ():
         yield (*found, _edit("offload_param", "buffer_count", count))
 
 

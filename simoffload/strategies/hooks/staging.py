@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import NamedTuple
@@ -24,6 +24,8 @@ class Prefetched(Hook):
     """
 
     streams = STAGING
+    memories: Collection[str] = (HBM.tier, "dram")
+    """Tiers that are memory of the machine, set by the plan: of what is there no buffers are needed."""
 
     def __init__(self, homes: Homes, *, ahead: int = 1) -> None:
         if ahead < 0:
@@ -67,11 +69,7 @@ class Prefetched(Hook):
             number = min(1 + self._ahead, sum(map(bool, brought)))
             yield Held("hbm", "layers on their way", number * most, kind="staging")
         stored = [
-            sum(
-                sum(sizes)
-                for home, sizes in one.items()
-                if home.tier not in ("hbm", "dram") and not home.mapped
-            )
+            sum(sum(sizes) for home, sizes in one.items() if not (home.mapped or home.tier in self.memories))
             for one in (*layers, outside)
         ]
         if most := max(stored, default=0):

@@ -252,7 +252,7 @@ class Fetches(CoordinatorSink):
         Partitions that are in HBM, or that GPUDirect Storage has read into it, are not copied: ``Tensor.to``
         with the same device returns the tensor unchanged.
         """
-        if self._place.tier == "hbm":
+        if self._place.settings.device == "none":
             return []
         split: dict[bool, list[int]] = {True: [], False: []}
         for tensor, size in zip(tensors, slices, strict=True):

@@ -133,15 +133,19 @@ class StreamWriter:
         pinned: bool,
         cache: str = "",
         gpu: int | None = None,
+        tier: str = "dram",
     ) -> tuple[int, int]:
-        """Return route and latency [ps] of copies between the GPU and host memory, one after the other.
+        """Return route and latency [ps] of copies between the GPU and host memory, by default its DRAM, one
+        after the other.
 
         ``cache`` is the tier of the key-value cache if they are of keys and values; ``gpu`` is the GPU of a
         process that drives several, whose links may differ: by default its main one.
         """
         machine = self.machine
-        reach = partial(machine.host_to_device if to_device else machine.device_to_host, pinned=pinned)
-        cause = copy_cause(to_device=to_device, pinned=pinned)
+        tier = cache if cache and machine.tiers[cache].row.is_host else tier
+        copy = machine.host_to_device if to_device else machine.device_to_host
+        reach = partial(copy, pinned=pinned, tier=tier)
+        cause = copy_cause(to_device=to_device, pinned=pinned, tier=tier)
         if gpu is None or (path := reach(gpu)).hops == reach(self.gpus[0]).hops:
             return self.transfers(cause.of_cache(cache), reach, sizes)
         return self.transfers(cause._replace(gpus=(gpu,)).of_cache(cache), lambda _: path, sizes)
@@ -192,7 +196,7 @@ class StreamWriter:
             reach = self.machine.storage_write if written else self.machine.storage_read
             path, hops = self.way((tier, written, gds), partial(reach, tier, gds=gds), of_host=not gds)
             rate = path.curve.rate(size)
-            if in_flight is not None and self.machine.tiers[tier].is_storage:
+            if in_flight is not None and self.machine.tiers[tier].row.has_files:
                 rate = path.file_rate(size, outstanding=in_flight, block=block)
             cause = Cause("write" if written else "read", tier).of_cache(cache)
             cause = cause._replace(purpose=purpose) if purpose else cause
@@ -912,14 +916,16 @@ class PassWriter(StreamWriter):
 
         The next kernels wait for them, or those of ``layer``. The copy waits for ``after``. It takes the host
         thread ``call_s`` [s] for each tensor, by default a PyTorch operation, and from pageable memory all of
-        its time. Files are read into pinned buffers in requests of ``block`` [B], of which ``depth`` are in
-        flight; mapped ones are copied by the host thread. Tensors in the GPU's memory, or read in place, are
-        not brought at all. The hook ``holds`` the room on the GPU and two pinned buffers for files.
+        its time. The tier's way of access decides the rest: the GPU copies memory of the host itself; what is
+        elsewhere is read into pinned buffers, blocks and files in requests of ``block`` [B], of which
+        ``depth`` are in flight, objects in those of their client; mapped files are copied by the host thread.
+        Tensors in the GPU's memory, read in place or without a byte are not brought at all. The hook
+        ``holds`` the room on the GPU and two pinned buffers for what is not in memory.
         """
-        if not sizes or home.in_place or self.machine.tiers[home.tier].kind == "hbm":
+        tier = self.machine.tiers[home.tier].row
+        if not any(sizes) or home.in_place or tier.is_gpu:
             return
-        size, copies = sum(sizes), hook.stream("copy")
-        stored = self.machine.tiers[home.tier].kind != "dram"
+        size, copies, stored = sum(sizes), hook.stream("copy"), not tier.is_host
         each = self.machine.host.eager_costs.operation.value if call_s is None else call_s
         self.spend(each * len(sizes))
         self.flush()
@@ -936,7 +942,8 @@ class PassWriter(StreamWriter):
             self.add("read", reads, fixed=fixed, size=size, route=route, label=label, after=behind)
             after = (*after, Dependency(self.first + reads))
         pinned = home.pinned or (stored and not home.mapped)
-        route, fixed = self.copies(sizes, to_device=True, pinned=pinned)
+        memory = "dram" if stored else home.tier
+        route, fixed = self.copies(sizes, to_device=True, pinned=pinned, tier=memory)
         after = (*self.so_far(HOST), *after)
         number = self.add("copy", copies, fixed=fixed, size=size, route=route, label=label, after=after)
         if not pinned:

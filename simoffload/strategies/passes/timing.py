@@ -18,6 +18,7 @@ from simoffload.hardware import (
     Path,
     Sourced,
     decode_work,
+    in_dram,
     prefill_work,
     together,
 )
@@ -42,7 +43,7 @@ from simoffload.models import (
     weight_cost,
 )
 from simoffload.recent import Recent
-from simoffload.schedule import Cause, CauseKind
+from simoffload.schedule import Cause, HostMemory
 from simoffload.units import format_flops
 from simoffload.workload import Inference
 
@@ -70,16 +71,18 @@ def picoseconds(seconds: float) -> int:
     return round(seconds * 1e12)
 
 
-def copy_cause(*, to_device: bool, pinned: bool) -> Cause:
-    """Return the cause of copies between the GPU and host memory."""
-    kind: CauseKind = "host-to-gpu" if to_device else "gpu-to-host"
-    return Cause(kind, memory="pinned" if pinned else "pageable")
+def copy_cause(*, to_device: bool, pinned: bool, tier: str = "dram") -> Cause:
+    """Return the cause of copies between the GPU and host memory, by default its DRAM."""
+    memory: HostMemory = "pinned" if pinned else "pageable"
+    if not in_dram(tier):
+        return Cause("read" if to_device else "write", tier, memory=memory)
+    return Cause("host-to-gpu" if to_device else "gpu-to-host", memory=memory)
 
 
 def effective_rate(path: Path, sizes: Sequence[int]) -> int:
     """Return the mean rate [B/s] of several transfers in sequence, each at the rate for its own size."""
     seconds = sum(size / path.curve.rate(size) for size in sizes)
-    return max(1, int(sum(sizes) / seconds))
+    return max(1, int(sum(sizes) / seconds)) if seconds else 1
 
 
 _COPY_ADDRESSES = 2 / 3

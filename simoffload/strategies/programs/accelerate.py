@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Curve, Machine, Path, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier, in_dram, in_hbm
 from simoffload.models import (
     FORMATS,
     QUANTIZATIONS,
@@ -491,7 +491,7 @@ class Accelerate(CachingStrategy):
             named = self.device_map.items()
             homes = {name: one if isinstance(one, int) else device.value for name, one in named}
             return Edit(("strategy", "device_map"), homes), folder
-        return () if self.device_map == "auto" and tier.name == "dram" else everywhere
+        return () if self.device_map == "auto" and in_dram(tier.name) else everywhere
 
     def _faster(self, *, storage: bool) -> Iterator[Change]:
         if self.device_map != "auto":
@@ -522,7 +522,7 @@ class Accelerate(CachingStrategy):
 
             return Tunable("division", range(total, -1, -1), change)
 
-        stored = (one.name for one in machine.tiers.values() if one.is_storage)
+        stored = (one.name for one in machine.tiers.values() if one.row.has_files)
         on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
         yield division("in pinned memory", pin_memory=True), division("in pageable memory"), *on_disk
 
@@ -628,9 +628,9 @@ class Accelerate(CachingStrategy):
 
 def _all_modules(tier: Tier) -> tuple[Edit, ...]:
     """Return edits that place all modules on a tier."""
-    home = "disk" if tier.is_storage else {"dram": "cpu"}.get(tier.kind, "cuda")
+    home = "disk" if tier.row.has_files else "cpu" if in_dram(tier.name) else "cuda"
     placed = Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
-    folder = Edit.at("strategy.offload_folder", tier.name if tier.is_storage else None)
+    folder = Edit.at("strategy.offload_folder", tier.name if tier.row.has_files else None)
     return placed if home == "cuda" else (*placed, folder)
 
 
@@ -985,7 +985,7 @@ class AcceleratePlan(InferencePlan):
         """Whether the files on disk are in the page cache after the first pass."""
         if self.strategy.page_cache is not None:
             return self.strategy.page_cache
-        needed = sum(one.size for one in self.held if one.tier == "dram")
+        needed = sum(one.size for one in self.held if in_dram(one.tier))
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
     @property
@@ -1009,7 +1009,7 @@ class AcceleratePlan(InferencePlan):
         about what is assumed of the page cache."""
         stored = (one.storage for module in self.modules for one in module.parameters)
         triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
-        on_gpu = (_ON_GPU,) if triton and target(self) != "hbm" else ()
+        on_gpu = (_ON_GPU,) if triton and not in_hbm(target(self)) else ()
         if not self.strategy.initialized and self.bytes_at("cpu"):
             return (*on_gpu, "weights that were never written are copied faster than those of a real model")
         if self.strategy.page_cache is not None or not self.bytes_at("disk"):
@@ -1027,11 +1027,11 @@ class AcceleratePlan(InferencePlan):
     def held(self) -> tuple[Held, ...]:
         """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
         on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
-        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if each.tier == "hbm"))
-        elsewhere = {home: sizes for home, sizes in self.stored.items() if home.tier != "hbm"}
+        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if in_hbm(each.tier)))
+        elsewhere = {home: sizes for home, sizes in self.stored.items() if not in_hbm(home.tier)}
         largest = max(self.stored.get(self.home("disk"), ()), default=0)
         read = Held("dram", "tensor read from disk", largest, kind="staging")
-        return (*fullest, *held_weights(elsewhere, self.machine, remedies={"dram": _MORE}), read)
+        return (*fullest, *held_weights(elsewhere, self.machine, remedy=_MORE), read)
 
     def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
         """Return what one GPU holds, with the cache of its layers and all activations, and what the host
@@ -1040,8 +1040,8 @@ class AcceleratePlan(InferencePlan):
             layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
         ]
         part = replace(self.model, groups=grouped(layers))
-        on_gpu = (one for one in self.cache_memory(part, copies=1) if one.tier == "hbm")
-        everywhere = (one for one in self.cache_memory(self.model, copies=1) if one.tier != "hbm")
+        on_gpu = (one for one in self.cache_memory(part, copies=1) if in_hbm(one.tier))
+        everywhere = (one for one in self.cache_memory(self.model, copies=1) if not in_hbm(one.tier))
         brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
         loaded = max(brought, default=0) if gpu == self.main else 0
         return (

@@ -18,7 +18,7 @@ from pydantic import Field
 from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import ModelShape, Sequences, has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
@@ -336,7 +336,7 @@ class LlamaPlan(HookedPlan):
     def file(self) -> str:
         """Tier of the file: the one that is named, or the first one with drives; "" without any."""
         tiers = self.machine.tiers
-        return self.strategy.file or next((name for name, one in tiers.items() if one.is_storage), "")
+        return self.strategy.file or next((name for name, one in tiers.items() if one.row.has_files), "")
 
     @cached_property
     def memory(self) -> DeviceMemory:
@@ -359,7 +359,7 @@ class LlamaPlan(HookedPlan):
     def held(self) -> tuple[Held, ...]:
         """Weights, cache and buffers of a graph, of the fullest GPU, and what the systems take."""
         held = self.memory.held
-        return held if self.strategy.num_gpus else tuple(one for one in held if one.tier != "hbm")
+        return held if self.strategy.num_gpus else tuple(one for one in held if not in_hbm(one.tier))
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts of a pass that are computed at once."""

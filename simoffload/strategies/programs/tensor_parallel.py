@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
@@ -161,7 +161,7 @@ class TensorParallelPlan(InferencePlan):
     @property
     def _paged(self) -> VllmEngine | None:
         """The engine, if its cache is in blocks in HBM."""
-        return self.engine if self.cache.tier == "hbm" and self.fused else None
+        return self.engine if in_hbm(self.cache.tier) and self.fused else None
 
     def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache: of vLLM's, the blocks that are stated, or that the sequences need,
@@ -183,7 +183,7 @@ class TensorParallelPlan(InferencePlan):
         each = 0 if engine is None else max(self._block_bytes(engine, one) for one in self.divided.stages)
         if not each:
             return None
-        shared = {"hbm", tier.pool}
+        shared = {tier.name, tier.pool}
         used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
         used += self.workload.batch_size * self.fullest.state_bytes
         return max(0, tier.capacity - used) // each

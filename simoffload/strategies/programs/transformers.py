@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import QUANTIZATIONS, ModelShape
 from simoffload.results import Facts
 from simoffload.strategies.base import (
@@ -60,7 +60,7 @@ def _evidence(settings: Mapping[str, Any]) -> str:
     a cache of fewer bits, of which there are none."""
     divided = any(settings.get(key, 1) != 1 for key in _PARTS)
     cache = settings.get("kv_cache") or {}
-    if not divided and cache.get("tier", "hbm") == "hbm":
+    if not divided and in_hbm(cache.get("tier", "hbm")):
         return "" if cache.get("format") else "tensor_parallel"
     return "tensor_parallel" if divided else "accelerate"
 
@@ -308,7 +308,7 @@ class SharedPlan(TensorParallelPlan):
 def whole_copies(plan: Plan) -> Plan | None:
     """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
     divides layers among GPUs, or has kernels of its own."""
-    if not isinstance(plan, InferencePlan) or plan.fused or target(plan) == "hbm":
+    if not isinstance(plan, InferencePlan) or plan.fused or in_hbm(target(plan)):
         return None
     if plan.degrees.tensor > 1 or plan.driven > 1:
         return None

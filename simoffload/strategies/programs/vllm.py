@@ -26,7 +26,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_dram, in_hbm
 from simoffload.models import FORMATS, ModelShape, Module, Parameter, stored_bytes
 from simoffload.results import Change, Facts, HeldKind
 from simoffload.strategies.base import (
@@ -285,7 +285,7 @@ class Vllm(DividedStrategy):
 
         Raises InputError for those that vLLM refuses.
         """
-        if self.kv_blocks is not None and self.kv_cache.plain.tier != "hbm":
+        if self.kv_blocks is not None and not in_hbm(self.kv_cache.plain.tier):
             text = f"are of a cache in HBM, and kv_cache.tier is {self.kv_cache.plain.tier}; remove the key"
             raise InputError.at("strategy.kv_blocks", text)
         stated = "gpu_memory_utilization" in self.model_fields_set
@@ -362,7 +362,7 @@ class Vllm(DividedStrategy):
         if group and number > group:
             text = f"{number} is more than offload_group_size {group}"
             raise InputError.at("strategy.offload_num_in_group", text)
-        if self.offload_tier != "dram" and not group:
+        if not in_dram(self.offload_tier) and not group:
             text = f"only prefetched layers can be on {self.offload_tier}: kernels read host memory"
             raise InputError.at("strategy.offload_tier", f"{text}; set offload_group_size, or leave it out")
         step = self.offload_prefetch_step
@@ -373,7 +373,7 @@ class Vllm(DividedStrategy):
         vLLM's engine, other values of ``cpu_offload_gb``, and prefetching."""
         now = Placement(self.offload_tier if self._offloads else "hbm")
         others = machine.tiers if self.offload_group_size else ("dram",)
-        where = "host memory" if self.offload_tier == "dram" else "on drives"
+        where = "host memory" if machine.tiers[self.offload_tier].row.is_host else "on drives"
         yield Placements(
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
@@ -398,10 +398,10 @@ class Vllm(DividedStrategy):
         HBM."""
         if not self._offloads:
             return (Edit.at("strategy.offload_group_size", 1),)
-        if tier != "hbm":
+        if not in_hbm(tier):
             return (Edit.at("strategy.offload_tier", tier),)
         edits = Edit.at("strategy.cpu_offload_gb", 0), Edit.at("strategy.offload_group_size", 0)
-        return edits if self.offload_tier == "dram" else (*edits, Edit.at("strategy.offload_tier", "dram"))
+        return edits if in_dram(self.offload_tier) else (*edits, Edit.at("strategy.offload_tier", "dram"))
 
     @classmethod
     def instead(
@@ -480,7 +480,7 @@ class Vllm(DividedStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model; none for layers on a tier from which vLLM has none."""
         assert isinstance(plan, VllmPlan)
-        if self.offload_tier != "dram":
+        if not in_dram(self.offload_tier):
             return {}
         given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
         if self.offload_group_size:
@@ -598,7 +598,7 @@ class VllmOffloadPlan(VllmPlan):
     def facts(self) -> Facts:
         """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
         found = replace(super().facts, weight_moves=self.weight_moves)
-        if self.options.tier == "dram" or not any(map(size_of, self.offloaded)):
+        if in_dram(self.options.tier) or not any(map(size_of, self.offloaded)):
             return found
         return found.what_if("vLLM prefetches layers from host memory only")
 
@@ -663,7 +663,7 @@ class VllmOffloadPlan(VllmPlan):
             yield one._replace(size=one.size - size_of(self.offloaded[self.fullest_stage]))
         if not pinned.size:
             return
-        if tier != "dram":
+        if not in_dram(tier):
             yield Held(tier, "weights", pinned.size * tensor * data, remedy=_LESS, kind="weights")
             return
         nodes, remedy = self.machine.nodes_of(self.degrees.ranks), "" if self.options.group else _LESS
@@ -698,7 +698,8 @@ class Prefetch(Hook):
 
     def __init__(self, plan: VllmOffloadPlan) -> None:
         self._plan, self._home = plan, Home(plan.options.tier, pinned=True)
-        self.streams = ("copy",) if plan.options.tier == "dram" else STAGING
+        self._staged = not plan.machine.tiers[plan.options.tier].row.is_host
+        self.streams = STAGING if self._staged else ("copy",)
         step, self._following = plan.options.step, list[Mapping[int, int]]()
         for layers in plan.offloaded:
             there = [at for at, layer in enumerate(layers) if layer]
@@ -712,7 +713,7 @@ class Prefetch(Hook):
         sizes = [[size_of([layer]) for layer in layers] for layers in distinct]
         slots = options.step * max(sizes[self._plan.fullest_stage])
         yield Held("hbm", "prefetch slots", slots, remedy="lower offload_prefetch_step", kind="staging")
-        if options.tier != "dram":
+        if self._staged:
             name, largest = "buffers of layers on their way", max(map(max, sizes))
             yield Held("dram", name, 2 * largest, pinned=True, kind="staging")
 

@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_dram
 from simoffload.models import Kernel, ModelShape, Module, Sequences, window_of
 from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
@@ -582,14 +582,13 @@ class ConnectorCommand(ABC):
         """Return one of equal ``parts`` of all blocks of a generation, prefixes and new ones, in whole
         GiB."""
         moves = self.moves
-        in_memory = moves.machine.tiers[moves.connector.tier].kind == "dram"
-        hosts = moves.machine.nodes_of(moves.degrees.ranks) if in_memory else 1
+        hosts = moves.machine.nodes_of(moves.degrees.ranks) if in_dram(moves.connector.tier) else 1
         held = hosts * sum(one.size for one in self.terms if one.name in BLOCK_TERMS)
         return max(1, -(-held // (parts * _GIB)))
 
     @property
     def _in_files(self) -> bool:
-        return self.moves.machine.tiers[self.moves.connector.tier].is_storage
+        return self.moves.machine.tiers[self.moves.connector.tier].row.is_storage
 
     @property
     def _directory(self) -> str:
@@ -712,7 +711,7 @@ class _Mooncake(ConnectorCommand):
 
 def _kind(one: Connector, machine: Machine) -> type[ConnectorCommand]:
     """Return the connector of vLLM that does most of what is simulated."""
-    if machine.tiers[one.tier].kind == "remote":
+    if machine.tiers[one.tier].row.access == "peer":
         return _Mooncake
     if one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
         return _Offloading

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Curve, Machine, Path, Tier
+from simoffload.hardware import Curve, Machine, Path, Tier, in_dram
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.recent import Recent
@@ -402,12 +402,12 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
 
         def change(tier: Tier) -> Change:
             section: dict[str, Any] = {"kind": "deepspeed", "ranks": gpus, "weights": tier.name}
-            for one in larger if tier.is_storage else ():
+            for one in larger if tier.row.is_storage else ():
                 section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
             text = f"weights on {tier.name} (DeepSpeed)"
             return Change("placement", text, (Edit(("strategy",), section),))
 
-        tiers = (one for one in machine.tiers.values() if one.kind != "hbm")
+        tiers = (one for one in machine.tiers.values() if one.row.device not in (None, "none"))
         yield tuple(Tunable("division", [one], change) for one in tiers)
 
     def filled(self, model: ModelShape) -> tuple[Edit, ...]:
@@ -593,7 +593,7 @@ class ZeroInferencePlan(InferencePlan):
         if settings.device == "nvme":
             pool = settings.buffer_count * settings.buffer_size * size
             tier, copies = ("hbm", 1) if settings.use_gds else ("dram", per_host)
-            pinned = tier == "dram"
+            pinned = in_dram(tier)
             yield Held(tier, "swap buffers", pool * copies, pinned, remedy=_BUFFERS, kind="staging")
             there = sum(part * count for part, count, swapped in parts if swapped)
             yield Held(place.tier, "weights", there * self.degrees.ranks, kind="weights")

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, either
 from simoffload.errors import InputError, Problem
-from simoffload.hardware import Machine, Tier, TierKind
+from simoffload.hardware import TIER_KINDS, Machine, Tier, in_hbm
 from simoffload.models import ModelShape
 from simoffload.results import Change
 from simoffload.strategies.base import (
@@ -52,16 +52,6 @@ from simoffload.strategies.ds_config import (
 
 Written = OffloadParamSection | OffloadOptimizerSection | None
 
-_DEVICES: Mapping[TierKind, OffloadDevice] = {
-    "hbm": "none",
-    "dram": "cpu",
-    "nvme": "nvme",
-    "nvmeof": "nvme",
-    "nfs": "nvme",
-    "pfs": "nvme",
-    "remote": "nvme",
-}
-"""DeepSpeed's name for the device of a tier, by its kind; of several tiers of a device, the first is used."""
 _SECTIONS = {"weights": "offload_param", "optimizer": "offload_optimizer"}
 """Sections of ``zero_optimization`` by the scenario's key for the same data."""
 _ZERO = ("strategy", "ds_config", "zero_optimization")
@@ -132,6 +122,8 @@ class ZeroStrategy(Strategy):
     def _placements(self, machine: Machine) -> Placements:
         """Return the tiers of weights and optimizer, all of whose combinations are possible."""
 
+        tiers = [name for name, one in machine.tiers.items() if one.row.device]
+
         def edits(placement: Placement) -> tuple[Edit, ...]:
             named = zip(self.states, placement, strict=False)
             found = (self._tier_edits(key, tier, machine) for key, tier in named if tier)
@@ -139,9 +131,9 @@ class ZeroStrategy(Strategy):
 
         return Placements(
             now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
-            possible=tuple(starmap(Placement, product(machine.tiers, repeat=len(self.states)))),
+            possible=tuple(starmap(Placement, product(tiers, repeat=len(self.states)))),
             edits=edits,
-            allowing=self._allowing,
+            allowing=lambda model, tier, ranks: self._allowing(model, device_of(tier, machine), ranks),
             storage=True,
         )
 
@@ -187,13 +179,13 @@ class ZeroStrategy(Strategy):
         """Return the edits to other sizes, which remove the keys of ds_config that repeat the batch."""
         return Sizes.of(self, partial(released, self.ds_config))
 
-    def _allowing(self, model: ModelShape, tier: str, ranks: int) -> Iterator[tuple[Edit, ...]]:
-        """Yield edits that allow a tier: stage 3, large enough swap buffers, and no mode that requires
+    def _allowing(self, model: ModelShape, device: OffloadDevice, ranks: int) -> Iterator[tuple[Edit, ...]]:
+        """Yield edits that allow a device: stage 3, large enough swap buffers, and no mode that requires
         another tier."""
         settings, _ = fetch_settings(
             self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
         )
-        return allowing(self.ds_config, model, tier, ranks=ranks, buffer_size=settings.buffer_size)
+        return allowing(self.ds_config, model, device, ranks=ranks, buffer_size=settings.buffer_size)
 
     def faster(self, plan: Plan) -> Tunable:
         """Return DeepSpeed's settings, and in training its stages."""
@@ -208,8 +200,12 @@ class ZeroStrategy(Strategy):
 
 
 def device_of(tier: str, machine: Machine) -> OffloadDevice:
-    """Return DeepSpeed's name for the device of a tier."""
-    return _DEVICES[machine.tiers[tier].kind]
+    """Return DeepSpeed's name for the device of a tier. Raises InputError if it has none."""
+    device = machine.tiers[tier].row.device
+    if device is None:
+        has = either([name for name, one in machine.tiers.items() if one.row.device])
+        raise InputError.at("strategy", f"DeepSpeed has no device for the tier {tier}; use {has}")
+    return device
 
 
 def within_config(problems: Iterable[Problem]) -> InputError:
@@ -237,8 +233,8 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
         return named, ()
     if tier_of_path is not None:
         return tier_of_path, ()
-    kinds = [kind for kind, device in _DEVICES.items() if device == (configured or "none")]
-    found = [name for kind in kinds for name, tier in machine.tiers.items() if tier.kind == kind]
+    rows = [row for row in TIER_KINDS.values() if row.device == (configured or "none")]
+    found = [name for row in rows for name, tier in machine.tiers.items() if tier.row == row]
     if not found:
         text = f"the platform has no tier for offload device {configured!r}"
         raise InputError.at(f"strategy.{key}", text)
@@ -252,12 +248,14 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 def _tier_of_path(path: str, machine: Machine) -> str | None:
     """Return the storage tier that the innermost possible folder of a path names, if any."""
     folders = reversed(PurePosixPath(path).parts)
-    return next((one for one in folders if one in machine.tiers and device_of(one, machine) == "nvme"), None)
+    return next(
+        (one for one in folders if one in machine.tiers and machine.tiers[one].row.device == "nvme"), None
+    )
 
 
 def gathered(tier: str, ranks: int) -> str:
     """Return a note for weights in HBM in inference: they are gathered for every token, not resident."""
-    return "" if tier != "hbm" or ranks == 1 else " (ZeRO-3, gathered for every token)"
+    return "" if not in_hbm(tier) or ranks == 1 else " (ZeRO-3, gathered for every token)"
 
 
 def inference_moves(
@@ -277,7 +275,7 @@ def training_moves(
     """Yield changes that move the optimizer, the weights, or both to each tier, also in the other
     ``stages``."""
     machine, now = plan.machine, Placement(target(plan), optimizer_target(plan))
-    dram = next((one for one in machine.tiers.values() if one.kind == "dram"), None)
+    dram = machine.tiers["dram"]
 
     def weights_on(tier: Tier) -> tuple[Edit, ...]:
         return _weights(tier, plan.model, ranks=ranks, buffer_size=buffer_size)
@@ -289,10 +287,10 @@ def training_moves(
         places[now.weights, name] = f"optimizer on {name}", (optimizer,)
         places.setdefault((name, now.optimizer), (f"weights on {name}", weights))
         places.setdefault((name, name), (f"weights and optimizer on {name}", (*weights, optimizer)))
-        if dram is not None and tier.is_storage and name != now.optimizer:
+        if tier.row.is_storage and name != now.optimizer:
             both = (*weights_on(dram), optimizer)
             places.setdefault((dram.name, name), (f"weights on {dram.name}, optimizer on {name}", both))
-        if name != "hbm":
+        if not in_hbm(name):
             both = (*weights_on(machine.tiers["hbm"]), optimizer)
             places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
         places.pop((now.weights, now.optimizer), None)
@@ -302,10 +300,10 @@ def training_moves(
 
 
 def _smaller_first(machine: Machine) -> list[Tier]:
-    return sorted(machine.tiers.values(), key=lambda one: one.capacity)
+    return sorted((one for one in machine.tiers.values() if one.row.device), key=lambda one: one.capacity)
 
 
 def _weights(tier: Tier, model: ModelShape, *, ranks: int, buffer_size: int | None) -> tuple[Edit, ...]:
     """Return edits to put weights on a tier; on storage with swap buffers for the largest parameter."""
-    buffers = larger_buffers(model, ranks, buffer_size) if tier.is_storage else ()
+    buffers = larger_buffers(model, ranks, buffer_size) if tier.row.is_storage else ()
     return (Edit(("strategy", "weights"), tier.name), *buffers)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
@@ -258,7 +258,7 @@ class ZeroTrainingPlan(StepWork):
     def held(self) -> tuple[Held, ...]:
         """What each tier holds at each stage of the run."""
         found = TrainingMemory(self.state, self.workload, self.machine, self.peak, self.torch).held()
-        stored = {name for name, tier in self.machine.tiers.items() if tier.is_storage}
+        stored = {name for name, tier in self.machine.tiers.items() if tier.row.is_storage}
         return tuple(
             one._replace(traffic=partial(self._traffic, one.name)) if one.tier in stored else one
             for one in with_paging(found, self.machine, per_host=self.processes)
@@ -371,7 +371,7 @@ class ZeroTraining(ZeroStrategy):
         yield from memory_settings(self.ds_config, self._use(plan))
         yield Tunable("precision", self._precisions(plan.model))
         if self.lora is None:
-            on_gpu = (Edit.at("strategy.weights", "hbm"),) if plan.places.weights != "hbm" else ()
+            on_gpu = (Edit.at("strategy.weights", "hbm"),) if not in_hbm(plan.places.weights) else ()
             yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
         yield self.faster(plan)
 
@@ -391,7 +391,7 @@ class ZeroTraining(ZeroStrategy):
         on the GPU."""
         if self.lora is not None:
             yield from quantized_base(model)
-        offloads = self.written("optimizer") is not None or self.optimizer not in (None, "hbm")
+        offloads = self.written("optimizer") is not None or not in_hbm(self.optimizer or "hbm")
         if not offloads:  # its kernels need states on the GPU
             section = self.ds_config.optimizer
             now = section.type if section is not None else None

@@ -349,7 +349,7 @@ class TrainingMemory:
 
     def _gpu_states(self, *, moments: bool, gradients: bool) -> Iterator[Held]:
         states, settings = self.states, self.settings
-        if self.stage < 3 or self.state.weights_on == "hbm":
+        if self.stage < 3 or self.state.weights_on == "none":
             name = "parameters" if self.stage < 3 else "parameter partition"
             yield _term(name, states.parameters, "set stage 3, or offload_param.device", "weights")
         yield from held_quantized(self.state.model, self.workload)
@@ -419,7 +419,7 @@ class TrainingMemory:
         nothing."""
         params, peak = self.settings.params, self.peak
         direct = params.copies_directly(self.ranks)
-        if self.stage < 3 or (direct and self.state.weights_on == "hbm"):
+        if self.stage < 3 or (direct and self.state.weights_on == "none"):
             return
         if peak is not None:
             held, batch = peak.while_reducing if reducing else peak.gathered, peak.largest
@@ -539,7 +539,7 @@ class TrainingMemory:
             ledger.add("checkpoints", self.activations.on_host, remedy=fewer)
         elif stage == OPTIMIZER_STEP:
             updated = [group.numel for group in (*state.in_memory.distinct, *state.on_storage.distinct)]
-            if self.stage == 3 and state.weights_on == "hbm" and updated:
+            if self.stage == 3 and state.weights_on == "none" and updated:
                 # A copy between devices and types casts at its source (aten/src/ATen/native/cuda/Copy.cu).
                 ledger.add("a sub-group cast to 16 bit", self.size * max(updated), remedy=_SUB_GROUP)
             swapped = 2 * SINGLE * max((group.numel for group in state.on_storage.distinct), default=0)
@@ -560,10 +560,10 @@ class TrainingMemory:
         return ledger
 
     def _weights(self, ledger: _Ledger) -> None:
-        if self.state.weights_on == "hbm":
+        if self.state.weights_on == "none":
             return
         params, sizes = self.settings.params, self.parameter_sizes
-        if self.state.weights_on == "dram":
+        if self.state.weights_on == "cpu":
             element = self.size
             trained = self.partitions.slices.map(lambda numel: numel * element)
             frozen = _parameters(self.partitions, element, frozen=True)
@@ -669,7 +669,7 @@ class TrainingMemory:
     def _transient(self, ledger: _Ledger) -> None:
         """Largest temporary allocation during start-up."""
         found: dict[str, int] = {}
-        if self.stage == 3 and self.state.weights_on == "hbm":
+        if self.stage == 3 and self.state.weights_on == "none":
             found["parameters, moved to make them contiguous"] = self.states.parameters
         if self.stage == 3 and self.state.offloads_optimizer:
             found["sub-group cast to single precision"] = SINGLE * self.state.largest_group

@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, in_hbm
 from simoffload.models import SINGLE, Layer, ModelShape, Module, Parameter, Repeated
 from simoffload.results import STATES_8BIT, Change
 from simoffload.strategies.base import INITIALISATION, Held
-from simoffload.strategies.ds_config import OffloadSettings, TrainingSettings
+from simoffload.strategies.ds_config import OffloadDevice, OffloadSettings, TrainingSettings
 from simoffload.strategies.zero.coordinator import Tensor, check_buffer_size, cut_tensors
 from simoffload.units import plural
 
@@ -225,7 +225,7 @@ class Update(NamedTuple):
     """Whether the optimizer runs on the GPU."""
     swapped: bool
     """Whether states and gradients are on storage, which ``on_gpu`` does not affect."""
-    params: Literal["hbm", "dram", "nvme"]
+    params: OffloadDevice
     """Tier of the sub-group's 16-bit parameters."""
 
 
@@ -250,10 +250,9 @@ class TrainingState:
         return self.settings.params if self.settings.stage == 3 else None
 
     @property
-    def weights_on(self) -> Literal["hbm", "dram", "nvme"]:
-        """Tier of the parameters; those below ``min_swap_bytes`` stay in host memory."""
-        device = self.settings.params.device
-        return "nvme" if device == "nvme" else "dram" if device == "cpu" else "hbm"
+    def weights_on(self) -> OffloadDevice:
+        """Device of the parameters; those below ``min_swap_bytes`` stay in host memory."""
+        return self.settings.params.device or "none"
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -365,7 +364,7 @@ class TrainingState:
         )
         params = self.weights_on
         if params == "nvme" and not any(tensor.on_nvme for tensor in tensors.distinct):
-            params = "dram"
+            params = "cpu"
         return Update(tensors, numel, on_gpu, swapped, params)
 
     @cached_property
@@ -786,7 +785,7 @@ def with_paging(held: Iterable[Held], machine: Machine, *, per_host: int) -> Ite
     room = machine.tiers["hbm"].capacity
     for stage, group in groupby(held, key=lambda one: one.stage):
         found = list(group)
-        needed = sum(one.size for one in found if one.tier == "hbm")
+        needed = sum(one.size for one in found if in_hbm(one.tier))
         out = min(sum(one.size for one in found if one.name == PAGED), max(0, needed - room))
         for one in found:
             # What stays makes room for other allocations as well, so that it counts as free.

@@ -248,7 +248,7 @@ class OptimizerStep:
         numel, out = update.numel, self._out
         self._cpu.loops((SINGLE + self._size) * numel, written=self._size * numel)
         size = self._size * numel
-        if update.params == "hbm":
+        if update.params == "none":
             if not pinned:
                 self._cpu.fresh(size)
             out.to_gpu(size, pinned=pinned)
