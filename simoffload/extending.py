@@ -7,15 +7,14 @@ is imported when it is used.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple
 
 GROUP = "simoffload"
 """Group of the entry points that name extensions."""
@@ -111,20 +110,32 @@ class Found(NamedTuple):
     missing: Mapping[str, str]
 
 
-def _named() -> Iterator[EntryPoint]:
-    """Yield the entry points of the group; in a checkout, which need not be installed, or was so before an
-    extension came, those of this distribution are what its pyproject.toml has."""
-    from importlib.metadata import EntryPoint, entry_points
+def _named() -> dict[str, str]:
+    """Return the entry points of the group by place, "module:name"; in a checkout, which need not be
+    installed, or was so before an extension came, those of this distribution are what its pyproject.toml has.
 
-    project = Path(__file__).parents[1] / "pyproject.toml"
-    own: dict[str, str] = {}
-    if project.is_file():
-        import tomllib
+    The lines are read here, because importing ``importlib.metadata`` takes as long as all else of a short
+    command.
+    """
+    found = _section(Path(__file__).parents[1] / "pyproject.toml", f"project.entry-points.{GROUP}")
+    seen = set[str]()
+    for folder in sys.path:
+        with suppress(OSError):
+            for name in sorted(os.listdir(folder or ".")):
+                distribution, _, _ = name.partition("-")
+                if name.endswith((".dist-info", ".egg-info")) and distribution not in seen:
+                    seen.add(distribution)
+                    found = _section(Path(folder, name, "entry_points.txt"), GROUP) | found
+    return found
 
-        with suppress(OSError, ValueError, KeyError):
-            own = tomllib.loads(project.read_text())["project"]["entry-points"][GROUP]
-    yield from (EntryPoint(name, value, GROUP) for name, value in own.items())
-    yield from (one for one in entry_points(group=GROUP) if one.value not in own.values())
+
+def _section(file: Path, name: str) -> dict[str, str]:
+    """Return the lines "name = place" of a section of a file in the form of entry_points.txt, by place."""
+    with suppress(OSError, ValueError):
+        lines = file.read_text("utf-8").partition(f"[{name}]\n")[2].partition("\n[")[0].splitlines()
+        pairs = [line.partition("=") for line in lines if "=" in line]
+        return {place.strip().strip("\"'"): name.strip() for name, _, place in pairs}
+    return {}
 
 
 @cache
@@ -132,18 +143,18 @@ def found() -> Found:
     """Return the extensions that entry points name, those of this distribution first, by name."""
     extensions: dict[str, Extension] = {}
     missing: dict[str, str] = {}
-    for one in sorted(_named(), key=lambda one: (not one.value.startswith(_OURS), one.name)):
+    for place, name in sorted(_named().items(), key=lambda one: (not one[0].startswith(_OURS), one[1])):
         try:
-            loaded = one.load()
+            loaded = at(place)
         except (Exception, SystemExit) as error:  # another's code
-            missing[one.name] = f"{error}"
+            missing[name] = f"{error}"
             continue
-        if one.name in extensions:
-            missing[f"{one.name} of {one.value}"] = "the name is taken"
+        if name in extensions:
+            missing[f"{name} of {place}"] = "the name is taken"
         elif not isinstance(loaded, Extension):
-            missing[one.name] = f"{one.value} is no Extension"
+            missing[name] = f"{place} is no Extension"
         else:
-            extensions[one.name] = loaded
+            extensions[name] = loaded
     return Found(extensions, missing)
 
 
@@ -157,7 +168,7 @@ def register(name: str, extension: Extension) -> None:
 
 @cache
 def _own() -> frozenset[str]:
-    return frozenset(one.name for one in _named() if one.value.startswith(_OURS))
+    return frozenset(name for place, name in _named().items() if place.startswith(_OURS))
 
 
 def from_outside() -> tuple[str, ...]:
