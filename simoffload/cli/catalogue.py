@@ -103,7 +103,7 @@ def _numbers(entry: Entry) -> tuple[ProfileInput, ...]:
     from simoffload.hardware import load_platform
 
     if entry.use.kind != "platform":
-        return tuple(entry.inputs())
+        return entry.inputs()
     return load_platform(Path(entry.document.path)).inputs
 
 

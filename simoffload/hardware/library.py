@@ -37,6 +37,7 @@ from simoffload.hardware.quantities import ID_PATTERN
 from simoffload.hardware.storage import STORAGE_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory
 from simoffload.hardware.unmeasured import Unmeasured
 from simoffload.hardware.wiring import PlatformProfile
+from simoffload.recent import Recent
 from simoffload.shipped import shipped_folder
 
 if TYPE_CHECKING:
@@ -125,8 +126,11 @@ class Entry(NamedTuple):
     document: Document
     use: ProfileUse
 
-    def inputs(self) -> Iterator[ProfileInput]:
-        """Yield all numbers of the profile, in the order of the file."""
+    def inputs(self) -> tuple[ProfileInput, ...]:
+        """Return all numbers of the profile, in the order of the file."""
+        return _INPUTS.get(id(self.document), lambda: (self.document, tuple(self._inputs())))[1]
+
+    def _inputs(self) -> Iterator[ProfileInput]:
         for key, node in _statements(self.document.data, ""):
             text = str(node["value"]) if "value" in node else str(node.get("about", ""))
             if "points" in node:
@@ -134,6 +138,10 @@ class Entry(NamedTuple):
             origin, source, date = (str(node[part]) for part in ("origin", "source", "date"))
             spread = str(node.get("spread", ""))
             yield ProfileInput(self.use.id, key, text, origin, source, date, spread)
+
+
+_INPUTS = Recent[int, tuple[Document, tuple[ProfileInput, ...]]](256)
+"""Numbers of profiles by the identity of their documents: of many changed machines most profiles are equal."""
 
 
 def is_path(reference: str) -> bool:

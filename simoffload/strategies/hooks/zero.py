@@ -86,7 +86,7 @@ class Fetches(CoordinatorSink):
         self._fetch_events: list[int] = []
         self._fetched_until: int | None = None
         self._waited = False
-        self._pending_reads = 0.0
+        self._pending_reads: float = 0
 
     @property
     def state(self) -> tuple[float, tuple[int, ...]]:
@@ -98,7 +98,7 @@ class Fetches(CoordinatorSink):
     def restore(self, state: State) -> None:
         """Set a state, relative to what is written now."""
         reads, events = state
-        assert isinstance(reads, float)
+        assert isinstance(reads, float | int)
         assert isinstance(events, tuple)
         copied = self._out.count(self._copies)
         self._pending_reads = reads
@@ -153,7 +153,7 @@ class Fetches(CoordinatorSink):
         """Let the host wait for all reads of the aio handle, including those for other modules."""
         self._out.host_waits(self._io)
         self._out.cool(self._pending_reads)
-        self._pending_reads = 0.0
+        self._pending_reads = 0
 
     def gather(self, handle: int, tensors: Sequence[Tensor], *, prefetch: bool) -> None:
         """Copy partitions to the GPU and all-gather them.

@@ -231,7 +231,11 @@ class StreamWriter:
     def cool(self, seconds: float) -> None:
         """Add the time that the host thread loses to cold CPU caches after waiting for a transfer of
         ``seconds`` [s]."""
-        self.spend(min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds))
+        self.spend(self.cold_s(seconds))
+
+    def cold_s(self, seconds: float) -> float:
+        """Return that time [s]."""
+        return min(self.costs.cold_limit.value, self.costs.cold_share.value * seconds)
 
     def transfer_s(self, route: int, fixed: int, size: int) -> float:
         """Return the time [s] of a transfer alone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.recent import Recent
 from simoffload.results import Change, Facts
-from simoffload.schedule import Op, Schedule
+from simoffload.schedule import CauseKind, Op, Schedule
 from simoffload.strategies.base import (
     ROUNDING,
     Held,
@@ -60,8 +60,15 @@ from simoffload.strategies.passes.pass_writer import (
     Recurrence,
     Routes,
     StagePass,
+    StreamWriter,
 )
-from simoffload.strategies.passes.timing import Timing, arithmetic_beyond, ranks_beyond, spread_bound
+from simoffload.strategies.passes.timing import (
+    Timing,
+    arithmetic_beyond,
+    picoseconds,
+    ranks_beyond,
+    spread_bound,
+)
 from simoffload.strategies.plan import InferencePlan
 from simoffload.strategies.programs.zero_strategy import (
     ZeroStrategy,
@@ -88,13 +95,18 @@ from simoffload.strategies.zero.trace import (
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
+W = TypeVar("W", bound=PassWriter)
+
 # -- templates of forward passes of inference under ZeRO-3, written once for all passes ------------
 # The calls that DeepSpeed makes depend on the model and on the tier of its weights (``InferenceLayers``).
-# The routes of transfers and the host's time for each call also depend on the machine
+# The host's time for each call also depends on host and GPU, and the routes of transfers on all of the machine
 # (``ScheduleTemplates``). None of these depends on the batch or the number of tokens, which only determine
 # how long kernels take. A template therefore has placeholders for the durations of kernels, which are
-# filled in for each pass. Plans for the same model, machine and placement, such as the points of a sweep
-# over batch sizes, share their templates; plans for other machines share the replay of calls.
+# filled in for each pass. It is written with placeholders for what depends on transfers, too
+# (``_Unrouted``), which are filled in for each machine. Plans for the same model, machine and placement, such
+# as the points of a sweep over batch sizes, share their templates; those for machines with the same host and
+# GPU, such as the points of a sweep over rates, what was written; plans for other machines the replay of
+# calls.
 
 
 class GatheredPeak(NamedTuple):
@@ -209,6 +221,85 @@ def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int]
     )
 
 
+_DIGITS = 64
+"""Bits of a count of placeholders, and of the time [ps] beside them."""
+
+
+class _Unrouted(PassWriter):
+    """An _Unrouted writes a pass without the rates and latencies of a machine: it numbers the transfers that
+    are asked for, and adds placeholders, powers of two, to the times of operations."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.asked: dict[tuple[str, tuple[Any, ...], tuple[Any, ...]], int] = {}
+        """Methods of ``StreamWriter`` that return route and latency, with their arguments, by number."""
+        self.places: dict[tuple[str, int, int], int] = {}
+        """What each placeholder stands for, by number."""
+
+    def _transfer(self, method: str, *given: Any, **named: Any) -> tuple[int, int]:
+        key = method, given, tuple(named.items())
+        number = self.asked.setdefault(key, len(self.asked))
+        return number, self._place("latency", number)
+
+    def _place(self, what: str, number: int, size: int = 0) -> int:
+        return 1 << _DIGITS * (1 + self.places.setdefault((what, number, size), len(self.places)))
+
+    def copies(self, sizes: Sequence[int], **named: Any) -> tuple[int, int]:
+        """Return number and placeholder of copies."""
+        return self._transfer("copies", tuple(sizes), **named)
+
+    def file(self, tier: str, size: int, **named: Any) -> tuple[int, int]:
+        """Return number and placeholder of a transfer of a file."""
+        return self._transfer("file", tier, size, **named)
+
+    def received(self, kind: CauseKind, size: int) -> tuple[int, int]:
+        """Return number and placeholder of what every rank receives."""
+        return self._transfer("received", kind, size)
+
+    def transfer_s(self, route: int, fixed: int, size: int) -> int:  # noqa: ARG002
+        """Return the placeholder of the time of a transfer alone."""
+        return self._place("transfer", route, size)
+
+    def cool(self, seconds: float) -> None:
+        """Add the placeholder of what is lost after waiting for some transfers."""
+        self._pending += self._place("cool", int(seconds))
+
+    def routed(self, schedule: Schedule, out: StreamWriter) -> Schedule:
+        """Return what was written on the machine of another writer, which has written nothing."""
+        found = [getattr(out, method)(*given, **dict(named)) for method, given, named in self.asked]
+        values = list[float]()
+
+        def valued(number: int) -> float:
+            """Return the sum of what placeholders stand for."""
+            total, place = float(0), 0
+            while number := number >> _DIGITS:
+                total += (number & _MASK) * values[place]
+                place += 1
+            return total
+
+        for what, number, size in self.places:
+            if what == "cool":
+                values.append(picoseconds(out.cold_s(valued(number))))
+            else:
+                values.append(
+                    found[number][1] if what == "latency" else out.transfer_s(*found[number], size)
+                )
+
+        def on_machine(op: Op) -> Op:
+            fixed, route = op.fixed, op.route
+            if fixed > _MASK:
+                fixed = (fixed & _MASK) + int(valued(fixed))
+            return op._replace(fixed=fixed, route=found[route][0] if route >= 0 else route)
+
+        made = out.build()
+        blocks = schedule.with_operations(on_machine)
+        return schedule._replace(links=made.links, routes=made.routes, blocks=blocks)
+
+
+_MASK = (1 << _DIGITS) - 1
+_Written = dict[tuple[bool, tuple[bool, ...]], tuple[_Unrouted, Schedule]]
+
+
 class ScheduleTemplates:
     """ScheduleTemplates are the templates for one model on one machine with one placement of its weights and
     one form of its cache."""
@@ -218,21 +309,36 @@ class ScheduleTemplates:
     ) -> None:
         """``tensor``: number of GPUs that share each layer."""
         self.layered, self.machine, self._cache, self._tensor = layered, machine, cache, tensor
-        self._written: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
+        self._made: dict[tuple[bool, tuple[bool, ...]], Schedule] = {}
         self._routes: Routes = {}
+        kept = layered, machine.host, machine.accelerator
+        key = *map(id, kept), cache, tensor
+        self._written = _UNROUTED.get(key, lambda: (kept, {}))[1]
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:
         """Every module that may launch kernels, once."""
         return tuple(dict.fromkeys(self.layered.model.distinct_modules))
 
+    @property
+    def _gpus(self) -> range:
+        return range(self.layered.ranks * self._tensor)
+
     def schedule(self, durations: Sequence[int], *, name: str, warm: bool) -> Schedule:
         """Return the schedule of a pass in which the modules occupy the GPU for ``durations`` [ps]."""
         key = warm, tuple(map(bool, durations))
-        if key not in self._written:
-            slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
-            self._written[key] = self.write(slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm)
-        program = self._written[key]
+        if key not in self._made:
+            if key not in self._written:
+                slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
+                self._written[key] = self._pass(
+                    _Unrouted, slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm
+                )
+            writer, program = self._written[key]
+            out = StreamWriter(
+                name="", gpus=self._gpus, streams=(), machine=self.machine, routes=self._routes
+            )
+            self._made[key] = writer.routed(program, out)
+        program = self._made[key]
 
         def timed(op: Op) -> Op:
             return op if op.fixed >= 0 else op._replace(fixed=durations[-1 - op.fixed])
@@ -241,15 +347,29 @@ class ScheduleTemplates:
 
     def write(
         self,
-        slots: Sequence[int],
+        durations: Sequence[int],
         batch: tuple[Sequences, ...],
         hooks: Callable[[], tuple[Hook, ...]],
         *,
         name: str,
         warm: bool,
     ) -> Schedule:
-        """Return a pass in which the kernels of a module take the time in its slot: a duration, or in a
-        template a placeholder -1 - n for module n. No template has further ``hooks``, such as of a cache."""
+        """Return a pass in which the kernels of the modules take ``durations`` [ps], with further ``hooks``,
+        such as of a cache."""
+        return self._pass(PassWriter, durations, batch, hooks, name=name, warm=warm)[1]
+
+    def _pass(
+        self,
+        writer: type[W],
+        slots: Sequence[int],
+        batch: tuple[Sequences, ...],
+        hooks: Callable[[], tuple[Hook, ...]],
+        *,
+        name: str,
+        warm: bool,
+    ) -> tuple[W, Schedule]:
+        """Return a pass and who wrote it; the kernels of a module take the time in its slot: a duration, or
+        in a template a placeholder -1 - n for module n."""
         layered, place = self.layered, self.layered.placement
         known = dict(zip(self.modules, slots, strict=True))
         known |= {module._replace(hooked=False): slot for module, slot in known.items()}  # in a leaf module
@@ -263,17 +383,17 @@ class ScheduleTemplates:
         )
         for stack in layered.stacks(warm=warm):
             recurrence = Recurrence(stack.forward)
-            out = PassWriter(
+            out = writer(
                 name=name,
                 machine=self.machine,
                 hooks=(Zero(layered.decisions(stack, warm=warm).of(backward=False), place), *hooks()),
-                gpus=(range(place.ranks * self._tensor),),
+                gpus=(self._gpus,),
                 routes=self._routes,
             )
             written = out.write([StagePass(parts(stack.trace), timing, batch, recurrence=recurrence)])
             if recurrence.found:
                 break
-        return written
+        return out, written
 
 
 def parts(trace: Trace) -> tuple[Part, ...]:
@@ -292,6 +412,8 @@ def parts(trace: Trace) -> tuple[Part, ...]:
 
 _LAYERED = Recent[tuple[int, Partitioning], InferenceLayers]()
 _TEMPLATES = Recent[tuple[int, int, CacheForm, int], ScheduleTemplates]()
+_UNROUTED = Recent[tuple[Any, ...], tuple[object, _Written]]()
+"""What was written for machines with the same host and GPU, which are kept with it."""
 
 
 def schedule_templates_of(
