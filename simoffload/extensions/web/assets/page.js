@@ -70,10 +70,10 @@ HTMLInputElement.prototype.setSelectionRange = function (...range) {
   }
 };
 
-// What is typed in an open list looks for a value.
+// What is typed in an open list looks for a value, before Dash moves the focus there and where an option that had it is gone.
 document.addEventListener("keydown", (event) => {
-  const list = event.target.closest?.(".dash-dropdown-content");
-  const search = list?.querySelector(".dash-dropdown-search");
+  const open = event.target === document.body || event.target.closest?.(".dash-dropdown-content, .dash-dropdown[aria-expanded=true]");
+  const search = open && document.querySelector(".dash-dropdown-search");
   if (search && event.target !== search && event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey) {
     search.focus();
   }
