@@ -27,10 +27,10 @@ def _scenario(program, tmp_path: Path) -> None:  # noqa: ARG001
 
 
 def test_a_step_is_told(program) -> None:
-    answer = program("run", "tuning.yaml", "--explain")
+    answer = program("run", "tuning.yaml", "--set", "model=opt-125m", "--explain")
     assert answer.status == 0
     lines = answer.out.splitlines()
-    assert lines[0] == "llama-2-7b · float16 · batch 1 × 2 GPUs × accumulation 3 · 512 tokens · dgx-a100"
+    assert lines[0] == "opt-125m · float16 · batch 1 × 2 GPUs × accumulation 3 · 512 tokens · dgx-a100"
     assert "with its weights in HBM and its optimizer in DRAM: " in " ".join(answer.out.split())
     assert [next(line for line in lines if line.startswith(name)) for name in ("Speed", "Phases", "Where")]
 

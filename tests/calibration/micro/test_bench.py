@@ -154,6 +154,7 @@ def test_all_sections_of_several_gpus_run_in_one_group(
 ) -> None:
     """The group is not started here: its tasks are recorded."""
     play(players, gpu='{"name": "NVIDIA H200", "count": 8}')
+    (players / "fast").touch()
     tasks: dict[str, tuple[int, Any]] = {}
     start, call = bench._WorkerGroups.start, bench._WorkerGroups.call
 
