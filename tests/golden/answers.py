@@ -22,16 +22,24 @@ FOLDER = Path(__file__).parent
 ADVISED = frozenset({"ddn/bloom-7b1", "micron/opt-30b-nvme", "training/bloom-7b1", "xinnor/llama-1b"})
 """Those for which advise is asked, too: it takes a hundred simulations."""
 FEW = (
+    "accelerate/opt-30b",
     "checkpoint/mlperf-8b",
     "deepnvme/mixtral-8x22b",
+    "flexgen/opt-30b",
+    "flexgen/opt-6.7b-cache-on-disk",
     "fsdp/llama-3.1-8b",
+    "gpt-fast/llama-2",
+    "llama-cpp/gpt-oss-120b",
     "micron/opt-30b-nvme",
+    "mooncake/qwen3-8b",
     "serving/llama-3.1-8b-chat",
     "superoffload/qwen3-14b",
+    "training/llama-3.1-8b-qlora",
+    "vllm/llama-3.1-8b-blocks",
     "xinnor/llama-1b",
     "zenflow/qwen2.5-1.5b",
 )
-"""Those of the fast tests: every kind of work and of strategy."""
+"""Those of the fast tests: every kind of work and every program."""
 
 
 def file_of(name: str) -> Path:

@@ -57,6 +57,12 @@ def test_faster_is_better_and_longer_is_worse(found: Sensitivity) -> None:
     assert sum(elasticities.values()) < 1
 
 
+def test_times_that_hardly_matter_are_only_raised(found: Sensitivity) -> None:
+    once = {row.number.text.rpartition(" ")[2]: row for row in found.rows if None in (row.low, row.high)}
+    assert {"us": once["us"].low, "GB/s": once["GB/s"].high} == {"us": None, "GB/s": None}
+    assert min(once["us"].high or 0.0, once["GB/s"].low or 0.0) > (found.result.compared_s or 0.0)
+
+
 def test_a_result_that_is_one_number_has_its_elasticity() -> None:
     """Nearly all of a step is reading at the rate of the drives, which their efficiency multiplies."""
     slow = "profiles={raid0-4x-pm1733-3.84tb: {read_efficiency: 0.01}}"

@@ -138,6 +138,18 @@ def test_unpinned_matrices_are_pinned_on_the_way() -> None:
     assert bytes_of(decode(found), "copy", "weights") == weights_of(found)
 
 
+def test_four_threads_copy_at_once() -> None:
+    """Keys and values of the next layer come from the disk while those of the last token go there."""
+    found = plan(batch=1, cache_gpu_percent=0, cache_cpu_percent=0, disk="nvme")
+    schedule = decode(found)
+    copied = [
+        (schedule.labels[op.stream], op.size // (2 * HIDDEN))
+        for op in schedule.blocks[1].ops
+        if op.kind == "copy" and "thread" in schedule.labels[op.stream]
+    ]
+    assert copied == [(f"copy thread {one}", tokens) for one, tokens in enumerate((513, 513, 1, 1))]
+
+
 def test_drives_do_not_read_and_write_what_is_in_the_page_cache() -> None:
     keys = {"weights_gpu_percent": 0, "cache_gpu_percent": 0, "activations_gpu_percent": 0}
     cached = plan(disk="nvme", page_cache=True, **keys)

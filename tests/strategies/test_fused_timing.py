@@ -51,6 +51,13 @@ def timing(model: str, quantization: str = "", *, tokens: int = 1, context: int 
 # -- numbers of kernels ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("gpus", "steps"), [(2, 0), (4, 4), (8, 12)])
+def test_a_ring_of_more_gpus_has_more_steps(gpus: int, steps: int) -> None:
+    """9.1 us between two, and 0.47 us for each of the 2 (n - 1) steps beyond their two."""
+    found = scenario("llama-3.1-8b").machine.gather(0, gpus, compiled=True)
+    assert found.latency == pytest.approx(9.1e-6 + steps * 0.47e-6)
+
+
 @pytest.mark.parametrize(
     ("model", "quantization", "kernels"),
     [
