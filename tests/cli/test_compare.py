@@ -14,6 +14,8 @@ from simoffload.documents import parse_yaml
 from simoffload.planning.compare import compare
 from simoffload.scenario import read_scenario
 
+pytestmark = pytest.mark.usefixtures("known")
+
 WIDE = ("--set", "workload.output_length=1")
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from simoffload.planning import costs
 
+pytestmark = pytest.mark.usefixtures("known")
+
 DRIVES = Path(__file__).parents[2] / "hardware_profiles" / "drive"
 FAST = ("--set", "workload.output_length=1")
 OWN = """\

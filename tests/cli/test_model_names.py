@@ -12,6 +12,8 @@ from simoffload.errors import InputError
 from simoffload.scenario import read_scenario
 from tests.cli.conftest import SCENARIO
 
+pytestmark = pytest.mark.usefixtures("known")
+
 
 def test_the_platform_stands_before_a_target(program) -> None:
     answer = program("compare", "bloom-560m", "--on", "dgx-a100:dram,raid,dgx-h100:raid", "--json")

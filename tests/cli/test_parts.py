@@ -12,6 +12,8 @@ from simoffload.planning.question import question
 from simoffload.scenario import MachineParts, default_scenario
 from tests.cli.conftest import Program
 
+pytestmark = pytest.mark.usefixtures("known")
+
 STORY = (
     *("--gpu", "rtx-4090", "--memory", "64GB", "--drive", "samsung-980-pro-2tb", "--on", "nvme"),
     "--json",

@@ -14,6 +14,8 @@ from simoffload.scenario import read_scenario, resolve
 from simoffload.strategies import in_new_form
 from tests.cli.conftest import SCENARIO, Program
 
+pytestmark = pytest.mark.usefixtures("known")
+
 OLD = f"{SCENARIO}engine:\n  fold: off\n  tokens: verify\n  timeout: 1 h\n"
 NEW = OLD.replace("fold", "rank_symmetry").replace("tokens", "decode_extrapolation")
 
