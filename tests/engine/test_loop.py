@@ -203,6 +203,13 @@ def test_a_capped_flow_alone_does_not_fill_its_link() -> None:
     assert (timeline.link_busy, timeline.link_saturated) == ((5 * SECOND,), (0,))
 
 
+def test_a_link_with_some_room_left_is_not_full() -> None:
+    """Two that could share it come one after the other, each at 95 of 100 B/s."""
+    ops = (move(HOST, 475), move(COPY, 475, Dependency(HOST)))
+    timeline = execute(schedule(ops, routes=(Route(Cause.own("capped"), (((0, 1),),), 95),)))
+    assert (timeline.link_busy, timeline.link_saturated) == ((10 * SECOND,), (0,))
+
+
 def test_weights_are_outstanding_requests() -> None:
     routes = (
         Route(Cause.own("deep"), (((0, 1),),), 10**9, 8),

@@ -38,7 +38,7 @@ def test_several_limits_are_one_line() -> None:
 
 
 def test_loads_have_the_share_that_is_needed_and_the_interval_of_replications() -> None:
-    found = so.stream("serving/llama-3.1-8b-chat", slo="ttft=2s")
+    found = so.stream("serving/llama-3.1-8b-chat", slo="ttft=2s", overrides={"stream.num_prompts": 50})
     band, line, limit = checked(stream_charts.within_limits(found))["data"]
     assert line["x"] == [one.load for one in found.trials]
     assert line["y"] == [one.attained.value for one in found.trials]

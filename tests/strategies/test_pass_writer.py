@@ -70,6 +70,16 @@ class Ahead(Hook):
             out.stage(self, [size], self.home, layer=part.layer + self.ahead, after=out.on_gpu())
 
 
+class Late(Ahead):
+    """Its third layer brings 1 GiB."""
+
+    state = Hook.state
+
+    def enter(self, part: Part, out: PassWriter) -> None:
+        if part.layer == 3:
+            out.stage(self, [1 << 30], self.home, layer=part.layer + self.ahead)
+
+
 class Turns(Hook):
     """It works on the host in every third layer, and carries the number of the turn."""
 
@@ -112,17 +122,17 @@ def test_a_state_that_forgets_something_is_found(monkeypatch: pytest.MonkeyPatch
 def test_a_layer_waits_for_what_was_promised_to_it() -> None:
     """One of 1 GiB takes 20 ms over the link: the layer after it begins no earlier, the others go on."""
 
-    class Late(Ahead):
-        state = Hook.state
-
-        def enter(self, part: Part, out: PassWriter) -> None:
-            if part.layer == 3:
-                out.stage(self, [1 << 30], self.home, layer=part.layer + self.ahead)
-
     alone, (near, far) = execute(written()).makespan, (execute(written(Late(n))).makespan for n in (1, 25))
     copy = (1 << 30) / MACHINE.host_to_device(0, pinned=True).curve.rate(1 << 30)
     assert near > copy * 1e12 > alone
     assert near > far > copy * 1e12
+
+
+def test_a_copy_from_pageable_memory_holds_up_the_host() -> None:
+    """What only layer 28 needs delays all layers from 3 on, nine of ten, by its copy."""
+    alone, held = execute(written()).makespan, execute(written(Late(25, home=Home("dram")))).makespan
+    copy = (1 << 30) / MACHINE.host_to_device(0, pinned=False).curve.rate(1 << 30)
+    assert held > copy * 1e12 + 0.8 * alone
 
 
 def test_streams_of_several_hooks_with_one_name_are_apart() -> None:
