@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import runpy
 import sys
@@ -16,6 +17,9 @@ import simoffload as so
 from simoffload import extending
 from simoffload.cli import main
 from simoffload.extensions.sweep.run import check_workers_can_import
+from simoffload.extensions.web.questions import answer
+from simoffload.extensions.web.state import State, Variant
+from simoffload.hardware import KINDS, STORAGE_KINDS, TIER_KINDS, TierKind, library, targets, tiers_outside
 from simoffload.models.families import FAMILIES
 from simoffload.strategies import register, registry
 from simoffload.strategies.authoring import Prefetched
@@ -25,7 +29,10 @@ from simoffload.strategies.passes.pass_writer import DEPTH, REQUEST, PassWriter
 from tests.test_metric_from_outside import forget_metrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PROGRAMS = ("three_tiers", "checked_layers", "cache_format", "wide_family")
+PROGRAMS = (
+    *("three_tiers", "checked_layers", "cache_format", "wide_family"),
+    *("expert_cache", "cxl_expander", "object_store"),
+)
 """Examples with a scenario of the same name."""
 
 
@@ -43,8 +50,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in PROGRAMS:
         sys.modules.pop(name, None)
     forget_metrics()
+    forget_tiers()
     if "wide" in FAMILIES:
         del FAMILIES["wide"]
+
+
+def forget_tiers() -> None:
+    """Take the kinds of tiers that were registered from all tables."""
+    for name in [one.model_fields["kind"].annotation.__args__[0] for one in tiers_outside()]:
+        for table in (KINDS, STORAGE_KINDS, TIER_KINDS, targets.TARGETS):
+            del table[name]
+    library.DEVICES.clear()
 
 
 def simulated(name: str, *overrides: str) -> tuple[so.LoadedScenario, Any]:
@@ -60,7 +76,7 @@ def simulated(name: str, *overrides: str) -> tuple[so.LoadedScenario, Any]:
 def test_the_list_of_examples_is_whole() -> None:
     written = {path.relative_to(EXAMPLES).parts[0].partition(".")[0] for path in EXAMPLES.rglob("*.*ml")}
     written |= {path.stem for path in EXAMPLES.glob("*.py")}
-    assert written == {*PROGRAMS, "own_metric", "own_command", "device"}
+    assert written == {*PROGRAMS, "own_metric", "own_command", "device", "cxl", "objects"}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +219,143 @@ def test_every_command_knows_three_tiers(words: Sequence[str], capsys: pytest.Ca
         assert "three_tiers" in Path("out/report.html").read_text()
     if command == "sweep":
         assert len(Path("s.csv").read_text().splitlines()) == 3
+
+
+# -- kinds of tiers, and an expert cache ---------------------------------------------------------
+
+FASTER: Sequence[tuple[str, str, str]] = (
+    ("cxl_expander", "dram,cxl,raid8", 'profiles."cxl/cxl-256gb".read=12 GB/s,24 GB/s'),
+    ("object_store", "connector=dram,connector=store", 'profiles."objects/cloud-store".connections=16,128'),
+    ("expert_cache", "nvme", "strategy.cached=0.1,0.6"),
+)
+"""Examples with places of what they move, and an axis along which they become faster."""
+of_each = pytest.mark.parametrize(("name", "places", "axis"), FASTER, ids=[one[0] for one in FASTER])
+
+
+@of_each
+def test_every_command_knows_an_example(
+    name: str, places: str, axis: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers of the sweep import its module."""
+    __import__(name)
+    for command, *words in (
+        ["check"],
+        ["run"],
+        ["fit"],
+        ["compare", "--on", places],
+        ["advise"],
+        ["sweep", "--axis", axis, "-o", "s.csv", "--workers", "2"],
+    ):
+        assert main([command, f"{name}.yaml", *words]) == 0, capsys.readouterr().err
+        shown = capsys.readouterr().out
+        assert command != "compare" or not [one for one in places.split(",") if one not in shown]
+    slow, fast = (float(row["ttft_s"]) for row in csv.DictReader(Path("s.csv").read_text().splitlines()))
+    assert fast < slow
+
+
+@of_each
+def test_python_functions_and_the_page_know_an_example(name: str, places: str, axis: str) -> None:
+    __import__(name)
+    result = so.simulate(f"{name}.yaml")
+    compared = so.compare(f"{name}.yaml", places.split(","))
+    assert result.ttft_s in [one.ttft_s for one in compared.results.values()]
+    assert so.advise(f"{name}.yaml").result.ttft_s == result.ttft_s
+    slow, fast = so.sweep(f"{name}.yaml", axis, workers=1).to_frame()["ttft_s"]
+    assert fast < slow
+    shown = answer(State((Variant(Path(f"{name}.yaml").read_text()),)))
+    assert dict(one[:2] for one in shown.metrics)["throughput"] == f"{result.tokens_per_s:.3g} tokens/s"
+
+
+def moved(result: Any, name: str) -> Any:
+    """What went over the link of a name in the first decode step, or in the prefill without any."""
+    found = [one for step in (result.prefill, *result.decode[:1]) for one in step.links if one.link == name]
+    return found[-1]
+
+
+def test_gpus_copy_memory_behind_cxl_at_its_rate_and_not_by_way_of_dram() -> None:
+    scenario, result = simulated("cxl_expander")
+    held = {(one.tier, one.name): one.size for one in memory_stages(scenario.plan())[0].terms}
+    weights = held["cxl", "weights"]
+    assert moved(result, "cxl read").size == weights
+    assert result.tpot_s == pytest.approx(weights / 24e9, rel=0.02)
+    assert "dram" not in {one.link for one in result.decode[0].links if one.size > weights / 100}
+    assert not any(tier == "dram" and "buffers" in name for tier, name in held)
+    in_dram = simulated("cxl_expander", "strategy.offload_tier=dram")[1]
+    assert moved(in_dram, "dram").size == pytest.approx(weights)
+    assert [one.key for one in scenario.machine.parts if one.tier == "cxl"] == ["cxl/cxl-256gb"]
+
+
+def test_a_copy_from_pageable_memory_behind_cxl_goes_through_dram() -> None:
+    scenario, _ = simulated("cxl_expander")
+    machine = scenario.machine
+    paths = [machine.host_to_device(0, pinned=pinned, tier="cxl") for pinned in (True, False)]
+    for path, traffic in zip(paths, (0, 2), strict=True):
+        crossed = {machine.resources[at].name: share for at, share in path.hops}
+        assert crossed.get("dram", 0) == traffic
+        assert crossed["cxl read"] == 1
+    back = machine.device_to_host(0, pinned=True, tier="cxl")
+    assert back.curve.rate(10**9) == 12_000_000_000
+
+
+def test_an_object_store_gives_a_client_what_its_parts_in_flight_reach() -> None:
+    (_, few), (_, many) = (
+        simulated("object_store", f'profiles."objects/cloud-store".connections={count}')
+        for count in (16, 128)
+    )
+    part = 8 * 2**20
+    for result, count in ((few, 16), (many, 128)):
+        read = moved(result, "store read")
+        rate = min(8e9, count * part / (0.03 + part / 87e6))
+        assert (
+            read.size == 8192 * 2 * 8 * 128 * 2 * 32
+        )  # tokens, keys and values, heads, width, bytes, layers
+        assert result.ttft_s > read.size / rate
+    assert few.ttft_s - many.ttft_s == pytest.approx(read.size * (1 / (rate / 8) - 1 / rate), rel=0.2)
+
+
+def test_an_expert_cache_reads_what_it_has_not() -> None:
+    scenario, result = simulated("expert_cache", "workload.prompt_length=1")
+    model = scenario.model
+    each = 3 * 2048 * 768 * 2
+    chances = model.routing.probabilities(128, 8)
+    hits, misses = round(sum(chances[:49])), round(sum(chances[49:]))
+    assert (hits + misses, result.fits) == (8, True)
+    assert moved(result, "nvme read").size == 48 * misses * each
+    held = {(one.tier, one.name): one.size for one in memory_stages(scenario.plan())[0].terms}
+    assert held["dram", "cached experts"] == 48 * 49 * each
+    for cached, size in ((1.0, 0), (0.0, 48 * 8 * each)):
+        links = simulated("expert_cache", f"strategy.cached={cached}")[1].decode[0].links
+        assert sum(one.size for one in links if one.link == "nvme read") == size
+
+
+def test_what_a_tier_cannot_be_is_refused(tmp_path: Path) -> None:
+    import cxl_expander as example
+
+    def registered(name: str) -> None:
+        targets.register_tier(TierKind(name, "memory"), example.Expander, example.target, tmp_path)
+
+    with pytest.raises(ValueError, match="nvme is a kind of simoffload; give the tier another name"):
+        registered("nvme")
+    with pytest.raises(ValueError, match=r"Expander.kind must be Literal\['other'\], got \('cxl',\)"):
+        registered("other")
+    for strategy in (
+        "{kind: deepspeed, weights: cxl}",
+        "{kind: deepspeed, weights: dram, kv_cache: {tier: cxl}}",
+    ):
+        text = Path("cxl_expander.yaml").read_text().partition("strategy:")[0]
+        Path("other.yaml").write_text(f"{text}strategy: {strategy}\n")
+        with pytest.raises(
+            so.InputError, match=r"no device for the tier cxl; use hbm, dram|keeps no cache there"
+        ):
+            so.simulate("other.yaml")
+
+
+def test_the_main_program_cannot_give_a_tier_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import object_store
+
+    monkeypatch.setattr(object_store.ObjectStore, "__module__", "__main__")
+    with pytest.raises(so.InputError, match="workers cannot import ObjectStore"):
+        check_workers_can_import()
 
 
 # -- a hook, a cache format, a family, a device, a metric ---------------------------------------

@@ -59,6 +59,8 @@ KINDS: dict[str, type[Profile]] = {
     "unmeasured": Unmeasured,
 }
 """Every kind of profile; the files of a kind are in the folder of that name."""
+DEVICES: list[Path] = []
+"""Folders with the devices of kinds that were registered, of the layout of ``hardware_profiles``."""
 OTHER_NAMES = {
     **dict.fromkeys(("gpu", "gpus", "accelerators"), "accelerator"),
     **dict.fromkeys(("machine", "machines", "server", "servers", "platforms"), "platform"),
@@ -181,7 +183,11 @@ class Library:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
         """The user's folder: it has the layout of ``hardware_profiles``, and no path may leave it."""
-        self._folders: list[Path] = [*((root,) if root else ()), shipped_folder("hardware_profiles")]
+        self._folders: list[Path] = [
+            *((root,) if root else ()),
+            *DEVICES,
+            shipped_folder("hardware_profiles"),
+        ]
         self._files = _Files()
         self._changes: Changes | None = None
         self._cables: Mapping[str, tuple[str, DocumentLocation]] = {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 from simoffload.documents import DocumentLocation
-from simoffload.hardware.library import KINDS, Entry, Library
+from simoffload.hardware.library import DEVICES, KINDS, Entry, Library
 from simoffload.hardware.profiles import Nic, Pcie, Profile, Slot
 from simoffload.hardware.quantities import Curve, RateCurve, whole_rate
 from simoffload.hardware.storage import STORAGE_KINDS, Drive, Nfs, NvmeOf, Pfs, Raid, RemoteMemory, Service
@@ -306,12 +307,13 @@ _OWN = frozenset(KINDS)
 
 
 def register_tier(
-    kind: TierKind, profile: type[Profile], target: Callable[[Library, Entry, Link], Target]
+    kind: TierKind, profile: type[Profile], target: Callable[[Library, Entry, Link], Target], devices: Path
 ) -> None:
     """Make a kind of tier known, whose ``profile`` has the kind as its ``kind``, and becomes a target.
 
     ``target`` gets the library, the entry of a profile, and the adapter that the platform names for it.
-    Raises ValueError for the name of a kind of the package, and for a profile of another kind.
+    ``devices`` is a folder with a folder of the kind's name, in which profiles are. Raises ValueError for
+    the name of a kind of the package, and for a profile of another kind.
     """
     if kind.name in _OWN | {GPU.name, HOST.name, NVME.name}:
         raise ValueError(f"{kind.name} is a kind of simoffload; give the tier another name")
@@ -319,6 +321,7 @@ def register_tier(
         raise ValueError(f"{profile.__qualname__}.kind must be Literal[{kind.name!r}], got {named}")
     KINDS[kind.name], STORAGE_KINDS[kind.name], TIER_KINDS[kind.name] = profile, kind, kind
     TARGETS[kind.name] = target
+    DEVICES[:] = dict.fromkeys((*DEVICES, devices.resolve()))
 
 
 def tiers_outside() -> tuple[type[Profile], ...]:

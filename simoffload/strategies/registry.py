@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import named
 from simoffload.extending import Offer, at, missing_note, offers
-from simoffload.hardware import Machine
+from simoffload.hardware import Machine, tiers_outside
 from simoffload.models import ModelShape
 from simoffload.strategies.base import BEST, Strategy, Suits, WorkloadKind
 
@@ -152,11 +152,18 @@ def _check_complete(strategy: type[Strategy]) -> None:
         )
 
 
-def registered_outside() -> tuple[type[Strategy], ...]:
-    """Return the strategies that were registered outside the package, so that worker processes can register
-    them."""
+def registered_outside() -> tuple[type, ...]:
+    """Return the strategies, and the profiles of kinds of tiers, that were registered outside the package, so
+    that worker processes can register them."""
     own = {one.kind for one in _offered()}
-    return tuple(one for kind, one in registered.items() if kind not in own)
+    return *tiers_outside(), *(one for kind, one in registered.items() if kind not in own)
+
+
+def register_outside(registered: tuple[type, ...]) -> None:
+    """Register what was registered in another process; the modules of tiers, once imported, have done so."""
+    for one in registered:
+        if issubclass(one, Strategy):
+            register(one)
 
 
 def kinds() -> tuple[str, ...]:

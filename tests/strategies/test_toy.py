@@ -26,6 +26,8 @@ from simoffload.strategies.authoring import (
     HookedStrategy,
     Machine,
     ModelShape,
+    Part,
+    PassWriter,
     Prefetched,
 )
 
@@ -234,6 +236,27 @@ def test_layers_ahead_need_no_more_room_than_there_are_layers(monkeypatch: pytes
     assert needed[0] == needed[1]
     with pytest.raises(ValueError, match="from 0; got -1"):
         Prefetched(Homes(so.load_model("opt-6.7b"), lambda *_: HBM), ahead=-1)
+
+
+class Nothing(Prefetched):
+    """Brings a tensor without a byte before each layer, and asks for a file and a copy of none."""
+
+    def enter(self, part: Part, out: PassWriter) -> None:
+        super().enter(part, out)
+        out.stage(self, [0], Home(self.place))
+        out.stage(self, [], Home(self.place))
+        out.file("raid", 0, block=0, in_flight=0)
+        out.copies([0], to_device=True, pinned=True)
+
+    place = "dram"
+
+
+@pytest.mark.parametrize("place", ["hbm", "dram", "raid", "nfs"])
+def test_a_tensor_without_a_byte_is_not_brought(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = so.simulate(so.load_scenario("s.yaml")).tokens_per_s
+    monkeypatch.setattr(Nothing, "place", place)
+    monkeypatch.setattr(Streamed, "hooks", lambda _, plan, __: (Nothing(plan.homes),))
+    assert so.simulate(so.load_scenario("s.yaml")).tokens_per_s == without
 
 
 def test_what_is_not_read_in_place_needs_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ _local = threading.local()
 
 
 def check_workers_can_import() -> None:
-    """Raise InputError for strategies, families, metrics and keys that are defined in the main program, which
+    """Raise InputError for strategies, tiers, families, metrics and keys of the main program, which
     workers cannot import."""
     outside = (*families.registered_outside(), *registry.registered_outside(), *extensions)
     here = [one.__qualname__ for one in outside if one.__module__ == "__main__"]
@@ -122,8 +122,7 @@ def _setting(job: SweepJob) -> _Setting:
             )
         for family in outside[0]:  # their modules were imported to unpack them
             families.register(family)
-        for strategy in outside[1]:
-            registry.register(strategy)
+        registry.register_outside(outside[1])
         for name, size in outside[2].items():
             register_cache_format(name, size)
         for (kind, _), metric in outside[3].items():

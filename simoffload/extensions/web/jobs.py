@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from math import inf
@@ -33,7 +33,7 @@ from simoffload.extensions.web.scenarios import problem_texts
 from simoffload.limits import Limits, restrict, sharing
 from simoffload.progress import Progress, clock, watched_by
 from simoffload.results import registered
-from simoffload.strategies.registry import register, registered_outside
+from simoffload.strategies.registry import register_outside, registered_outside
 
 _BEYOND_MEMORY, _BEYOND_TIME = 4 << 30, 15.0
 """Address space [B] that a worker has beyond the limit of memory, and time [s] after which it is ended beyond
@@ -285,7 +285,7 @@ def work(
     folder: str,
     kind: Kind,
     prepare: Callable[[], object] | None,
-    outside: Sequence[Any],
+    outside: tuple[type, ...],
     metrics: Mapping[Any, Any],
 ) -> None:
     """Answer questions until the other end of the connection is closed."""
@@ -297,8 +297,7 @@ def work(
     gc.set_threshold(100_000)
     if prepare:
         prepare()
-    for one in outside:
-        register(one)
+    register_outside(outside)
     for (result, _), metric in metrics.items():
         result.register(metric)
     _answered(connection, "answer", (START,))  # what it needs is then in memory of its own

@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_dram
+from simoffload.hardware import Machine, TierKind, in_dram
 from simoffload.models import Kernel, ModelShape, Module, Sequences, window_of
 from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
@@ -588,7 +588,11 @@ class ConnectorCommand(ABC):
 
     @property
     def _in_files(self) -> bool:
-        return self.moves.machine.tiers[self.moves.connector.tier].row.is_storage
+        return self._row.has_files
+
+    @property
+    def _row(self) -> TierKind:
+        return self.moves.machine.tiers[self.moves.connector.tier].row
 
     @property
     def _directory(self) -> str:
@@ -654,6 +658,8 @@ class _LMCache(ConnectorCommand):
     def differences(self) -> Iterator[str]:
         one, each = self.moves.connector, f"{self._gib(self.moves.degrees.ranks)} GiB"
         yield "LMCache copies with kernels of its own; the simulation copies parts of blocks by DMA."
+        if self._row.access == "objects":
+            yield "Set lmcache.remote_url to the address of the object store."
         if one.direct:
             yield (
                 f"LMCache's buffer takes {each} of each GPU (gds_buffer_size), which the simulation does not "
@@ -711,9 +717,10 @@ class _Mooncake(ConnectorCommand):
 
 def _kind(one: Connector, machine: Machine) -> type[ConnectorCommand]:
     """Return the connector of vLLM that does most of what is simulated."""
-    if machine.tiers[one.tier].row.access == "peer":
+    access = machine.tiers[one.tier].row.access
+    if access == "peer":
         return _Mooncake
-    if one.block_tokens == VLLM_BLOCK and not (one.layerwise or one.direct):
+    if one.block_tokens == VLLM_BLOCK and access != "objects" and not (one.layerwise or one.direct):
         return _Offloading
     return _LMCache
 
