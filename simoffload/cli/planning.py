@@ -26,17 +26,16 @@ from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.hardware import is_path
 from simoffload.limits import keep, limited, now_doing, sharing, time_left
 from simoffload.models import GGUF
-from simoffload.planning.advise.evaluate import Advice
-from simoffload.planning.evaluator import Evaluated
 from simoffload.progress import steps
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.ds_config import BATCH, FILE
 
 if TYPE_CHECKING:
+    from simoffload.planning.advise.evaluate import Advice
     from simoffload.planning.answers import Answer
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.costs import CostList
-    from simoffload.planning.evaluator import Evaluator
+    from simoffload.planning.evaluator import Evaluated, Evaluator
     from simoffload.planning.reach import Reach
     from simoffload.planning.service_levels import ServiceLevel
     from simoffload.report.document import ReportDocument
@@ -253,7 +252,7 @@ class Looked(NamedTuple):
     """The limits that were asked for."""
 
 
-Look = Callable[["Evaluator", Advice, "CostList"], Looked]
+Look = Callable[["Evaluator", "Advice", "CostList"], Looked]
 """A search beside changes, with the time that they leave."""
 Beside = Callable[[LoadedScenario, "SimulationResult", "CostList"], Look]
 """Called before long work with the memory of the scenario; raises InputError for what cannot be asked of

@@ -143,7 +143,7 @@ class Entry(NamedTuple):
 
 
 _INPUTS = Recent[int, tuple[Document, tuple[ProfileInput, ...]]](256)
-"""Numbers of profiles by the identity of their documents: of many changed machines most profiles are equal."""
+"""Numbers of profiles by the identity of their documents, most of which changed machines share."""
 
 
 def is_path(reference: str) -> bool:

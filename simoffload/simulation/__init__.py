@@ -38,7 +38,7 @@ def simulate(
         return result
     runner = Runner(scenario, keep=keep_timelines, scope=scope, execution=execution)
     result = measures.timed(plan, result, runner)
-    if scope != "all":
+    if not runner.whole:
         return result
     return with_sources(scenario, plan, result)
 

@@ -238,8 +238,9 @@ def _distance(low: Simulated, middle: Simulated, high: Simulated, *, even: bool 
 
 # -- the runner ------------------------------------------------------------------------------------
 
-Scope = Literal["all", "steps", "first", "compared"]
-"""What is simulated: all that a report tells; the ``steps`` alone, with causes and bounds of those that are
+Scope = Literal["all", "row", "steps", "first", "compared"]
+"""What is simulated: all that a report tells; what a ``row`` of a table has, without causes of the time of a
+first pass; the ``steps`` alone, with causes and bounds of those that are
 named in answers; only the ``first`` of the decode steps, which stands for all and is the shortest, as its
 key-value cache is the smallest; or no more than ``compared_s``."""
 Execution = Callable[..., Timeline]
@@ -271,7 +272,7 @@ class Runner:
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
-        self.scope = scope
+        self.scope, self.whole = scope, scope in ("all", "row")
 
     def restart(self) -> None:
         """Discard all executed phases, so that they can be executed again with other rates."""
@@ -310,7 +311,10 @@ class Runner:
             return self._summary(phase, timeline, detailed=detailed)
 
     def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
-        detailed = self.scope == "all" or (detailed and self.scope == "steps")
+        if self.whole:
+            detailed = self.scope == "all" or phase.kind != "first pass"
+        else:
+            detailed = detailed and self.scope == "steps"
         return summarize_pass(
             timeline,
             new_tokens=phase.new_tokens,

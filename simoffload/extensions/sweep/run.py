@@ -169,7 +169,7 @@ def _simulated(combination: int, setting: _Setting) -> SimulationResult:
     scenario = setting.grid.resolved(combination, setting.cache, similar=before)
     _local.scenario = scenario
     document = replace(scenario.document, warnings=())  # they are not about a point: ``Sweep.warnings``
-    return simulate(replace(scenario, document=document))
+    return simulate(replace(scenario, document=document), scope="row")
 
 
 def _problem_text(_path: str, _line: int | None, _column: int | None, key: str, message: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
 from simoffload.models import ModelShape
+from simoffload.recent import Recent
 from simoffload.results import Change
 from simoffload.strategies.base import Plan, Tunable, memory_tunables, uses_storage
 from simoffload.strategies.base import target as target_of
@@ -196,6 +197,16 @@ def resolve_settings(
     Raises ValueError for text that is not a version, and InputError, with DeepSpeed's key, for a stage that
     does not offload parameters and for refused keys.
     """
+    key = id(config), version, hidden_size
+    return _RESOLVED.get(key, lambda: (config, _resolved(config, version, hidden_size)))[1]
+
+
+_Resolved = tuple[OffloadSettings, tuple[str, ...]]
+_RESOLVED = Recent[tuple[int, str, int], tuple[DeepSpeedConfig, _Resolved]]()
+"""Settings and warnings by the identity of configurations, which many scenarios share."""
+
+
+def _resolved(config: DeepSpeedConfig, version: str, hidden_size: int) -> _Resolved:
     stage = config.zero_optimization.stage
     if stage != 3:
         text = f"{stage} does not offload parameters; ZeRO-Inference needs 3"

@@ -99,7 +99,7 @@ W = TypeVar("W", bound=PassWriter)
 
 # -- templates of forward passes of inference under ZeRO-3, written once for all passes ------------
 # The calls that DeepSpeed makes depend on the model and on the tier of its weights (``InferenceLayers``).
-# The host's time for each call also depends on host and GPU, and the routes of transfers on all of the machine
+# The host's time for each call also depends on host and GPU, and the routes of transfers on the whole machine
 # (``ScheduleTemplates``). None of these depends on the batch or the number of tokens, which only determine
 # how long kernels take. A template therefore has placeholders for the durations of kernels, which are
 # filled in for each pass. It is written with placeholders for what depends on transfers, too
@@ -280,16 +280,21 @@ class _Unrouted(PassWriter):
         for what, number, size in self.places:
             if what == "cool":
                 values.append(picoseconds(out.cold_s(valued(number))))
-            else:
-                values.append(
-                    found[number][1] if what == "latency" else out.transfer_s(*found[number], size)
-                )
+                continue
+            route, latency = found[number]
+            values.append(latency if what == "latency" else out.transfer_s(route, latency, size))
+        times = dict[int, int]()
 
         def on_machine(op: Op) -> Op:
-            fixed, route = op.fixed, op.route
+            kind, label, stream, fixed, size, route, after, collective = op
             if fixed > _MASK:
-                fixed = (fixed & _MASK) + int(valued(fixed))
-            return op._replace(fixed=fixed, route=found[route][0] if route >= 0 else route)
+                if fixed not in times:
+                    times[fixed] = (fixed & _MASK) + int(valued(fixed))
+                fixed = times[fixed]
+            elif route < 0:
+                return op
+            number = found[route][0] if route >= 0 else route
+            return Op(kind, label, stream, fixed, size, number, after, collective)
 
         made = out.build()
         blocks = schedule.with_operations(on_machine)
