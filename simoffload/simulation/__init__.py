@@ -34,6 +34,8 @@ def simulate(
     measures, plan = measures_of(scenario), scenario.plan()
     scenario.check_positions()
     result = measures.capacity(plan)
+    if scope == "all":
+        result = _configured(scenario, plan, result)
     if not result.fits:
         return result
     runner = Runner(scenario, keep=keep_timelines, scope=scope, execution=execution)
@@ -60,7 +62,13 @@ def with_sources(scenario: LoadedScenario, plan: Plan, result: SimulationResult)
 def fit(scenario: LoadedScenario) -> SimulationResult:
     """Return whether the scenario fits, tier by tier, without times; raises what :func:`simulate` raises."""
     _begin(scenario)
-    return measures_of(scenario).capacity(scenario.plan())
+    plan = scenario.plan()
+    return _configured(scenario, plan, measures_of(scenario).capacity(plan))
+
+
+def _configured(scenario: LoadedScenario, plan: Plan, result: SimulationResult) -> SimulationResult:
+    """Return a result with the files that configure real programs."""
+    return replace(result, provenance=replace(result.provenance, exports=scenario.exports_of(plan)))
 
 
 def _begin(scenario: LoadedScenario) -> None:

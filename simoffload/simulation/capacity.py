@@ -56,7 +56,6 @@ def common(scenario: LoadedScenario, plan: Plan) -> dict[str, Any]:
         **identity(
             scenario,
             target=base.target(plan),
-            exports=scenario.exports_of(plan),
             phrase=_several(scenario, plan),
         ),
         "capacity": uses,
@@ -116,9 +115,7 @@ def not_simulated(scenario: LoadedScenario) -> tuple[str, ...]:
     return (f"{text}: llama.cpp (strategy.kind llama_cpp) {_ON_CPU}",)
 
 
-def identity(
-    scenario: LoadedScenario, *, target: str, exports: dict[str, Any] | None = None, phrase: str = ""
-) -> dict[str, Any]:
+def identity(scenario: LoadedScenario, *, target: str, phrase: str = "") -> dict[str, Any]:
     """Return the fields that identify a result: names, counts and provenance.
 
     ``phrase``: where the weights are, if the strategy has none for its placement.
@@ -142,7 +139,6 @@ def identity(
             profiles=tuple((use.kind, use.id, use.sha256) for use in machine.profiles),
             inputs=tuple(machine.inputs()),
             versions=dict(_versions()),
-            exports=exports or {},
             program=inner.strategy.description.program,
         ),
     }

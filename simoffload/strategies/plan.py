@@ -118,7 +118,7 @@ class InferencePlan(Plan):
     fewer: ClassVar[str] = ""
     """Remedy for too many weights on a GPU."""
 
-    @property
+    @cached_property
     def basis(self) -> Basis:
         """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
         costs = super().basis.host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import math
@@ -402,6 +403,7 @@ def work() -> None:
     """Answer calls until there are no more: the main function of a worker."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints does so to standard error
+    gc.set_threshold(100_000)  # simulations make few cycles, and modules and schemas many objects that stay
     try:
         answers.write(_READY)
         answers.flush()
