@@ -241,7 +241,7 @@ def _best_period(numbers: Sequence[int], start: int, longest: int) -> tuple[int,
     """Return the group length and repeat count that cover most numbers from ``start`` on; short groups
     first."""
     best = (1, 1)
-    for period in range(1, longest + 1):
+    for period in range(1, min(longest, (len(numbers) - start) // 2) + 1):
         if 2 * best[0] * best[1] > len(numbers) - start and period > _LONGEST_PERIOD:
             break
         end = start + period
