@@ -22,7 +22,7 @@ import simoffload
 from simoffload import strategies
 from simoffload.documents import Frozen
 from simoffload.models.families import FAMILIES
-from simoffload.strategies import Plan, Strategy
+from simoffload.strategies import Plan, Strategy, registry
 
 PACKAGE = Path(simoffload.__file__).parent
 BESIDE = [
@@ -349,6 +349,31 @@ def test_a_check_finds_what_breaks_it(check: Check, path: str, text: str) -> Non
 def test_the_package_keeps_the_bars(check: Check) -> None:
     assert len(SOURCES) > 200
     assert broken(check) == []
+
+
+BEFORE = 40
+"""Lines that types and validators of the keys of a program may take before its class."""
+
+
+def begins_with_its_class(path: Path, name: str) -> bool:
+    """Whether the first class of a file is the one of a name, few lines after the imports."""
+    body = ast.parse(path.read_text()).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom | ast.If)]
+    first = next(node for node in body if isinstance(node, ast.ClassDef))
+    return first.name == name and first.lineno - (imports[-1].end_lineno or 0) <= BEFORE
+
+
+def test_a_program_begins_with_its_keys_homes_and_hooks() -> None:
+    """Of two classes in a file, the one that is registered first; checks and texts follow."""
+    files: dict[Path, str] = {}
+    for one in registry._offered():
+        module, _, name = one.place.partition(":")
+        if ".programs." in module:
+            files.setdefault(PACKAGE.parent / f"{module.replace('.', '/')}.py", name)
+    files[PACKAGE / "strategies/programs/transformers.py"] = "Transformers"  # that of training is the shorter
+    assert len(files) >= 10
+    assert [path.name for path, name in files.items() if not begins_with_its_class(path, name)] == []
+    assert not begins_with_its_class(PACKAGE / "strategies/programs/vllm_engine.py", "VllmEngine")
 
 
 def test_kinds_are_known() -> None:

@@ -69,6 +69,283 @@ from simoffload.strategies.training.step import micro_steps, optimizer_part
 from simoffload.strategies.zero.trace import Trace, micro_step, parts_of_training
 from simoffload.workload import Training
 
+Prefetch = Literal["pre", "post", "none"]
+
+
+class Fsdp(Strategy):
+    """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
+
+    serves: ClassVar = frozenset({"training"})
+    traits: ClassVar = ProgramTraits(title="FSDP", evidence="fsdp", method="FSDP", gathers="FSDP")
+
+    kind: Literal["fsdp"] = "fsdp"
+    cpu_offload: bool = False
+    """Whether parameters, gradients and optimizer are in host memory (``CPUOffload``)."""
+    backward_prefetch: Prefetch = "pre"
+    """When the next unit is gathered in backward: before or after the gradients of the present one, or on
+    demand."""
+    limit_all_gathers: bool = True
+    """Whether at most two units are gathered ahead of the one in use."""
+    reshard_after_forward: bool = True
+    """Whether sharding is ``FULL_SHARD``; otherwise it is ``SHARD_GRAD_OP``."""
+    mixed_precision: bool = True
+    """Whether only shards and optimizer states are in single precision and all else has the model's type."""
+    optimizer: Literal["AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit"] = "AdamW"
+    """Optimizer of PyTorch, or one of bitsandbytes, which needs its states on the GPU: moments in 8 bit, or
+    paged out to host memory where they do not fit."""
+    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Threads of each rank's optimizer (``OMP_NUM_THREADS``); by default 1, which torchrun sets if a host has
+    several ranks, and all cores of the host for one."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
+
+    @property
+    def description(self) -> Description:
+        """The program that reads the exported files of adapters, and what is trained."""
+        if self.lora is None:
+            return super().description
+        return super().description._replace(program=PEFT, trains="adapters")
+
+    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and adapters."""
+        here = "dram" if self.cpu_offload else "hbm"
+        yield Placements(
+            now=lambda: Placement(here, here),
+            possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
+            edits=lambda other: (Edit.at("strategy.cpu_offload", in_dram(other.weights)),),
+            refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
+            "memory (dram+dram)",
+            kept=work_of(self.lora),
+        )
+        if plan is None:
+            return
+        offload = Edit.at("strategy.cpu_offload", True)
+        yield Tunable("tier", [Change("tier", "states on dram", (offload,))])
+        if not self.cpu_offload and self.mixed_precision:
+            yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
+        if self.lora is not None:
+            yield Tunable("precision", quantized_base(plan.model))
+            return
+        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
+
+    def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
+        """Apply the strategy. Raises InputError for settings that are not modelled."""
+        if self.lora is not None:
+            model = self.lora.adapt(model, machine)
+            _check_adapters(model)
+        if self.optimizer != "AdamW" and self.cpu_offload:
+            text = f"{self.optimizer} in host memory is not modelled; unset cpu_offload, or take AdamW"
+            raise InputError.at("strategy.optimizer", text)
+        if self.optimizer != "AdamW" and not (self.mixed_precision or model.dtype_bytes == SINGLE):
+            text = f"{self.optimizer} is modelled for shards in single precision; set mixed_precision"
+            raise InputError.at("strategy.optimizer", text)
+        cores = machine.host.cpu_optimizer.cores.value
+        threads = self.cpu_threads or (1 if machine.ranks_per_node(self.ranks) > 1 else cores)
+        plan = FsdpPlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            strategy=self,
+            threads=threads,
+            warnings=self.lora.warnings if self.lora is not None else (),
+        )
+        return replace(plan, warnings=(*plan.warnings, PAGING_RATE)) if plan.paged_out else plan
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return how a program makes the optimizer, if it is one of bitsandbytes, and the adapters."""
+        found = {} if self.optimizer == "AdamW" else {"optimizer.py": optimizer_script(self.optimizer)}
+        return found if self.lora is None else {**found, **self.lora.files(plan.model, divided=True)}
+
+
+@dataclass(frozen=True)
+class FsdpPlan(StepWork):
+    """An FsdpPlan is the plan of FSDP training for one model on one machine."""
+
+    model: ModelShape
+    workload: Training
+    machine: Machine
+    strategy: Fsdp
+    threads: int
+    """Number of threads of one rank's optimizer on the CPU."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def basis(self) -> Basis:
+        """Costs of operations, of FSDP's hooks, and of the pages of AdamW's new tensors."""
+        costs, unmeasured = self.machine.host.fsdp_costs, self.machine.host.fsdp is None
+        beyond = ranks_beyond(self.strategy.ranks, self.machine, costs=costs)
+        return Basis(
+            (costs.operation, costs.forward_hook, costs.backward_hook),
+            (costs.page_limit,) if self.strategy.cpu_offload else (),
+            extrapolations=(*([_UNMEASURED] if unmeasured else []), *beyond),
+        )
+
+    @property
+    def _micro_steps(self) -> int:
+        return self.workload.gradient_accumulation_steps
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    @cached_property
+    def units(self) -> Units:
+        """Flat parameters, sharded among the ranks."""
+        model = self.model
+        units = {**dict(enumerate(model.layers)), ROOT: (*model.modules_before, *model.modules_after)}
+        adapters: dict[tuple[int, str], int] = {}
+        if not model.all_trainable:
+            for number, layer in enumerate(model.layers):
+                units[number] = tuple(one for one in layer if not _is_trained(one))
+                for module in filter(_is_trained, layer):
+                    adapters[number, module.name] = unit = model.num_hidden_layers + len(adapters)
+                    units[unit] = (module,)
+        return Units(
+            self.strategy.ranks,
+            {unit: packed_numels(modules, model) for unit, modules in units.items()},
+            {unit: sum(len(one.parameters) for one in modules) for unit, modules in units.items()},
+            element=model.dtype_bytes,
+            trained_element=SINGLE if self.strategy.mixed_precision else model.dtype_bytes,
+            adapters=adapters,
+        )
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """Parts of one step; later micro-steps that differ have their own parts."""
+        count = self._micro_steps
+        forward, *backward = micro_steps(count, cycle=count)
+        passes = [forward]
+        if count > 1 and not self.strategy.reshard_after_forward:
+            later = StepPart("forward", "forward, later micro-steps", Fraction(count - 1), micro_step=1)
+            passes = [StepPart("forward", "forward, first micro-step"), later]
+        return (*passes, *backward, optimizer_part())
+
+    def schedule(self, part: StepPart) -> Schedule:
+        """Return the schedule of one part of a step."""
+        parts: tuple[Part, ...] = (Part(part.phase, ()),)
+        hook: Hook = FsdpOptimizer(self)
+        if part.phase != "optimizer":
+            backward = part.phase == "backward"
+            parts = parts_of_training(self.model, self.trace, backward=backward, layers=self.trace.layers)
+            hook = FsdpUnits(self.units, self.runtime(part), part)
+        out = PassWriter(
+            name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
+        )
+        return out.write([StagePass(parts, self.timing, self.batch)])
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Every hook and kernel of a micro-step, in order."""
+        work = self.workload
+        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
+
+    @property
+    def _inside(self) -> Inside:
+        """Units within each layer, in the order of their calls."""
+        found: list[list[int]] = [[] for _ in self.model.layers]
+        for (layer, _), unit in self.units.adapters.items():
+            found[layer].append(unit)
+        return found
+
+    @property
+    def _ended(self) -> tuple[int, ...]:
+        """Number of the units within each layer that its recomputation comes to the end of: not that in which
+        it stops."""
+        if not self.workload.gradient_checkpointing:
+            return ()
+        ended = [0] * self.trace.layers
+        for event in self.trace.backward:
+            ends = event.kind == "release" and not event.backward
+            ended[event.instance.layer] += ends and _is_trained(event.instance.module)
+        return tuple(ended)
+
+    def runtime(self, part: StepPart) -> FsdpRuntime:
+        """Return FSDP's state before a micro-step in the steady state."""
+        layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
+        runtime = FsdpRuntime(layers=layers, settings=self.strategy, inside=self._inside, ended=self._ended)
+        for index in range(_SETTLED * count):
+            runtime.micro_step(boundary=index % count == count - 1)
+        for _ in range(min(part.micro_step, count - 1)):
+            runtime.micro_step(boundary=False)
+        return runtime
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def _per_host(self) -> int:
+        return self.machine.ranks_per_node(self.strategy.ranks)
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds in a micro-step and in the optimizer step (an estimate)."""
+        strategy, slices, states = self.strategy, self.units.slices, self._states
+        beside = (
+            Held("hbm", "CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
+            system_memory(self.machine),
+        )
+        new = sum(slices) if strategy.optimizer == "AdamW" else 0  # at once (_foreach_sqrt); or one kernel
+        if strategy.cpu_offload:  # of one tensor after the other
+            new = TORCH_ADAM_NEW * max(slices) * self._per_host
+        adam = Held(states[0].tier, "temporaries of AdamW", self.units.trained_element * new)
+        stages = {MICRO_STEP: (*states, *self._gpu, *beside), OPTIMIZER_STEP: (*states, *beside, adam)}
+        found = (one._replace(stage=stage) for stage, held in stages.items() for one in held)
+        return tuple(with_paging(found, self.machine, per_host=self._per_host))
+
+    @cached_property
+    def paged_out(self) -> int:
+        """[B] of moments that one GPU pages out in each step, and back."""
+        return paged_out(self.held, per_host=self._per_host)
+
+    @property
+    def _states(self) -> tuple[Held, ...]:
+        """Return shards, gradients and moments; in host memory the first two are page-locked."""
+        slices, size, shards = self.units.slices, self.units.trained_element, self.units.shard_bytes
+        offload, total = self.strategy.cpu_offload, sum(self.units.slices)
+        tier, here, remedy = ("dram", self._per_host, _HOSTS) if offload else ("hbm", 1, _OFFLOAD)
+        bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
+        pages = self.strategy.optimizer.startswith("Paged")
+        elsewhere = sum(paged(one, bits=bits) for one in slices) if pages else 0
+        states = 2 * size * total
+        if self.strategy.optimizer != "AdamW":
+            states = sum(moments(one, bits=bits) for one in slices)
+        named: tuple[tuple[str, int, bool, HeldKind], ...] = (
+            ("parameters", sum(shards), offload, "weights"),
+            ("gradients", size * total, offload, "optimizer"),
+            ("moments", states - elsewhere, False, "optimizer"),
+            (PAGED, elsewhere, False, "optimizer"),
+        )
+        terms = [
+            Held(tier, name, here * held, pinned, remedy, kind=kind) for name, held, pinned, kind in named
+        ]
+        if offload:
+            rounding = here * pinned_rounding([*shards, *(size * one for one in slices)])
+            terms.append(Held("dram", "rounding of pinned allocations", rounding, pinned=True))
+        return tuple(terms)
+
+    @property
+    def _gpu(self) -> tuple[Held, ...]:
+        units, strategy = self.units, self.strategy
+        root, element = units.numels[ROOT], units.element
+        layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
+        limited = strategy.limit_all_gathers and strategy.reshard_after_forward and units.ranks > 1
+        unsharded = root + sum(layers[-_LIMITED:] if limited else layers)
+        remedy = "set limit_all_gathers and reshard_after_forward"
+        # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
+        trained = [units.numels[unit] for unit in units.trained if unit != ROOT]
+        root = root if units.trains(ROOT) else 0
+        gradients = 2 * root + 3 * max(trained)
+        if self._micro_steps > 1:
+            gradients += root + sum(trained)
+        acts = activations_of(self.model, self.workload)
+        kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
+        shard = units.trained_element * max(units.slices) if units.trained_element != element else 0
+        return (
+            Held("hbm", "gathered parameters", element * unsharded, remedy=remedy, kind="staging"),
+            Held("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
+            Held("hbm", "whole gradients", element * gradients),
+            *held_quantized(self.model, self.workload),
+            Held("hbm", "activations", acts.peak, remedy=kept),
+        )
+
+
 # --------------------------------------------------------------------------------------------------
 # Hooks of PyTorch's FSDP: its units are gathered, freed and reduced around the parts of a pass.
 #
@@ -84,7 +361,6 @@ from simoffload.workload import Training
 # that they have without ZeRO-3.
 
 
-Prefetch = Literal["pre", "post", "none"]
 ROOT = -1
 """Number of the unit that owns all tensors outside the layers; the unit of a layer has the layer's number."""
 Inside = Sequence[Sequence[int]]
@@ -566,7 +842,7 @@ class FsdpOptimizer(Hook):
 
 
 # --------------------------------------------------------------------------------------------------
-# The keys of FSDP, and the plan of a training run.
+# Checks of the keys of FSDP, and what is said of them.
 
 
 _LIMITED = 3
@@ -578,91 +854,6 @@ _KEPT = f"{_BATCH}, or set gradient_checkpointing"
 _OFFLOAD = "set cpu_offload, or use more ranks"
 _HOSTS = "use more hosts"
 _UNMEASURED = "host-thread costs of FSDP and its AdamW: scaled from another host's"
-
-
-class Fsdp(Strategy):
-    """Training under PyTorch's FSDP; keys and defaults have PyTorch's names and values."""
-
-    serves: ClassVar = frozenset({"training"})
-    traits: ClassVar = ProgramTraits(title="FSDP", evidence="fsdp", method="FSDP", gathers="FSDP")
-
-    kind: Literal["fsdp"] = "fsdp"
-    cpu_offload: bool = False
-    """Whether parameters, gradients and optimizer are in host memory (``CPUOffload``)."""
-    backward_prefetch: Prefetch = "pre"
-    """When the next unit is gathered in backward: before or after the gradients of the present one, or on
-    demand."""
-    limit_all_gathers: bool = True
-    """Whether at most two units are gathered ahead of the one in use."""
-    reshard_after_forward: bool = True
-    """Whether sharding is ``FULL_SHARD``; otherwise it is ``SHARD_GRAD_OP``."""
-    mixed_precision: bool = True
-    """Whether only shards and optimizer states are in single precision and all else has the model's type."""
-    optimizer: Literal["AdamW", "AdamW8bit", "PagedAdamW", "PagedAdamW8bit"] = "AdamW"
-    """Optimizer of PyTorch, or one of bitsandbytes, which needs its states on the GPU: moments in 8 bit, or
-    paged out to host memory where they do not fit."""
-    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's optimizer (``OMP_NUM_THREADS``); by default 1, which torchrun sets if a host has
-    several ranks, and all cores of the host for one."""
-    lora: Lora | None = None
-    """Adapters that are trained instead of all weights."""
-
-    @property
-    def description(self) -> Description:
-        """The program that reads the exported files of adapters, and what is trained."""
-        if self.lora is None:
-            return super().description
-        return super().description._replace(program=PEFT, trains="adapters")
-
-    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and adapters."""
-        here = "dram" if self.cpu_offload else "hbm"
-        yield Placements(
-            now=lambda: Placement(here, here),
-            possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
-            edits=lambda other: (Edit.at("strategy.cpu_offload", in_dram(other.weights)),),
-            refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
-            "memory (dram+dram)",
-            kept=work_of(self.lora),
-        )
-        if plan is None:
-            return
-        offload = Edit.at("strategy.cpu_offload", True)
-        yield Tunable("tier", [Change("tier", "states on dram", (offload,))])
-        if not self.cpu_offload and self.mixed_precision:
-            yield Tunable("precision", optimizer_changes(("strategy", "optimizer"), now=self.optimizer))
-        if self.lora is not None:
-            yield Tunable("precision", quantized_base(plan.model))
-            return
-        yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks))
-
-    def plan(self, model: ModelShape, workload: Training, machine: Machine) -> FsdpPlan:
-        """Apply the strategy. Raises InputError for settings that are not modelled."""
-        if self.lora is not None:
-            model = self.lora.adapt(model, machine)
-            _check_adapters(model)
-        if self.optimizer != "AdamW" and self.cpu_offload:
-            text = f"{self.optimizer} in host memory is not modelled; unset cpu_offload, or take AdamW"
-            raise InputError.at("strategy.optimizer", text)
-        if self.optimizer != "AdamW" and not (self.mixed_precision or model.dtype_bytes == SINGLE):
-            text = f"{self.optimizer} is modelled for shards in single precision; set mixed_precision"
-            raise InputError.at("strategy.optimizer", text)
-        cores = machine.host.cpu_optimizer.cores.value
-        threads = self.cpu_threads or (1 if machine.ranks_per_node(self.ranks) > 1 else cores)
-        plan = FsdpPlan(
-            model=model,
-            workload=workload,
-            machine=machine,
-            strategy=self,
-            threads=threads,
-            warnings=self.lora.warnings if self.lora is not None else (),
-        )
-        return replace(plan, warnings=(*plan.warnings, PAGING_RATE)) if plan.paged_out else plan
-
-    def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return how a program makes the optimizer, if it is one of bitsandbytes, and the adapters."""
-        found = {} if self.optimizer == "AdamW" else {"optimizer.py": optimizer_script(self.optimizer)}
-        return found if self.lora is None else {**found, **self.lora.files(plan.model, divided=True)}
 
 
 def _check_adapters(model: ModelShape) -> None:
@@ -677,192 +868,3 @@ def _check_adapters(model: ModelShape) -> None:
 
 def _is_trained(module: Module) -> bool:
     return any(one.trainable for one in module.parameters)
-
-
-@dataclass(frozen=True)
-class FsdpPlan(StepWork):
-    """An FsdpPlan is the plan of FSDP training for one model on one machine."""
-
-    model: ModelShape
-    workload: Training
-    machine: Machine
-    strategy: Fsdp
-    threads: int
-    """Number of threads of one rank's optimizer on the CPU."""
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def basis(self) -> Basis:
-        """Costs of operations, of FSDP's hooks, and of the pages of AdamW's new tensors."""
-        costs, unmeasured = self.machine.host.fsdp_costs, self.machine.host.fsdp is None
-        beyond = ranks_beyond(self.strategy.ranks, self.machine, costs=costs)
-        return Basis(
-            (costs.operation, costs.forward_hook, costs.backward_hook),
-            (costs.page_limit,) if self.strategy.cpu_offload else (),
-            extrapolations=(*([_UNMEASURED] if unmeasured else []), *beyond),
-        )
-
-    @property
-    def _micro_steps(self) -> int:
-        return self.workload.gradient_accumulation_steps
-
-    # -- schedules ------------------------------------------------------------------------------
-
-    @cached_property
-    def units(self) -> Units:
-        """Flat parameters, sharded among the ranks."""
-        model = self.model
-        units = {**dict(enumerate(model.layers)), ROOT: (*model.modules_before, *model.modules_after)}
-        adapters: dict[tuple[int, str], int] = {}
-        if not model.all_trainable:
-            for number, layer in enumerate(model.layers):
-                units[number] = tuple(one for one in layer if not _is_trained(one))
-                for module in filter(_is_trained, layer):
-                    adapters[number, module.name] = unit = model.num_hidden_layers + len(adapters)
-                    units[unit] = (module,)
-        return Units(
-            self.strategy.ranks,
-            {unit: packed_numels(modules, model) for unit, modules in units.items()},
-            {unit: sum(len(one.parameters) for one in modules) for unit, modules in units.items()},
-            element=model.dtype_bytes,
-            trained_element=SINGLE if self.strategy.mixed_precision else model.dtype_bytes,
-            adapters=adapters,
-        )
-
-    @property
-    def parts(self) -> tuple[StepPart, ...]:
-        """Parts of one step; later micro-steps that differ have their own parts."""
-        count = self._micro_steps
-        forward, *backward = micro_steps(count, cycle=count)
-        passes = [forward]
-        if count > 1 and not self.strategy.reshard_after_forward:
-            later = StepPart("forward", "forward, later micro-steps", Fraction(count - 1), micro_step=1)
-            passes = [StepPart("forward", "forward, first micro-step"), later]
-        return (*passes, *backward, optimizer_part())
-
-    def schedule(self, part: StepPart) -> Schedule:
-        """Return the schedule of one part of a step."""
-        parts: tuple[Part, ...] = (Part(part.phase, ()),)
-        hook: Hook = FsdpOptimizer(self)
-        if part.phase != "optimizer":
-            backward = part.phase == "backward"
-            parts = parts_of_training(self.model, self.trace, backward=backward, layers=self.trace.layers)
-            hook = FsdpUnits(self.units, self.runtime(part), part)
-        out = PassWriter(
-            name=part.title, machine=self.machine, hooks=(hook,), gpus=(range(self.strategy.ranks),)
-        )
-        return out.write([StagePass(parts, self.timing, self.batch)])
-
-    @cached_property
-    def trace(self) -> Trace:
-        """Every hook and kernel of a micro-step, in order."""
-        work = self.workload
-        return micro_step(self.model, checkpointing=work.gradient_checkpointing, reentrant=work.use_reentrant)
-
-    @property
-    def _inside(self) -> Inside:
-        """Units within each layer, in the order of their calls."""
-        found: list[list[int]] = [[] for _ in self.model.layers]
-        for (layer, _), unit in self.units.adapters.items():
-            found[layer].append(unit)
-        return found
-
-    @property
-    def _ended(self) -> tuple[int, ...]:
-        """Number of the units within each layer that its recomputation comes to the end of: not that in which
-        it stops."""
-        if not self.workload.gradient_checkpointing:
-            return ()
-        ended = [0] * self.trace.layers
-        for event in self.trace.backward:
-            ends = event.kind == "release" and not event.backward
-            ended[event.instance.layer] += ends and _is_trained(event.instance.module)
-        return tuple(ended)
-
-    def runtime(self, part: StepPart) -> FsdpRuntime:
-        """Return FSDP's state before a micro-step in the steady state."""
-        layers, count = self.model.num_hidden_layers, min(self._micro_steps, _SETTLED)
-        runtime = FsdpRuntime(layers=layers, settings=self.strategy, inside=self._inside, ended=self._ended)
-        for index in range(_SETTLED * count):
-            runtime.micro_step(boundary=index % count == count - 1)
-        for _ in range(min(part.micro_step, count - 1)):
-            runtime.micro_step(boundary=False)
-        return runtime
-
-    # -- memory ---------------------------------------------------------------------------------
-
-    @property
-    def _per_host(self) -> int:
-        return self.machine.ranks_per_node(self.strategy.ranks)
-
-    @cached_property
-    def held(self) -> tuple[Held, ...]:
-        """What each tier holds in a micro-step and in the optimizer step (an estimate)."""
-        strategy, slices, states = self.strategy, self.units.slices, self._states
-        beside = (
-            Held("hbm", "CUDA context, NCCL and workspace", self.machine.accelerator.reserved_bytes),
-            system_memory(self.machine),
-        )
-        new = sum(slices) if strategy.optimizer == "AdamW" else 0  # at once (_foreach_sqrt); or one kernel
-        if strategy.cpu_offload:  # of one tensor after the other
-            new = TORCH_ADAM_NEW * max(slices) * self._per_host
-        adam = Held(states[0].tier, "temporaries of AdamW", self.units.trained_element * new)
-        stages = {MICRO_STEP: (*states, *self._gpu, *beside), OPTIMIZER_STEP: (*states, *beside, adam)}
-        found = (one._replace(stage=stage) for stage, held in stages.items() for one in held)
-        return tuple(with_paging(found, self.machine, per_host=self._per_host))
-
-    @cached_property
-    def paged_out(self) -> int:
-        """[B] of moments that one GPU pages out in each step, and back."""
-        return paged_out(self.held, per_host=self._per_host)
-
-    @property
-    def _states(self) -> tuple[Held, ...]:
-        """Return shards, gradients and moments; in host memory the first two are page-locked."""
-        slices, size, shards = self.units.slices, self.units.trained_element, self.units.shard_bytes
-        offload, total = self.strategy.cpu_offload, sum(self.units.slices)
-        tier, here, remedy = ("dram", self._per_host, _HOSTS) if offload else ("hbm", 1, _OFFLOAD)
-        bits = 8 if self.strategy.optimizer.endswith("8bit") else 32
-        pages = self.strategy.optimizer.startswith("Paged")
-        elsewhere = sum(paged(one, bits=bits) for one in slices) if pages else 0
-        states = 2 * size * total
-        if self.strategy.optimizer != "AdamW":
-            states = sum(moments(one, bits=bits) for one in slices)
-        named: tuple[tuple[str, int, bool, HeldKind], ...] = (
-            ("parameters", sum(shards), offload, "weights"),
-            ("gradients", size * total, offload, "optimizer"),
-            ("moments", states - elsewhere, False, "optimizer"),
-            (PAGED, elsewhere, False, "optimizer"),
-        )
-        terms = [
-            Held(tier, name, here * held, pinned, remedy, kind=kind) for name, held, pinned, kind in named
-        ]
-        if offload:
-            rounding = here * pinned_rounding([*shards, *(size * one for one in slices)])
-            terms.append(Held("dram", "rounding of pinned allocations", rounding, pinned=True))
-        return tuple(terms)
-
-    @property
-    def _gpu(self) -> tuple[Held, ...]:
-        units, strategy = self.units, self.strategy
-        root, element = units.numels[ROOT], units.element
-        layers = sorted(numel for unit, numel in units.numels.items() if unit != ROOT)
-        limited = strategy.limit_all_gathers and strategy.reshard_after_forward and units.ranks > 1
-        unsharded = root + sum(layers[-_LIMITED:] if limited else layers)
-        remedy = "set limit_all_gathers and reshard_after_forward"
-        # A layer's gradients are concatenated while earlier ones are reduced; the root's stay to the end.
-        trained = [units.numels[unit] for unit in units.trained if unit != ROOT]
-        root = root if units.trains(ROOT) else 0
-        gradients = 2 * root + 3 * max(trained)
-        if self._micro_steps > 1:
-            gradients += root + sum(trained)
-        acts = activations_of(self.model, self.workload)
-        kept = _BATCH if self.workload.gradient_checkpointing else _KEPT
-        shard = units.trained_element * max(units.slices) if units.trained_element != element else 0
-        return (
-            Held("hbm", "gathered parameters", element * unsharded, remedy=remedy, kind="staging"),
-            Held("hbm", "shard before its cast", shard if strategy.cpu_offload else 0),
-            Held("hbm", "whole gradients", element * gradients),
-            *held_quantized(self.model, self.workload),
-            Held("hbm", "activations", acts.peak, remedy=kept),
-        )

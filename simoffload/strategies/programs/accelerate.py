@@ -68,6 +68,555 @@ from simoffload.strategies.requirements import TRANSFORMERS, check_capability
 from simoffload.units import Bytes, format_bytes, plural
 from simoffload.workload import Inference
 
+
+def _device_map(value: Any) -> Any:
+    """Return a valid device map; raises ValueError with all that is valid."""
+    if isinstance(value, Mapping):
+        wrong = [key for key, one in value.items() if one not in ("cpu", "disk") and not _is_number(one)]
+        if wrong:
+            raise ValueError(
+                f"{_VALID}; {quoted(str(value[wrong[0]]))} of {quoted(str(wrong[0]))} is neither"
+            )
+        if not value:
+            raise ValueError(f"{_VALID}; the mapping is empty")
+    elif value not in _CHOICES and not _is_number(value):
+        raise ValueError(f"{_VALID}, got {quoted(str(value))}")
+    return value
+
+
+def _max_memory(value: Any) -> Any:
+    """Return valid memory limits; raises ValueError for keys that are neither GPUs nor the CPU."""
+    if isinstance(value, Mapping):
+        strange = [key for key in value if key != "cpu" and not str(key).isdecimal()]
+        if strange or not value:
+            got = f", got {quoted(strange[0])}" if strange else ""
+            raise ValueError(f"{_LIMIT_KEYS}{got}")
+    return value
+
+
+class Accelerate(CachingStrategy):
+    """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
+    names."""
+
+    serves: ClassVar = frozenset({"inference"})
+    traits: ClassVar = CachingStrategy.traits._replace(
+        title="Accelerate",
+        evidence="accelerate",
+        formats=("int4-g128",),
+        gpu_keys=("num_gpus",),
+        spans_hosts=False,
+    )
+
+    kind: Literal["accelerate"] = "accelerate"
+    ranks: Literal[1] = 1
+    """Number of processes; one drives all GPUs."""
+    num_gpus: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    """Number of GPUs of one host among which modules are divided."""
+    device_map: Annotated[
+        Literal["auto", "cuda", "cpu", "disk"] | int | dict[str, int | Literal["cpu", "disk"]],
+        BeforeValidator(_device_map),
+    ] = "auto"
+    """Homes of the modules: ``auto`` fills GPUs, then host memory, then the disk; ``cuda``: all on GPUs;
+    ``cpu`` and ``disk``: all offloaded; a number: so many layers on GPUs, the others in ``offload_folder``,
+    or without one in host memory; or a mapping by name of module."""
+    max_memory: Annotated[dict[str, Bytes], BeforeValidator(_max_memory)] | None = None
+    """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
+    not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and 0.9 of that of
+    the host."""
+    offload_folder: StorageTier | None = None
+    """Storage tier that holds the modules on disk."""
+    page_cache: bool | None = None
+    """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
+    the host memory that is free."""
+    initialized: bool = True
+    """Whether the weights in host memory were written; false for a model without weights, as in some
+    benchmarks: all its pages are one page of zeros, which the CPU's cache holds, and copies are faster."""
+    pin_memory: bool = False
+    """Whether the weights in host memory are pinned: passed as ``state_dict``, as Accelerate does not pin
+    them."""
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that the process uses."""
+        return self.num_gpus
+
+    @property
+    def folder(self) -> str:
+        """Storage tier of the modules on disk; "" if none is named."""
+        return self.offload_folder or ""
+
+    @property
+    def replicas(self) -> int:
+        """Number of batches at the same time, which is one."""
+        return 1
+
+    @property
+    def description(self) -> Description:
+        """Version of Accelerate whose code is simulated, and the cache."""
+        return super().description._replace(program="accelerate 1.15.0")
+
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches, and those that divide the modules among GPUs."""
+        plain = super().sizes(batch_size)
+        return plain._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
+
+    # -- places ---------------------------------------------------------------------------------
+
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
+        ``auto``, and pinned memory; ``instead`` divides the layers."""
+        auto = self.device_map == "auto"
+        yield Placements(
+            now=self._offloaded,
+            possible=tuple(map(Placement, machine.tiers)),
+            edits=lambda other: self._all_on(machine.tiers[other.weights]),
+            name="device_map auto" if auto else "",
+            phrase="{} where device_map auto puts them" if auto else "",
+            storage=True,
+        )
+        if not isinstance(plan, AcceleratePlan):
+            return
+        yield from self.cache_tunables(plan)
+        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
+        given = isinstance(self.device_map, dict) or self.max_memory
+        if not given:  # fewer layers on the GPUs for HBM, then more for host memory
+            inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
+            now, layers = len(inside), plan.model.num_hidden_layers
+            word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
+            yield from memory_tunables(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
+        yield Tunable("setting", self._faster(storage=uses_storage(plan)))
+
+    def _offloaded(self) -> Placement:
+        """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
+
+        Raises InputError if modules are on disk and ``offload_folder`` is not set.
+        """
+        homes = set(self.device_map.values()) if isinstance(self.device_map, dict) else {self.device_map}
+        if "disk" in homes and self.offload_folder is None:
+            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
+        if "disk" in homes or isinstance(self.device_map, int):
+            return Placement(self.folder or "dram")
+        return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
+
+    def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
+        """Return edits that offload the same modules to another tier; with ``auto`` all modules."""
+        everywhere = device, *_, folder = _all_modules(tier)
+        if device.value == "cuda":
+            return everywhere
+        if isinstance(self.device_map, int):
+            return (folder,)
+        if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
+            named = self.device_map.items()
+            homes = {name: one if isinstance(one, int) else device.value for name, one in named}
+            return Edit(("strategy", "device_map"), homes), folder
+        return () if self.device_map == "auto" and in_dram(tier.name) else everywhere
+
+    def _faster(self, *, storage: bool) -> Iterator[Change]:
+        if self.device_map != "auto":
+            edit = Edit.at("strategy.device_map", "auto")
+            yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
+        if not self.pin_memory and not storage:
+            edit = Edit.at("strategy.pin_memory", True)
+            yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
+
+    @classmethod
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
+        storage."""
+        if gpus > machine.gpus_per_node:
+            return
+        total = model.num_hidden_layers
+
+        def division(where: str, **keys: Any) -> Tunable:
+            def change(count: int) -> Change:
+                section = {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
+                if count < total:
+                    section |= {"device_map": count, **keys}
+                rest = "" if count == total else f", the others {where}"
+                text = f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
+                return Change("placement", text, (Edit(("strategy",), section),))
+
+            return Tunable("division", range(total, -1, -1), change)
+
+        stored = (one.name for one in machine.tiers.values() if one.row.has_files)
+        on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
+        yield division("in pinned memory", pin_memory=True), division("in pageable memory"), *on_disk
+
+    # -- the plan -------------------------------------------------------------------------------
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> AcceleratePlan:
+        """Apply the strategy. Raises InputError for missing hardware and for maps that Accelerate refuses or
+        would compute on the CPU."""
+        if self.num_gpus > machine.gpus_per_node:
+            text = f"one process uses the GPUs of one host, which has {machine.gpus_per_node}; lower it"
+            raise InputError.at("strategy.num_gpus", text)
+        if self.max_memory is not None and self.device_map != "auto":
+            chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
+            text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
+            raise InputError.at("strategy.max_memory", text)
+        if self.num_gpus > 1 and self.kv_cache.connector is not None:
+            text = f"a connector moves the blocks of one GPU of a process; Accelerate drives {self.num_gpus}"
+            raise InputError.at("strategy.kv_cache.connector", f"{text}; set num_gpus to 1, or remove it")
+        check_capability(TRANSFORMERS, model, machine)
+        tree = _tree_of(model)
+        homes = self.given_homes(tree)
+        if homes is None:
+            homes = tree.inferred(tree.balanced(self._limits(machine)))
+        _check_format(model.quantization, set(homes.values()))
+        if "disk" in homes.values() and self.offload_folder is None:
+            size = format_bytes(sum(one.size for one in tree.units if homes.get(one.name) == "disk"))
+            text = f"{size} of the weights are on disk; name the storage tier that holds them"
+            if self.device_map == "auto":
+                text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
+            raise InputError.at("strategy.offload_folder", text)
+        cache = self.cache_of(model, workload, machine)
+        keys = self.model_copy(update={"kv_cache": cache})  # in which a format may only state the data type
+        return AcceleratePlan(model, workload, machine, keys, tree, homes, cache)
+
+    def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
+        """Return the home of each module of a model; None with ``auto``, which depends on the machine.
+
+        Raises InputError for a map that does not suit the model.
+        """
+        chosen, gpus = self.device_map, self.num_gpus
+        if isinstance(chosen, dict):
+            return tree.checked(chosen, gpus=gpus)
+        if chosen == "cpu" or chosen == "disk":
+            return tree.everywhere(chosen)
+        if chosen == "auto":
+            return None
+        count = tree.model.num_hidden_layers if chosen == "cuda" else int(chosen)
+        return tree.first_layers(count, gpus=gpus, rest="disk" if self.offload_folder else "cpu")
+
+    def _limits(self, machine: Machine) -> Mapping[str, int]:
+        """Return the memory that ``auto`` may fill [B]. Raises InputError for GPUs beyond ``num_gpus``."""
+        if self.max_memory is not None:
+            beyond = [key for key in self.max_memory if key != "cpu" and int(key) >= self.num_gpus]
+            if beyond:
+                text = f"names GPU {beyond[0]}, but num_gpus is {self.num_gpus}; remove it, or raise num_gpus"
+                raise InputError.at("strategy.max_memory", text)
+            return self.max_memory
+        free = {one.kind: one.capacity - one.reserved for one in machine.tiers.values()}
+        each = int(_KEPT * free["hbm"]) if self.num_gpus == 1 else free["hbm"]
+        return {**{str(gpu): each for gpu in range(self.num_gpus)}, "cpu": int(_KEPT * free["dram"])}
+
+    def exports(self, plan: Any) -> dict[str, Any]:
+        """Return the script that loads the model in this way, as ``accelerate.py``."""
+        assert isinstance(plan, AcceleratePlan)
+        return {"accelerate.py": self._script(plan), **self.generation_config()}
+
+    def _script(self, plan: AcceleratePlan) -> str:
+        """Return the lines of the script."""
+        chosen, homes = self.device_map, plan.homes.values()
+        folder = f'"/mnt/{self.offload_folder}"'
+        pins = "{key: one.pin_memory() for key, one in model.state_dict().items()}"
+        pinned = [f"state_dict={pins}"] if self.pin_memory and "cpu" in homes else []
+        on_disk = [f"offload_dir={folder}"] if "disk" in homes else []
+        mapped = f"device_map={plan.tree.shortened(plan.homes)}"
+        more = [*pinned, *(["offload_buffers=True"] if _offloads_buffers(plan) else [])]
+        loaded, call = [f"dtype=torch.{plan.model.dtype}"], ""
+        if chosen == "cpu":
+            call = f"cpu_offload({', '.join(['model', 'execution_device=0', *more])})"
+        elif chosen == "disk":
+            call = f"disk_offload({', '.join(['model', folder, 'execution_device=0', *more])})"
+        elif pinned or on_disk:  # from_pretrained would read files on disk in another way
+            call = f"dispatch_model({', '.join(['model', mapped, *on_disk, *more])})"
+        else:
+            loaded += more
+            loaded.append('device_map="auto"' if chosen == "auto" else mapped)
+            if limits := self.max_memory:
+                each = {int(key) if key != "cpu" else key: size for key, size in limits.items()}
+                loaded.append(f"max_memory={each}")
+        stored = f", of weights stored as {plan.model.quantization}" if plan.model.quantization else ""
+        visible = ",".join(map(str, range(self.num_gpus)))
+        lines = [
+            f"# CUDA_VISIBLE_DEVICES={visible} python accelerate.py",
+            "import torch",
+            *([f"from accelerate import {call.partition('(')[0]}"] if call else []),
+            "from transformers import AutoModelForCausalLM",
+            "",
+            f'name = "{plan.model.unquantized_name}"  # name on Hugging Face, or folder{stored}',
+            f"model = AutoModelForCausalLM.from_pretrained(name, {', '.join(loaded)})",
+            *([call] if call else []),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class AcceleratePlan(InferencePlan):
+    """An AcceleratePlan is the plan of Accelerate for one model on one machine."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    strategy: Accelerate
+    tree: ModuleTree
+    homes: Mapping[str, DeviceName]
+    """Device map: homes by name of module."""
+    cache: KvCache = DEFAULT
+    generates: ClassVar = True
+
+    # -- homes ----------------------------------------------------------------------------------
+
+    @cached_property
+    def main(self) -> int:
+        """Number of the GPU that computes offloaded modules: the first one in the map."""
+        return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
+
+    @cached_property
+    def _homes(self) -> tuple[_HomesOfPart, ...]:
+        """Homes of the modules that are called before the layers, in each layer, and after the layers."""
+        depth = self.tree.model.layer_list.count(".") + 1
+        split = {outer for name in self.homes if name.count(".") > depth for outer in parents(name)}
+        names = [
+            [span[0].name]
+            if span and span[0].layer >= 0 and span[0].name not in split
+            else [call.name for call in span]
+            for span in self.tree.spans
+        ]
+        found = iter(homes_of(chain.from_iterable(names), self.homes))
+        spans = zip(names, self.tree.spans, strict=True)
+        # The modules of a layer have its home, unless the map names some of them.
+        return tuple(tuple(islice(found, len(own))) * (len(span) // max(1, len(own))) for own, span in spans)
+
+    @property
+    def placed(self) -> tuple[tuple[NamedCall, DeviceName | None], ...]:
+        """Calls of a pass with the homes of their modules; None for one whose parts have several."""
+        return tuple(zip(self.tree.calls, chain.from_iterable(self._homes), strict=True))
+
+    @cached_property
+    def _pieces(self) -> tuple[_Piece, ...]:
+        """What is outside of the layers, then each layer in order; equal ones are one object."""
+        known: dict[tuple[int, _HomesOfPart], _Piece] = {}
+        outside = [
+            pair for part in (0, -1) for pair in zip(self.tree.spans[part], self._homes[part], strict=True)
+        ]
+        found = [self._piece([(call.number, home) for call, home in outside])]
+        for calls, homes in zip(self.tree.spans[1:-1], self._homes[1:-1], strict=True):
+            key = calls[0].number, homes
+            if key not in known:
+                known[key] = self._piece(list(zip(count(key[0]), homes)))
+            found.append(known[key])
+        return tuple(found)
+
+    def _piece(self, placed: Sequence[tuple[int, DeviceName | None]]) -> _Piece:
+        """Return the tensors of modules with some homes. A tensor of several modules counts where the first
+        of them has its home, or on the main GPU if one of them is there."""
+        found: dict[str, tuple[DeviceName, int]] = {}
+        for number, device in placed:
+            for name, size in self.tree.tensors[number] if device is not None else ():
+                if name not in found or device == self.main:
+                    found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
+        copied = tuple(
+            tuple([size for name, size in self.tree.tensors[number] if found[name][0] != self.main])
+            if home in ("cpu", "disk")
+            else ()
+            for number, home in placed
+        )
+        return _Piece(tuple(found.values()), copied)
+
+    @cached_property
+    def stored(self) -> Mapping[Home, Sequence[int]]:
+        """Sizes [B] of the tensors by home."""
+        stored: dict[DeviceName, list[int]] = {}
+        for piece, times in Counter(self._pieces).items():
+            for device, size in piece.stored:
+                stored.setdefault(device, []).extend([size] * times)
+        return {self.home(device): sizes for device, sizes in stored.items()}
+
+    def home(self, device: DeviceName) -> Home:
+        """Return the home of tensors that the map puts on a device."""
+        if isinstance(device, int):
+            return Home("hbm", device)
+        if device == "cpu":
+            return Home("dram", pinned=self.strategy.pin_memory)
+        return Home(self.strategy.folder, mapped=True)
+
+    def bytes_at(self, device: DeviceName) -> int:
+        """Return the size of the weights on a device of the map [B]."""
+        return sum(self.stored.get(self.home(device), ()))
+
+    @cached_property
+    def copied(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
+        (outside, *layers), before = (piece.copied for piece in self._pieces), len(self.tree.spans[0])
+        return (*outside[:before], *chain.from_iterable(layers), *outside[before:])
+
+    @cached_property
+    def hooked(self) -> bool:
+        """Whether modules have hooks: not if all are on one GPU (``dispatch_model``)."""
+        return set(self.homes.values()) != {self.main}
+
+    @property
+    def driven(self) -> int:  # type: ignore[override]  # given by the options
+        """Number of GPUs that the process drives."""
+        return self.strategy.num_gpus
+
+    @property
+    def cached(self) -> bool:
+        """Whether the files on disk are in the page cache after the first pass."""
+        if self.strategy.page_cache is not None:
+            return self.strategy.page_cache
+        needed = sum(one.size for one in self.held if in_dram(one.tier))
+        return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
+
+    @property
+    def basis(self) -> Basis:
+        """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
+        files are copied."""
+        host, found = self.machine.host, super().basis
+        if self.bytes_at("disk"):
+            found = found._replace(cpu_costs=(host.fsdp_costs.page_limit,))
+        if not self.hooked:
+            return found
+        unmeasured = (_UNMEASURED,) if host.eager is None else ()
+        return found._replace(
+            host_costs=(*found.host_costs, host.eager_costs.tensor),
+            extrapolations=(*unmeasured, *found.extrapolations),
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Warnings about weights that were never written, about those that transformers does not offload, and
+        about what is assumed of the page cache."""
+        stored = (one.storage for module in self.modules for one in module.parameters)
+        triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
+        on_gpu = (_ON_GPU,) if triton and not in_hbm(target(self)) else ()
+        if not self.strategy.initialized and self.bytes_at("cpu"):
+            return (*on_gpu, "weights that were never written are copied faster than those of a real model")
+        if self.strategy.page_cache is not None or not self.bytes_at("disk"):
+            return on_gpu
+        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.strategy.folder}"
+        if self.cached:
+            text = f"{files} are read from the page cache in host memory"
+            more = "the first pass, or other programs that use the memory, make it slower"
+            return (*on_gpu, f"{text}; {more}")
+        return (*on_gpu, f"{files} do not stay in the page cache: every pass reads the drive")
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
+        on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
+        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if in_hbm(each.tier)))
+        elsewhere = {home: sizes for home, sizes in self.stored.items() if not in_hbm(home.tier)}
+        largest = max(self.stored.get(self.home("disk"), ()), default=0)
+        read = Held("dram", "tensor read from disk", largest, kind="staging")
+        return (*fullest, *held_weights(elsewhere, self.machine, remedy=_MORE), read)
+
+    def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
+        """Return what one GPU holds, with the cache of its layers and all activations, and what the host
+        does beside weights."""
+        layers = [
+            layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
+        ]
+        part = replace(self.model, groups=grouped(layers))
+        on_gpu = (one for one in self.cache_memory(part, copies=1) if in_hbm(one.tier))
+        everywhere = (one for one in self.cache_memory(self.model, copies=1) if not in_hbm(one.tier))
+        brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
+        loaded = max(brought, default=0) if gpu == self.main else 0
+        return (
+            Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
+            Held("hbm", "offloaded module, largest", loaded, kind="staging"),
+            *self.working_memory(self.model, (*on_gpu, *everywhere)),
+        )
+
+    # -- schedules ------------------------------------------------------------------------------
+
+    @cached_property
+    def _gpus(self) -> tuple[tuple[int, ...], ...]:
+        """Number of the GPU that computes each call before the layers, in each layer, and after them: its
+        home, the main one if it is offloaded, or that of the call before."""
+        known: dict[tuple[int, _HomesOfPart], tuple[int, ...]] = {}
+        found, last = list[tuple[int, ...]](), self.main
+        for homes in self._homes:
+            key = last, homes
+            if key not in known:
+                gpus = [last]
+                for home in homes:
+                    gpus.append(home if isinstance(home, int) else gpus[-1] if home is None else self.main)
+                known[key] = tuple(gpus[1:])
+            found.append(known[key])
+            last = known[key][-1] if homes else last
+        return tuple(found)
+
+    @property
+    def executed(self) -> tuple[int, ...]:
+        """Number of the GPU that computes each call."""
+        return tuple(chain.from_iterable(self._gpus))
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Part, ...], ...]:
+        """Parts of a pass, each layer being one; the calls of equal ones are one object."""
+        known: dict[Hashable, tuple[Call, ...]] = {}
+        found = []
+        for (name, layer), members in groupby(
+            zip(self.placed, self.executed, self.copied, strict=True),
+            key=lambda one: (one[0][0].segment, one[0][0].layer),
+        ):
+            key = tuple([(call.number, gpu, sizes, home == "disk") for (call, home), gpu, sizes in members])
+            if key not in known:
+                known[key] = tuple([self._call(*one) for one in key])
+            found.append(Part(name, known[key], layer))
+        return (tuple(found),)
+
+    def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
+        """Return the call of a module, with what its hook does."""
+        module = self.tree.modules[number]
+        # dispatch_model puts hooks on modules without tensors of their own, too.
+        without = len(set(self.homes.values())) > 1 and module.kind == "container"
+        hooked = self.hooked and (without or bool(module.parameters))
+        return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
+
+    @cached_property
+    def _new_memory(self) -> dict[Hashable, tuple[float, float]]:
+        """Times [s] of new memory for the results of modules."""
+        return {}
+
+    def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
+        """Return the hooks that bring tensors and hidden states to the GPUs of the modules."""
+        align = AlignDevices(
+            self.new_tensors,
+            known=self._new_memory,
+            pinned=self.strategy.pin_memory,
+            initialized=self.strategy.initialized,
+            folder=self.strategy.folder,
+            page_cache=not self.bytes_at("disk") or self.cached,
+        )
+        token = self.model.hidden_size * self.model.dtype_bytes
+        return (align, *([HiddenStates(token, self.executed[0])] if self.strategy.num_gpus > 1 else ()))
+
+    @cached_property
+    def layer_gpus(self) -> tuple[int, ...]:
+        """Number of the GPU that computes attention in each layer."""
+        calls = zip(self.tree.calls, self.executed, strict=True)
+        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).kind == "attention"}
+        return tuple(found[layer] for layer in sorted(found))
+
+    def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:
+        """Return the new tensors of a module's call: the product of a linear layer, or half of what other
+        kernels write, as wide as the hidden states; attention also joins the cache, which may be fetched.
+
+        The other half is in memory that the same call has given back: RMSNorm writes eight times the size of
+        its input, and has four at once.
+        """
+        model = self.model
+        token = round(model.dtype_bytes * tokens_of(module, batch, self.cache_form) * module.share)
+        if module.kind == "linear":
+            return (NewTensors(token * module.out_features, 1),)
+        found = NewTensors(
+            token * model.hidden_size, max(1, round(module.out_features / (2 * model.hidden_size)))
+        )
+        if module.kind != "attention" or self.cache.streamed:
+            return (found,)
+        held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
+        return found, NewTensors(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
+
+
 # --------------------------------------------------------------------------------------------------
 # Device maps of Hugging Face Accelerate: which GPU, or which memory, is the home of each module.
 #
@@ -346,284 +895,8 @@ _BITSANDBYTES = ("int8", "nf4", "nf4-dq")
 """Formats in which bitsandbytes stores weights, which transformers moves only as a whole model."""
 
 
-def _device_map(value: Any) -> Any:
-    """Return a valid device map; raises ValueError with all that is valid."""
-    if isinstance(value, Mapping):
-        wrong = [key for key, one in value.items() if one not in ("cpu", "disk") and not _is_number(one)]
-        if wrong:
-            raise ValueError(
-                f"{_VALID}; {quoted(str(value[wrong[0]]))} of {quoted(str(wrong[0]))} is neither"
-            )
-        if not value:
-            raise ValueError(f"{_VALID}; the mapping is empty")
-    elif value not in _CHOICES and not _is_number(value):
-        raise ValueError(f"{_VALID}, got {quoted(str(value))}")
-    return value
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _max_memory(value: Any) -> Any:
-    """Return valid memory limits; raises ValueError for keys that are neither GPUs nor the CPU."""
-    if isinstance(value, Mapping):
-        strange = [key for key in value if key != "cpu" and not str(key).isdecimal()]
-        if strange or not value:
-            got = f", got {quoted(strange[0])}" if strange else ""
-            raise ValueError(f"{_LIMIT_KEYS}{got}")
-    return value
-
-
-class Accelerate(CachingStrategy):
-    """Inference under Hugging Face Accelerate, which offloads modules to host memory and disk; keys have its
-    names."""
-
-    serves: ClassVar = frozenset({"inference"})
-    traits: ClassVar = CachingStrategy.traits._replace(
-        title="Accelerate",
-        evidence="accelerate",
-        formats=("int4-g128",),
-        gpu_keys=("num_gpus",),
-        spans_hosts=False,
-    )
-
-    kind: Literal["accelerate"] = "accelerate"
-    ranks: Literal[1] = 1
-    """Number of processes; one drives all GPUs."""
-    num_gpus: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    """Number of GPUs of one host among which modules are divided."""
-    device_map: Annotated[
-        Literal["auto", "cuda", "cpu", "disk"] | int | dict[str, int | Literal["cpu", "disk"]],
-        BeforeValidator(_device_map),
-    ] = "auto"
-    """Homes of the modules: ``auto`` fills GPUs, then host memory, then the disk; ``cuda``: all on GPUs;
-    ``cpu`` and ``disk``: all offloaded; a number: so many layers on GPUs, the others in ``offload_folder``,
-    or without one in host memory; or a mapping by name of module."""
-    max_memory: Annotated[dict[str, Bytes], BeforeValidator(_max_memory)] | None = None
-    """Memory that ``auto`` may fill with weights, by number of GPU (in quotes) and ``cpu``; a device that is
-    not named gets none. By default 0.9 of the free memory of a single GPU, all of several, and 0.9 of that of
-    the host."""
-    offload_folder: StorageTier | None = None
-    """Storage tier that holds the modules on disk."""
-    page_cache: bool | None = None
-    """Whether the files on disk are in the operating system's page cache; by default they are if they fit in
-    the host memory that is free."""
-    initialized: bool = True
-    """Whether the weights in host memory were written; false for a model without weights, as in some
-    benchmarks: all its pages are one page of zeros, which the CPU's cache holds, and copies are faster."""
-    pin_memory: bool = False
-    """Whether the weights in host memory are pinned: passed as ``state_dict``, as Accelerate does not pin
-    them."""
-
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs that the process uses."""
-        return self.num_gpus
-
-    @property
-    def folder(self) -> str:
-        """Storage tier of the modules on disk; "" if none is named."""
-        return self.offload_folder or ""
-
-    @property
-    def replicas(self) -> int:
-        """Number of batches at the same time, which is one."""
-        return 1
-
-    @property
-    def description(self) -> Description:
-        """Version of Accelerate whose code is simulated, and the cache."""
-        return super().description._replace(program="accelerate 1.15.0")
-
-    def sizes(self, batch_size: int = 1) -> Sizes:
-        """Return the edits to other batches, and those that divide the modules among GPUs."""
-        plain = super().sizes(batch_size)
-        return plain._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
-
-    # -- places ---------------------------------------------------------------------------------
-
-    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
-        ``auto``, and pinned memory; ``instead`` divides the layers."""
-        auto = self.device_map == "auto"
-        yield Placements(
-            now=self._offloaded,
-            possible=tuple(map(Placement, machine.tiers)),
-            edits=lambda other: self._all_on(machine.tiers[other.weights]),
-            name="device_map auto" if auto else "",
-            phrase="{} where device_map auto puts them" if auto else "",
-            storage=True,
-        )
-        if not isinstance(plan, AcceleratePlan):
-            return
-        yield from self.cache_tunables(plan)
-        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
-            yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
-        given = isinstance(self.device_map, dict) or self.max_memory
-        if not given:  # fewer layers on the GPUs for HBM, then more for host memory
-            inside = {call.layer for call, home in plan.placed if call.layer >= 0 and isinstance(home, int)}
-            now, layers = len(inside), plan.model.num_hidden_layers
-            word, path = "device_map (layers on the GPU)", ("strategy", "device_map")
-            yield from memory_tunables(word, path, now, range(now - 1, -1, -1), range(now + 1, layers))
-        yield Tunable("setting", self._faster(storage=uses_storage(plan)))
-
-    def _offloaded(self) -> Placement:
-        """Return the tier to which modules are offloaded; with ``auto`` host memory, which is filled first.
-
-        Raises InputError if modules are on disk and ``offload_folder`` is not set.
-        """
-        homes = set(self.device_map.values()) if isinstance(self.device_map, dict) else {self.device_map}
-        if "disk" in homes and self.offload_folder is None:
-            raise InputError.at("strategy.offload_folder", "name the storage tier that holds modules on disk")
-        if "disk" in homes or isinstance(self.device_map, int):
-            return Placement(self.folder or "dram")
-        return Placement("dram" if homes & {"auto", "cpu"} else "hbm")
-
-    def _all_on(self, tier: Tier) -> tuple[Edit, ...]:
-        """Return edits that offload the same modules to another tier; with ``auto`` all modules."""
-        everywhere = device, *_, folder = _all_modules(tier)
-        if device.value == "cuda":
-            return everywhere
-        if isinstance(self.device_map, int):
-            return (folder,)
-        if isinstance(self.device_map, dict) and {"cpu", "disk"} & set(self.device_map.values()):
-            named = self.device_map.items()
-            homes = {name: one if isinstance(one, int) else device.value for name, one in named}
-            return Edit(("strategy", "device_map"), homes), folder
-        return () if self.device_map == "auto" and in_dram(tier.name) else everywhere
-
-    def _faster(self, *, storage: bool) -> Iterator[Change]:
-        if self.device_map != "auto":
-            edit = Edit.at("strategy.device_map", "auto")
-            yield Change("setting", "device_map auto: as many modules on the GPU as fit", (edit,), key="auto")
-        if not self.pin_memory and not storage:
-            edit = Edit.at("strategy.pin_memory", True)
-            yield Change("setting", "pinned weights in host memory (state_dict)", (edit,), key="pinned")
-
-    @classmethod
-    def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
-    ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield a number of layers on the GPUs, with the others in pinned memory, pageable memory, or on
-        storage."""
-        if gpus > machine.gpus_per_node:
-            return
-        total = model.num_hidden_layers
-
-        def division(where: str, **keys: Any) -> Tunable:
-            def change(count: int) -> Change:
-                section = {"kind": "accelerate", "num_gpus": gpus, "device_map": "cuda"}
-                if count < total:
-                    section |= {"device_map": count, **keys}
-                rest = "" if count == total else f", the others {where}"
-                text = f"{count} of {total} layers on {plural(gpus, 'GPU')}{rest} (accelerate)"
-                return Change("placement", text, (Edit(("strategy",), section),))
-
-            return Tunable("division", range(total, -1, -1), change)
-
-        stored = (one.name for one in machine.tiers.values() if one.row.has_files)
-        on_disk = (division(f"on {tier}", offload_folder=tier) for tier in islice(stored, 1))
-        yield division("in pinned memory", pin_memory=True), division("in pageable memory"), *on_disk
-
-    # -- the plan -------------------------------------------------------------------------------
-
-    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> AcceleratePlan:
-        """Apply the strategy. Raises InputError for missing hardware and for maps that Accelerate refuses or
-        would compute on the CPU."""
-        if self.num_gpus > machine.gpus_per_node:
-            text = f"one process uses the GPUs of one host, which has {machine.gpus_per_node}; lower it"
-            raise InputError.at("strategy.num_gpus", text)
-        if self.max_memory is not None and self.device_map != "auto":
-            chosen = "{…}" if isinstance(self.device_map, dict) else self.device_map
-            text = f"has no effect with device_map: {chosen}; remove it, or set device_map to auto"
-            raise InputError.at("strategy.max_memory", text)
-        if self.num_gpus > 1 and self.kv_cache.connector is not None:
-            text = f"a connector moves the blocks of one GPU of a process; Accelerate drives {self.num_gpus}"
-            raise InputError.at("strategy.kv_cache.connector", f"{text}; set num_gpus to 1, or remove it")
-        check_capability(TRANSFORMERS, model, machine)
-        tree = _tree_of(model)
-        homes = self.given_homes(tree)
-        if homes is None:
-            homes = tree.inferred(tree.balanced(self._limits(machine)))
-        _check_format(model.quantization, set(homes.values()))
-        if "disk" in homes.values() and self.offload_folder is None:
-            size = format_bytes(sum(one.size for one in tree.units if homes.get(one.name) == "disk"))
-            text = f"{size} of the weights are on disk; name the storage tier that holds them"
-            if self.device_map == "auto":
-                text = f"{text}, or raise strategy.max_memory (GPUs or cpu)"
-            raise InputError.at("strategy.offload_folder", text)
-        cache = self.cache_of(model, workload, machine)
-        keys = self.model_copy(update={"kv_cache": cache})  # in which a format may only state the data type
-        return AcceleratePlan(model, workload, machine, keys, tree, homes, cache)
-
-    def given_homes(self, tree: ModuleTree) -> Mapping[str, DeviceName] | None:
-        """Return the home of each module of a model; None with ``auto``, which depends on the machine.
-
-        Raises InputError for a map that does not suit the model.
-        """
-        chosen, gpus = self.device_map, self.num_gpus
-        if isinstance(chosen, dict):
-            return tree.checked(chosen, gpus=gpus)
-        if chosen == "cpu" or chosen == "disk":
-            return tree.everywhere(chosen)
-        if chosen == "auto":
-            return None
-        count = tree.model.num_hidden_layers if chosen == "cuda" else int(chosen)
-        return tree.first_layers(count, gpus=gpus, rest="disk" if self.offload_folder else "cpu")
-
-    def _limits(self, machine: Machine) -> Mapping[str, int]:
-        """Return the memory that ``auto`` may fill [B]. Raises InputError for GPUs beyond ``num_gpus``."""
-        if self.max_memory is not None:
-            beyond = [key for key in self.max_memory if key != "cpu" and int(key) >= self.num_gpus]
-            if beyond:
-                text = f"names GPU {beyond[0]}, but num_gpus is {self.num_gpus}; remove it, or raise num_gpus"
-                raise InputError.at("strategy.max_memory", text)
-            return self.max_memory
-        free = {one.kind: one.capacity - one.reserved for one in machine.tiers.values()}
-        each = int(_KEPT * free["hbm"]) if self.num_gpus == 1 else free["hbm"]
-        return {**{str(gpu): each for gpu in range(self.num_gpus)}, "cpu": int(_KEPT * free["dram"])}
-
-    def exports(self, plan: Any) -> dict[str, Any]:
-        """Return the script that loads the model in this way, as ``accelerate.py``."""
-        assert isinstance(plan, AcceleratePlan)
-        return {"accelerate.py": self._script(plan), **self.generation_config()}
-
-    def _script(self, plan: AcceleratePlan) -> str:
-        """Return the lines of the script."""
-        chosen, homes = self.device_map, plan.homes.values()
-        folder = f'"/mnt/{self.offload_folder}"'
-        pins = "{key: one.pin_memory() for key, one in model.state_dict().items()}"
-        pinned = [f"state_dict={pins}"] if self.pin_memory and "cpu" in homes else []
-        on_disk = [f"offload_dir={folder}"] if "disk" in homes else []
-        mapped = f"device_map={plan.tree.shortened(plan.homes)}"
-        more = [*pinned, *(["offload_buffers=True"] if _offloads_buffers(plan) else [])]
-        loaded, call = [f"dtype=torch.{plan.model.dtype}"], ""
-        if chosen == "cpu":
-            call = f"cpu_offload({', '.join(['model', 'execution_device=0', *more])})"
-        elif chosen == "disk":
-            call = f"disk_offload({', '.join(['model', folder, 'execution_device=0', *more])})"
-        elif pinned or on_disk:  # from_pretrained would read files on disk in another way
-            call = f"dispatch_model({', '.join(['model', mapped, *on_disk, *more])})"
-        else:
-            loaded += more
-            loaded.append('device_map="auto"' if chosen == "auto" else mapped)
-            if limits := self.max_memory:
-                each = {int(key) if key != "cpu" else key: size for key, size in limits.items()}
-                loaded.append(f"max_memory={each}")
-        stored = f", of weights stored as {plan.model.quantization}" if plan.model.quantization else ""
-        visible = ",".join(map(str, range(self.num_gpus)))
-        lines = [
-            f"# CUDA_VISIBLE_DEVICES={visible} python accelerate.py",
-            "import torch",
-            *([f"from accelerate import {call.partition('(')[0]}"] if call else []),
-            "from transformers import AutoModelForCausalLM",
-            "",
-            f'name = "{plan.model.unquantized_name}"  # name on Hugging Face, or folder{stored}',
-            f"model = AutoModelForCausalLM.from_pretrained(name, {', '.join(loaded)})",
-            *([call] if call else []),
-        ]
-        return "\n".join(lines) + "\n"
 
 
 def _all_modules(tier: Tier) -> tuple[Edit, ...]:
@@ -845,7 +1118,8 @@ class HiddenStates(Hook):
             out.send(before, call.gpu, self._token * out.now.tokens)
 
 
-# -- the plan --------------------------------------------------------------------------------------
+# -- checks and texts -------------------------------------------------------------------------------
+
 
 _FEWER = "lower device_map (layers on the GPU) or max_memory"
 _MORE = "raise device_map (layers on the GPU)"
@@ -868,275 +1142,3 @@ class _Piece:
     """Home and size [B] of each tensor."""
     copied: tuple[tuple[int, ...], ...]
     """Sizes [B] of the tensors that the hook of each module brings to the main GPU."""
-
-
-@dataclass(frozen=True)
-class AcceleratePlan(InferencePlan):
-    """An AcceleratePlan is the plan of Accelerate for one model on one machine."""
-
-    model: ModelShape
-    workload: Inference
-    machine: Machine
-    strategy: Accelerate
-    tree: ModuleTree
-    homes: Mapping[str, DeviceName]
-    """Device map: homes by name of module."""
-    cache: KvCache = DEFAULT
-    generates: ClassVar = True
-
-    # -- homes ----------------------------------------------------------------------------------
-
-    @cached_property
-    def main(self) -> int:
-        """Number of the GPU that computes offloaded modules: the first one in the map."""
-        return min((home for home in self.homes.values() if isinstance(home, int)), default=0)
-
-    @cached_property
-    def _homes(self) -> tuple[_HomesOfPart, ...]:
-        """Homes of the modules that are called before the layers, in each layer, and after the layers."""
-        depth = self.tree.model.layer_list.count(".") + 1
-        split = {outer for name in self.homes if name.count(".") > depth for outer in parents(name)}
-        names = [
-            [span[0].name]
-            if span and span[0].layer >= 0 and span[0].name not in split
-            else [call.name for call in span]
-            for span in self.tree.spans
-        ]
-        found = iter(homes_of(chain.from_iterable(names), self.homes))
-        spans = zip(names, self.tree.spans, strict=True)
-        # The modules of a layer have its home, unless the map names some of them.
-        return tuple(tuple(islice(found, len(own))) * (len(span) // max(1, len(own))) for own, span in spans)
-
-    @property
-    def placed(self) -> tuple[tuple[NamedCall, DeviceName | None], ...]:
-        """Calls of a pass with the homes of their modules; None for one whose parts have several."""
-        return tuple(zip(self.tree.calls, chain.from_iterable(self._homes), strict=True))
-
-    @cached_property
-    def _pieces(self) -> tuple[_Piece, ...]:
-        """What is outside of the layers, then each layer in order; equal ones are one object."""
-        known: dict[tuple[int, _HomesOfPart], _Piece] = {}
-        outside = [
-            pair for part in (0, -1) for pair in zip(self.tree.spans[part], self._homes[part], strict=True)
-        ]
-        found = [self._piece([(call.number, home) for call, home in outside])]
-        for calls, homes in zip(self.tree.spans[1:-1], self._homes[1:-1], strict=True):
-            key = calls[0].number, homes
-            if key not in known:
-                known[key] = self._piece(list(zip(count(key[0]), homes)))
-            found.append(known[key])
-        return tuple(found)
-
-    def _piece(self, placed: Sequence[tuple[int, DeviceName | None]]) -> _Piece:
-        """Return the tensors of modules with some homes. A tensor of several modules counts where the first
-        of them has its home, or on the main GPU if one of them is there."""
-        found: dict[str, tuple[DeviceName, int]] = {}
-        for number, device in placed:
-            for name, size in self.tree.tensors[number] if device is not None else ():
-                if name not in found or device == self.main:
-                    found[name] = device, size  # type: ignore[assignment]  # of a call with tensors it is known
-        copied = tuple(
-            tuple([size for name, size in self.tree.tensors[number] if found[name][0] != self.main])
-            if home in ("cpu", "disk")
-            else ()
-            for number, home in placed
-        )
-        return _Piece(tuple(found.values()), copied)
-
-    @cached_property
-    def stored(self) -> Mapping[Home, Sequence[int]]:
-        """Sizes [B] of the tensors by home."""
-        stored: dict[DeviceName, list[int]] = {}
-        for piece, times in Counter(self._pieces).items():
-            for device, size in piece.stored:
-                stored.setdefault(device, []).extend([size] * times)
-        return {self.home(device): sizes for device, sizes in stored.items()}
-
-    def home(self, device: DeviceName) -> Home:
-        """Return the home of tensors that the map puts on a device."""
-        if isinstance(device, int):
-            return Home("hbm", device)
-        if device == "cpu":
-            return Home("dram", pinned=self.strategy.pin_memory)
-        return Home(self.strategy.folder, mapped=True)
-
-    def bytes_at(self, device: DeviceName) -> int:
-        """Return the size of the weights on a device of the map [B]."""
-        return sum(self.stored.get(self.home(device), ()))
-
-    @cached_property
-    def copied(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes [B] of the tensors that the hook of each call's module brings to the main GPU."""
-        (outside, *layers), before = (piece.copied for piece in self._pieces), len(self.tree.spans[0])
-        return (*outside[:before], *chain.from_iterable(layers), *outside[before:])
-
-    @cached_property
-    def hooked(self) -> bool:
-        """Whether modules have hooks: not if all are on one GPU (``dispatch_model``)."""
-        return set(self.homes.values()) != {self.main}
-
-    @property
-    def driven(self) -> int:  # type: ignore[override]  # given by the options
-        """Number of GPUs that the process drives."""
-        return self.strategy.num_gpus
-
-    @property
-    def cached(self) -> bool:
-        """Whether the files on disk are in the page cache after the first pass."""
-        if self.strategy.page_cache is not None:
-            return self.strategy.page_cache
-        needed = sum(one.size for one in self.held if in_dram(one.tier))
-        return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
-
-    @property
-    def basis(self) -> Basis:
-        """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
-        files are copied."""
-        host, found = self.machine.host, super().basis
-        if self.bytes_at("disk"):
-            found = found._replace(cpu_costs=(host.fsdp_costs.page_limit,))
-        if not self.hooked:
-            return found
-        unmeasured = (_UNMEASURED,) if host.eager is None else ()
-        return found._replace(
-            host_costs=(*found.host_costs, host.eager_costs.tensor),
-            extrapolations=(*unmeasured, *found.extrapolations),
-        )
-
-    @property
-    def warnings(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Warnings about weights that were never written, about those that transformers does not offload, and
-        about what is assumed of the page cache."""
-        stored = (one.storage for module in self.modules for one in module.parameters)
-        triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
-        on_gpu = (_ON_GPU,) if triton and not in_hbm(target(self)) else ()
-        if not self.strategy.initialized and self.bytes_at("cpu"):
-            return (*on_gpu, "weights that were never written are copied faster than those of a real model")
-        if self.strategy.page_cache is not None or not self.bytes_at("disk"):
-            return on_gpu
-        files = f"{format_bytes(self.bytes_at('disk'))} of files on {self.strategy.folder}"
-        if self.cached:
-            text = f"{files} are read from the page cache in host memory"
-            more = "the first pass, or other programs that use the memory, make it slower"
-            return (*on_gpu, f"{text}; {more}")
-        return (*on_gpu, f"{files} do not stay in the page cache: every pass reads the drive")
-
-    # -- memory ---------------------------------------------------------------------------------
-
-    @cached_property
-    def held(self) -> tuple[Held, ...]:
-        """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
-        on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
-        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if in_hbm(each.tier)))
-        elsewhere = {home: sizes for home, sizes in self.stored.items() if not in_hbm(home.tier)}
-        largest = max(self.stored.get(self.home("disk"), ()), default=0)
-        read = Held("dram", "tensor read from disk", largest, kind="staging")
-        return (*fullest, *held_weights(elsewhere, self.machine, remedy=_MORE), read)
-
-    def _on_gpu(self, gpu: int) -> tuple[Held, ...]:
-        """Return what one GPU holds, with the cache of its layers and all activations, and what the host
-        does beside weights."""
-        layers = [
-            layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
-        ]
-        part = replace(self.model, groups=grouped(layers))
-        on_gpu = (one for one in self.cache_memory(part, copies=1) if in_hbm(one.tier))
-        everywhere = (one for one in self.cache_memory(self.model, copies=1) if not in_hbm(one.tier))
-        brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
-        loaded = max(brought, default=0) if gpu == self.main else 0
-        return (
-            Held("hbm", "weights", self.bytes_at(gpu), remedy=_FEWER, kind="weights"),
-            Held("hbm", "offloaded module, largest", loaded, kind="staging"),
-            *self.working_memory(self.model, (*on_gpu, *everywhere)),
-        )
-
-    # -- schedules ------------------------------------------------------------------------------
-
-    @cached_property
-    def _gpus(self) -> tuple[tuple[int, ...], ...]:
-        """Number of the GPU that computes each call before the layers, in each layer, and after them: its
-        home, the main one if it is offloaded, or that of the call before."""
-        known: dict[tuple[int, _HomesOfPart], tuple[int, ...]] = {}
-        found, last = list[tuple[int, ...]](), self.main
-        for homes in self._homes:
-            key = last, homes
-            if key not in known:
-                gpus = [last]
-                for home in homes:
-                    gpus.append(home if isinstance(home, int) else gpus[-1] if home is None else self.main)
-                known[key] = tuple(gpus[1:])
-            found.append(known[key])
-            last = known[key][-1] if homes else last
-        return tuple(found)
-
-    @property
-    def executed(self) -> tuple[int, ...]:
-        """Number of the GPU that computes each call."""
-        return tuple(chain.from_iterable(self._gpus))
-
-    @cached_property
-    def _parts(self) -> tuple[tuple[Part, ...], ...]:
-        """Parts of a pass, each layer being one; the calls of equal ones are one object."""
-        known: dict[Hashable, tuple[Call, ...]] = {}
-        found = []
-        for (name, layer), members in groupby(
-            zip(self.placed, self.executed, self.copied, strict=True),
-            key=lambda one: (one[0][0].segment, one[0][0].layer),
-        ):
-            key = tuple([(call.number, gpu, sizes, home == "disk") for (call, home), gpu, sizes in members])
-            if key not in known:
-                known[key] = tuple([self._call(*one) for one in key])
-            found.append(Part(name, known[key], layer))
-        return (tuple(found),)
-
-    def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
-        """Return the call of a module, with what its hook does."""
-        module = self.tree.modules[number]
-        # dispatch_model puts hooks on modules without tensors of their own, too.
-        without = len(set(self.homes.values())) > 1 and module.kind == "container"
-        hooked = self.hooked and (without or bool(module.parameters))
-        return Call(module, gpu, Offloaded(hooked, sizes, on_disk))
-
-    @cached_property
-    def _new_memory(self) -> dict[Hashable, tuple[float, float]]:
-        """Times [s] of new memory for the results of modules."""
-        return {}
-
-    def weights_hooks(self, _forward: ForwardPass) -> tuple[Hook, ...]:
-        """Return the hooks that bring tensors and hidden states to the GPUs of the modules."""
-        align = AlignDevices(
-            self.new_tensors,
-            known=self._new_memory,
-            pinned=self.strategy.pin_memory,
-            initialized=self.strategy.initialized,
-            folder=self.strategy.folder,
-            page_cache=not self.bytes_at("disk") or self.cached,
-        )
-        token = self.model.hidden_size * self.model.dtype_bytes
-        return (align, *([HiddenStates(token, self.executed[0])] if self.strategy.num_gpus > 1 else ()))
-
-    @cached_property
-    def layer_gpus(self) -> tuple[int, ...]:
-        """Number of the GPU that computes attention in each layer."""
-        calls = zip(self.tree.calls, self.executed, strict=True)
-        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).kind == "attention"}
-        return tuple(found[layer] for layer in sorted(found))
-
-    def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:
-        """Return the new tensors of a module's call: the product of a linear layer, or half of what other
-        kernels write, as wide as the hidden states; attention also joins the cache, which may be fetched.
-
-        The other half is in memory that the same call has given back: RMSNorm writes eight times the size of
-        its input, and has four at once.
-        """
-        model = self.model
-        token = round(model.dtype_bytes * tokens_of(module, batch, self.cache_form) * module.share)
-        if module.kind == "linear":
-            return (NewTensors(token * module.out_features, 1),)
-        found = NewTensors(
-            token * model.hidden_size, max(1, round(module.out_features / (2 * model.hidden_size)))
-        )
-        if module.kind != "attention" or self.cache.streamed:
-            return (found,)
-        held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
-        return found, NewTensors(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)

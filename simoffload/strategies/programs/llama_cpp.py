@@ -49,14 +49,6 @@ from simoffload.units import plural
 from simoffload.workload import Inference
 
 LoadMode = Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"]
-_LEAST = 32
-"""Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
-_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0} | dict.fromkeys(
-    ("override_tensor", "tensor_split"), ()
-)
-"""Values of the keys with which ``--fit`` chooses the placement."""
-_TIGHT = 256 << 20
-"""Memory of a GPU [B] that is left free where less than what ``--fit`` leaves is tried: our choice."""
 Layers = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 
 
@@ -282,13 +274,6 @@ class LlamaCpp(HookedStrategy):
         return {"llama-server.sh": f"{command} {given}".rstrip() + "\n"}
 
 
-def _edits(keys: Mapping[str, Any]) -> tuple[Edit, ...]:
-    return tuple(Edit.at(f"strategy.{key}", value) for key, value in keys.items())
-
-
-# -- the plan ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LlamaPlan(HookedPlan):
     """A LlamaPlan is the plan of a model of which the CPU computes a part."""
@@ -372,3 +357,17 @@ class LlamaPlan(HookedPlan):
         return (
             GgmlTimings(machine=machine, model=model, modules=modules, zero3=False, cache=self.cache_form),
         )
+
+
+_LEAST = 32
+"""Tokens from which on weights in host memory are copied to the GPU (``GGML_OP_OFFLOAD_MIN_BATCH``)."""
+_CHOSEN: dict[str, Any] = {"gpu_layers": "auto", "cpu_moe": None, "cpu_ffn": 0} | dict.fromkeys(
+    ("override_tensor", "tensor_split"), ()
+)
+"""Values of the keys with which ``--fit`` chooses the placement."""
+_TIGHT = 256 << 20
+"""Memory of a GPU [B] that is left free where less than what ``--fit`` leaves is tried: our choice."""
+
+
+def _edits(keys: Mapping[str, Any]) -> tuple[Edit, ...]:
+    return tuple(Edit.at(f"strategy.{key}", value) for key, value in keys.items())

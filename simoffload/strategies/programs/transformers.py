@@ -42,16 +42,6 @@ from simoffload.strategies.requirements import TRANSFORMERS, check_capability, l
 from simoffload.strategies.training.adapters import PEFT, Lora, lora_moves, quantized_base
 from simoffload.workload import Inference, Training
 
-_OFFLOAD = "set strategy.kind: deepspeed, which offloads them"
-_COPIES = Placements(
-    now=lambda: Placement("hbm", "hbm"),
-    possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
-    refusal="every GPU holds a whole copy",
-    name=RESIDENT,
-    phrase=WHOLE_COPIES,
-    copied=True,
-)
-_OF_STAGES = CacheEngine("a pipeline of transformers, as it is simulated,")
 _PARTS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
@@ -200,7 +190,48 @@ class Transformers(CachingStrategy):
         return plan
 
 
-_ZERO = (Edit.at("strategy.kind", "deepspeed"),)
+_OFFLOAD = "set strategy.kind: deepspeed, which offloads them"
+
+
+@dataclass(frozen=True)
+class ResidentPlan(InferencePlan):
+    """A ResidentPlan is a plan of a model that stays in HBM."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    ranks: int
+    warnings: tuple[str, ...] = ()
+    cache: KvCache = DEFAULT
+    fewer: ClassVar = _OFFLOAD
+    generates: ClassVar = True
+
+    @property
+    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
+        """Numbers of parts, stages and replicas: every GPU has a replica."""
+        return Degrees(1, 1, self.ranks)
+
+
+@dataclass(frozen=True)
+class SharedPlan(TensorParallelPlan):
+    """A SharedPlan is a plan of a model whose parts on several GPUs transformers' eager code runs."""
+
+    @property
+    def generates(self) -> bool:  # type: ignore[override]  # computed here
+        """Also of whole layers; of divided ones the recorded runs have grouped products."""
+        return self.degrees.tensor == 1
+
+    @property
+    def facts(self) -> Facts:
+        """Also what transformers does not have: stages, and models whose layers it does not divide."""
+        found, model, stored = super().facts, self.model, QUANTIZATIONS.get(self.model.quantization or "")
+        if self.degrees.pipeline > 1:
+            found = found.what_if("transformers has no pipeline of several processes")
+        if self.degrees.tensor > 1 and not model.traits.tensor_plan:
+            found = found.what_if(f"transformers does not divide layers of {model.family} among GPUs")
+        if stored is not None and stored.mixture is not None:
+            found = found.what_if("transformers writes weights of a GGUF file in full when it loads them")
+        return found
 
 
 class TransformersTraining(Strategy):
@@ -264,45 +295,16 @@ class TransformersTraining(Strategy):
         )
 
 
-@dataclass(frozen=True)
-class ResidentPlan(InferencePlan):
-    """A ResidentPlan is a plan of a model that stays in HBM."""
-
-    model: ModelShape
-    workload: Inference
-    machine: Machine
-    ranks: int
-    warnings: tuple[str, ...] = ()
-    cache: KvCache = DEFAULT
-    fewer: ClassVar = _OFFLOAD
-    generates: ClassVar = True
-
-    @property
-    def degrees(self) -> Degrees:  # type: ignore[override]  # given by the number of copies
-        """Numbers of parts, stages and replicas: every GPU has a replica."""
-        return Degrees(1, 1, self.ranks)
-
-
-@dataclass(frozen=True)
-class SharedPlan(TensorParallelPlan):
-    """A SharedPlan is a plan of a model whose parts on several GPUs transformers' eager code runs."""
-
-    @property
-    def generates(self) -> bool:  # type: ignore[override]  # computed here
-        """Also of whole layers; of divided ones the recorded runs have grouped products."""
-        return self.degrees.tensor == 1
-
-    @property
-    def facts(self) -> Facts:
-        """Also what transformers does not have: stages, and models whose layers it does not divide."""
-        found, model, stored = super().facts, self.model, QUANTIZATIONS.get(self.model.quantization or "")
-        if self.degrees.pipeline > 1:
-            found = found.what_if("transformers has no pipeline of several processes")
-        if self.degrees.tensor > 1 and not model.traits.tensor_plan:
-            found = found.what_if(f"transformers does not divide layers of {model.family} among GPUs")
-        if stored is not None and stored.mixture is not None:
-            found = found.what_if("transformers writes weights of a GGUF file in full when it loads them")
-        return found
+_COPIES = Placements(
+    now=lambda: Placement("hbm", "hbm"),
+    possible=(Placement("hbm"), Placement("hbm", "hbm")),  # inference has no optimizer
+    refusal="every GPU holds a whole copy",
+    name=RESIDENT,
+    phrase=WHOLE_COPIES,
+    copied=True,
+)
+_OF_STAGES = CacheEngine("a pipeline of transformers, as it is simulated,")
+_ZERO = (Edit.at("strategy.kind", "deepspeed"),)
 
 
 def whole_copies(plan: Plan) -> Plan | None:

@@ -77,160 +77,7 @@ from simoffload.strategies.requirements import check_capability, check_dtype, la
 from simoffload.units import plural
 from simoffload.workload import Inference
 
-# --------------------------------------------------------------------------------------------------
-# Weights that vLLM keeps in pinned host memory: padded for the kernels that take them, rounded by PyTorch.
-#
-# Source: vLLM 0.33, ``layers/fused_moe/oracle/mxfp4.py``, ``layers/quantization/mxfp4.py`` and
-# ``model_loader/utils.py`` in ``model_executor``.
-#
-# * Experts in MXFP4: Triton's kernels, the default on Hopper, wrap their weights in tensors that are no
-#   parameters, and these stay on the GPU (``_swizzle_mxfp4``, ``device_loading_context``). Marlin's, the
-#   default on Ampere and Ada, keep parameters, so that the exported command names them on every card. They
-#   pad the width of each expert to a multiple of 128 and the hidden size to one of 256
-#   (``mxfp4_round_up_hidden_size_and_intermediate_size``).
-# * PyTorch rounds a pinned tensor up to a power of two, unless it is larger than the
-#   ``pinned_max_round_threshold_mb`` of ``PYTORCH_ALLOC_CONF`` (from PyTorch 2.10 on).
-
-
-_WIDTH, _HIDDEN = 128, 256
-"""Multiples of the width of an expert and of the hidden size that Marlin's kernels take."""
-_WASTED = 0.5
-"""Rounding, as a share of the weights, above which the exported command turns it off (our choice)."""
-_ROUNDED = 1 << 20
-"""[B] up to which tensors are rounded then."""
-BACKEND = "--moe-backend marlin"
-"""Option of vLLM for Marlin's kernels."""
-_UNROUNDED = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1"
-_ROUNDS = (
-    "PyTorch would round pinned tensors up to powers of two, by more than half of their size in all; without "
-    f"this setting they may not fit: {_UNROUNDED}"
-)
-
-
-def of_marlin(model: ModelShape) -> ModelShape:
-    """Return the model with experts in MXFP4 as Marlin's kernels keep them; itself if it has none."""
-    kinds = {layer: tuple(_padded(model, one) for one in layer) for layer, _ in model.kinds}
-    if all(layer == padded for layer, padded in kinds.items()):
-        return model
-    groups = (one._replace(layers=tuple(kinds[layer] for layer in one.layers)) for one in model.groups)
-    return replace(model, groups=tuple(groups))
-
-
-def _padded(model: ModelShape, module: Module) -> Module:
-    if module.parallel != "experts":
-        return module
-    experts, hidden = model.num_experts, model.hidden_size
-
-    def padded(one: Parameter) -> Parameter:
-        if one.storage is None or one.storage.format is not FORMATS["mxfp4"]:
-            return one
-        rows = one.numel // one.columns // experts
-        if one is last:
-            rows, columns = _up(hidden, _HIDDEN), _up(one.columns, _WIDTH)
-        else:  # one or two matrices, as wide as an expert each
-            rows, columns = rows // width * _up(width, _WIDTH), _up(hidden, _HIDDEN)
-        return one._replace(storage=one.storage.format.stored(experts * rows, columns).as_served())
-
-    last = [one for one in module.parameters if one.columns][-1]
-    width = last.columns
-    return module._replace(parameters=tuple(map(padded, module.parameters)))
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-class PinnedWeights(NamedTuple):
-    """PinnedWeights are the tensors of one process in pinned memory."""
-
-    size: int
-    """Size of the tensors [B]."""
-    rounding: int
-    """Bytes [B] that PyTorch adds."""
-    unrounded: bool
-    """Whether the exported command sets a size above which PyTorch adds none."""
-
-    @classmethod
-    def of(cls, sizes: Sequence[int]) -> PinnedWeights:
-        """Return what tensors of some sizes [B] occupy with the exported command."""
-        size, rounding = sum(sizes), pinned_rounding(sizes)
-        if rounding <= _WASTED * size:
-            return cls(size, rounding, unrounded=False)
-        return cls(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
-
-
-# --------------------------------------------------------------------------------------------------
-# Groups of layers of which vLLM prefetches some: all numbers of layers that can be offloaded, as a split.
-
-
-def group_of(layers: int, count: int) -> tuple[int, int]:
-    """Return the size of the smallest group of layers, and its number of offloaded ones, with which ``count``
-    of ``layers`` are offloaded: the last ones of each full group, and what is left of them in the rest."""
-    for group in range(1, layers + 1):
-        full, rest = divmod(layers, group)
-        number, more = divmod(count, full)
-        if number > group - rest:
-            number, more = divmod(count + group - rest, full + 1)
-        if not more and 0 < number <= group:
-            return group, number
-    raise ValueError(f"{count} of {layers} layers cannot be offloaded")
-
-
-def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Tunable:
-    """Return divisions by the number of layers of each GPU that stay on it, the others prefetched with two
-    slots."""
-    stages = sizes["pipeline_parallel_size"]
-    layers = model.num_hidden_layers // stages
-    several = {key: size for key, size in sizes.items() if size > 1}
-
-    def change(resident: int) -> Change:
-        offloaded, how = layers - resident, "without offload"
-        section: dict[str, Any] = {"kind": "vllm", **several}
-        if offloaded:
-            group, number = group_of(layers, offloaded)
-            keys = {"offload_group_size": group, "offload_num_in_group": number}
-            keys |= {"offload_prefetch_step": min(2, offloaded)}
-            section |= {key: size for key, size in keys.items() if size > 1 or key == "offload_group_size"}
-            how = f"with {offloaded} of {layers} layers prefetched"
-        description = f"vLLM on {plural(gpus, 'GPU')} {how}"
-        return Change("placement", description, (Edit(("strategy",), section),), key="prefetch")
-
-    return Tunable("division", range(layers, -1, -1), change)
-
-
-_GIB = 1 << 30
-_MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
-
-
-class OffloadOptions(NamedTuple):
-    """OffloadOptions are vLLM's options for offloading weights."""
-
-    budget: int
-    """Size of the weights of each GPU that kernels read in host memory [B]; 0 with groups."""
-    group: int
-    """Number of layers of a group; 0 without prefetching."""
-    number: int
-    """Number of layers at the end of each group that are offloaded."""
-    step: int
-    """Number of offloaded layers by which a copy is ahead."""
-    tier: str = "dram"
-    """Tier of the offloaded weights."""
-
-
-_LEAST_TOKENS = 256
-"""Fewest tokens at once that are tried to save memory: fewer than a GPU needs for its full speed; our
-choice."""
-_OFFLOADING = frozenset(
-    {
-        "cpu_offload_gb",
-        "offload_group_size",
-        "offload_num_in_group",
-        "offload_prefetch_step",
-        "offload_tier",
-    }
-)
-"""Keys that take effect only where weights are offloaded."""
 
 
 class Vllm(DividedStrategy):
@@ -508,8 +355,7 @@ class VllmPlan(TensorParallelPlan):
         return "", ()
 
 
-Weights = Mapping[str, tuple[int, ...]]
-"""Sizes [B] of the offloaded tensors of a layer, by module."""
+_MORE, _LESS = "raise cpu_offload_gb", "lower cpu_offload_gb"
 
 
 @dataclass(frozen=True)
@@ -674,20 +520,6 @@ class VllmOffloadPlan(VllmPlan):
             yield Held(tier, name, held, pinned=True, remedy=remedy, kind=kind)
 
 
-def _within(budget: int, sizes: Weights, none: Weights) -> Weights:
-    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent, the last of which may
-    exceed it; ``none`` where it is spent."""
-    if budget <= 0:
-        return none
-    found: dict[str, tuple[int, ...]] = {}
-    for name, tensors in sizes.items():
-        for size in tensors:
-            if budget > 0:
-                found[name] = (*found.get(name, ()), size)
-                budget -= size
-    return found
-
-
 class Prefetch(Hook):
     """The last layers of each group are copied ahead, into slots that others have left.
 
@@ -734,6 +566,176 @@ class Prefetch(Hook):
             weights = self._plan.offloaded[out.stage_number][following]
             sizes = [size for one in weights.values() for size in one]
             out.stage(self, sizes, self._home, layer=following, after=out.on_gpu(), call_s=0.0, label="layer")
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights that vLLM keeps in pinned host memory: padded for the kernels that take them, rounded by PyTorch.
+#
+# Source: vLLM 0.33, ``layers/fused_moe/oracle/mxfp4.py``, ``layers/quantization/mxfp4.py`` and
+# ``model_loader/utils.py`` in ``model_executor``.
+#
+# * Experts in MXFP4: Triton's kernels, the default on Hopper, wrap their weights in tensors that are no
+#   parameters, and these stay on the GPU (``_swizzle_mxfp4``, ``device_loading_context``). Marlin's, the
+#   default on Ampere and Ada, keep parameters, so that the exported command names them on every card. They
+#   pad the width of each expert to a multiple of 128 and the hidden size to one of 256
+#   (``mxfp4_round_up_hidden_size_and_intermediate_size``).
+# * PyTorch rounds a pinned tensor up to a power of two, unless it is larger than the
+#   ``pinned_max_round_threshold_mb`` of ``PYTORCH_ALLOC_CONF`` (from PyTorch 2.10 on).
+
+
+_WIDTH, _HIDDEN = 128, 256
+"""Multiples of the width of an expert and of the hidden size that Marlin's kernels take."""
+_WASTED = 0.5
+"""Rounding, as a share of the weights, above which the exported command turns it off (our choice)."""
+_ROUNDED = 1 << 20
+"""[B] up to which tensors are rounded then."""
+BACKEND = "--moe-backend marlin"
+"""Option of vLLM for Marlin's kernels."""
+_UNROUNDED = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1"
+_ROUNDS = (
+    "PyTorch would round pinned tensors up to powers of two, by more than half of their size in all; without "
+    f"this setting they may not fit: {_UNROUNDED}"
+)
+
+
+def of_marlin(model: ModelShape) -> ModelShape:
+    """Return the model with experts in MXFP4 as Marlin's kernels keep them; itself if it has none."""
+    kinds = {layer: tuple(_padded(model, one) for one in layer) for layer, _ in model.kinds}
+    if all(layer == padded for layer, padded in kinds.items()):
+        return model
+    groups = (one._replace(layers=tuple(kinds[layer] for layer in one.layers)) for one in model.groups)
+    return replace(model, groups=tuple(groups))
+
+
+def _padded(model: ModelShape, module: Module) -> Module:
+    if module.parallel != "experts":
+        return module
+    experts, hidden = model.num_experts, model.hidden_size
+
+    def padded(one: Parameter) -> Parameter:
+        if one.storage is None or one.storage.format is not FORMATS["mxfp4"]:
+            return one
+        rows = one.numel // one.columns // experts
+        if one is last:
+            rows, columns = _up(hidden, _HIDDEN), _up(one.columns, _WIDTH)
+        else:  # one or two matrices, as wide as an expert each
+            rows, columns = rows // width * _up(width, _WIDTH), _up(hidden, _HIDDEN)
+        return one._replace(storage=one.storage.format.stored(experts * rows, columns).as_served())
+
+    last = [one for one in module.parameters if one.columns][-1]
+    width = last.columns
+    return module._replace(parameters=tuple(map(padded, module.parameters)))
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class PinnedWeights(NamedTuple):
+    """PinnedWeights are the tensors of one process in pinned memory."""
+
+    size: int
+    """Size of the tensors [B]."""
+    rounding: int
+    """Bytes [B] that PyTorch adds."""
+    unrounded: bool
+    """Whether the exported command sets a size above which PyTorch adds none."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> PinnedWeights:
+        """Return what tensors of some sizes [B] occupy with the exported command."""
+        size, rounding = sum(sizes), pinned_rounding(sizes)
+        if rounding <= _WASTED * size:
+            return cls(size, rounding, unrounded=False)
+        return cls(size, pinned_rounding([one for one in sizes if one <= _ROUNDED]), unrounded=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups of layers of which vLLM prefetches some: all numbers of layers that can be offloaded, as a split.
+
+
+def group_of(layers: int, count: int) -> tuple[int, int]:
+    """Return the size of the smallest group of layers, and its number of offloaded ones, with which ``count``
+    of ``layers`` are offloaded: the last ones of each full group, and what is left of them in the rest."""
+    for group in range(1, layers + 1):
+        full, rest = divmod(layers, group)
+        number, more = divmod(count, full)
+        if number > group - rest:
+            number, more = divmod(count + group - rest, full + 1)
+        if not more and 0 < number <= group:
+            return group, number
+    raise ValueError(f"{count} of {layers} layers cannot be offloaded")
+
+
+def prefetching(model: ModelShape, sizes: Mapping[str, int], *, gpus: int) -> Tunable:
+    """Return divisions by the number of layers of each GPU that stay on it, the others prefetched with two
+    slots."""
+    stages = sizes["pipeline_parallel_size"]
+    layers = model.num_hidden_layers // stages
+    several = {key: size for key, size in sizes.items() if size > 1}
+
+    def change(resident: int) -> Change:
+        offloaded, how = layers - resident, "without offload"
+        section: dict[str, Any] = {"kind": "vllm", **several}
+        if offloaded:
+            group, number = group_of(layers, offloaded)
+            keys = {"offload_group_size": group, "offload_num_in_group": number}
+            keys |= {"offload_prefetch_step": min(2, offloaded)}
+            section |= {key: size for key, size in keys.items() if size > 1 or key == "offload_group_size"}
+            how = f"with {offloaded} of {layers} layers prefetched"
+        description = f"vLLM on {plural(gpus, 'GPU')} {how}"
+        return Change("placement", description, (Edit(("strategy",), section),), key="prefetch")
+
+    return Tunable("division", range(layers, -1, -1), change)
+
+
+_GIB = 1 << 30
+
+
+class OffloadOptions(NamedTuple):
+    """OffloadOptions are vLLM's options for offloading weights."""
+
+    budget: int
+    """Size of the weights of each GPU that kernels read in host memory [B]; 0 with groups."""
+    group: int
+    """Number of layers of a group; 0 without prefetching."""
+    number: int
+    """Number of layers at the end of each group that are offloaded."""
+    step: int
+    """Number of offloaded layers by which a copy is ahead."""
+    tier: str = "dram"
+    """Tier of the offloaded weights."""
+
+
+_LEAST_TOKENS = 256
+"""Fewest tokens at once that are tried to save memory: fewer than a GPU needs for its full speed; our
+choice."""
+_OFFLOADING = frozenset(
+    {
+        "cpu_offload_gb",
+        "offload_group_size",
+        "offload_num_in_group",
+        "offload_prefetch_step",
+        "offload_tier",
+    }
+)
+"""Keys that take effect only where weights are offloaded."""
+Weights = Mapping[str, tuple[int, ...]]
+"""Sizes [B] of the offloaded tensors of a layer, by module."""
+
+
+def _within(budget: int, sizes: Weights, none: Weights) -> Weights:
+    """Return the tensors of a layer that are offloaded before ``budget`` [B] is spent, the last of which may
+    exceed it; ``none`` where it is spent."""
+    if budget <= 0:
+        return none
+    found: dict[str, tuple[int, ...]] = {}
+    for name, tensors in sizes.items():
+        for size in tensors:
+            if budget > 0:
+                found[name] = (*found.get(name, ()), size)
+                budget -= size
+    return found
 
 
 _AT_LOADING = {"fp8": "fp8"}

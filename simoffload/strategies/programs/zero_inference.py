@@ -95,7 +95,281 @@ from simoffload.strategies.zero.trace import (
 from simoffload.units import format_bytes
 from simoffload.workload import Inference
 
-W = TypeVar("W", bound=PassWriter)
+
+class ZeroInference(ZeroStrategy, CachingStrategy):
+    """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
+
+    serves: ClassVar = frozenset({"inference"})
+    traits: ClassVar = ZeroStrategy.traits._replace(unseen=CachingStrategy.traits.unseen)
+    cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    tensor_parallel_size: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
+    """Number of GPUs that share each layer, all ranks if it is more than 1: each keeps and fetches its own
+    part. A what-if that DeepSpeed does not have."""
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas, each with sequences of its own."""
+        return self.ranks // self.tensor_parallel_size
+
+    def sizes(self, batch_size: int = 1) -> Sizes:
+        """Return the edits to other batches and numbers of GPUs, which share each layer if the present ones
+        do."""
+        plain = super().sizes(batch_size)
+        if self.tensor_parallel_size == 1:
+            return plain
+        return plain._replace(
+            gpus=lambda gpus: (*plain.gpus(gpus), Edit.at("strategy.tensor_parallel_size", gpus))
+        )
+
+    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
+        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
+        refuses."""
+        try:
+            settings, warnings = resolve_settings(
+                self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
+            )
+            model, ignored = _with_quantized_weights(model, self.ds_config, settings)
+        except InputError as error:
+            raise within_config(error.problems) from None
+        check_capability(TRANSFORMERS, model, machine)
+        if self.tensor_parallel_size not in (1, self.ranks):
+            text = f"all of {self.ranks} ranks share each layer, or none; set it to {self.ranks} or 1"
+            raise InputError.at("strategy.tensor_parallel_size", text)
+        tier, more = self.tier("weights", machine)
+        settings = settings._replace(device=device_of(tier, machine))
+        plan = ZeroInferencePlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            placement=Partitioning(tier, self.replicas, model.dtype_bytes, settings),
+            warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
+            cache=self.cache_of(model, workload, machine),
+            degrees=Degrees(self.tensor_parallel_size, 1, self.replicas),
+        )
+        if not plan.order_lasts:
+            refuse_ranks(self.ranks)
+        check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
+        direct = (*self.precision_warnings(model), *self.direct_warnings(settings, machine))
+        return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
+
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers of weights and cache, and DeepSpeed's settings."""
+        yield self._placements(machine)._replace(caveat=gathered)
+        if not isinstance(plan, ZeroInferencePlan):
+            return
+        settings = plan.placement.settings
+        yield from self.cache_tunables(plan)
+        yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
+        yield from memory_settings(self.ds_config, self._use(plan))
+        yield self.faster(plan)
+
+    @classmethod
+    def instead(
+        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
+    ) -> Iterator[tuple[Tunable, ...]]:
+        """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
+        larger = larger_buffers(model, gpus)
+
+        def change(tier: Tier) -> Change:
+            section: dict[str, Any] = {"kind": "deepspeed", "ranks": gpus, "weights": tier.name}
+            for one in larger if tier.row.is_storage else ():
+                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
+            text = f"weights on {tier.name} (DeepSpeed)"
+            return Change("placement", text, (Edit(("strategy",), section),))
+
+        tiers = (one for one in machine.tiers.values() if one.row.device not in (None, "none"))
+        yield tuple(Tunable("division", [one], change) for one in tiers)
+
+    def filled(self, model: ModelShape) -> tuple[Edit, ...]:
+        """Return edits that put weights in host memory unless ds_config places them, with large enough swap
+        buffers."""
+        placed = super().filled(model)
+        section = self.written("weights")
+        given = section is not None and "buffer_size" in section.model_fields_set
+        return placed if given else (*placed, *larger_buffers(model, self.ranks))
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
+        assert isinstance(plan, ZeroInferencePlan)
+        config = exported_config(self.ds_config, self._use(plan))
+        program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
+        return {FILE: config, **program}
+
+    def _use(self, plan: ZeroInferencePlan) -> Use:
+        use = self.use(plan.model, {"weights": plan.placement.tier}, plan.machine)
+        return use._replace(batch=plan.workload.batch_size)
+
+    def _command(self, plan: ZeroInferencePlan) -> str:
+        """Return the command of DeepSpeed's example that runs the plan."""
+        quantized = self.ds_config.quantized_initialization
+        bits = () if quantized is None else (f"--quant_bits {quantized.num_bits}",)
+        settings = plan.placement.settings
+        offloaded = {
+            "none": (),
+            "cpu": ("--cpu-offload",),
+            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.placement.tier}"),
+        }
+        options = (f"--pin-memory {int(settings.pin_memory)}", *offloaded[settings.device or "none"], *bits)
+        return example_command(plan.cache, plan.model, plan.workload, options, ranks=self.ranks)
+
+
+@dataclass(frozen=True)
+class ZeroInferencePlan(InferencePlan):
+    """A ZeroInferencePlan is the plan of ZeRO-Inference for one model on one machine."""
+
+    model: ModelShape
+    workload: Inference
+    machine: Machine
+    placement: Partitioning
+    warnings: tuple[str, ...]
+    cache: KvCache = DEFAULT
+    degrees: Degrees = InferencePlan.degrees
+    traced: ClassVar = True
+    zero3: ClassVar = True
+
+    @property
+    def facts(self) -> Facts:
+        """Also why the first pass is slower, and the bound of the throughput of weights divided in HBM."""
+        why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
+        place, found = self.placement, replace(super().facts, first_pass=why)
+        if self.degrees.tensor > 1:
+            found = found.what_if("ZeRO-Inference does not divide layers among GPUs")
+        if place.settings.device != "none" or place.ranks == 1:
+            return found
+        bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
+        return replace(found, spread_bound=bound)
+
+    @cached_property
+    def templates(self) -> ScheduleTemplates:
+        """Templates of the passes, in which the durations of kernels are filled in later."""
+        return schedule_templates_of(
+            self.fullest, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
+        )
+
+    @property
+    def modules(self) -> Sequence[Module]:
+        """Modules that launch kernels, each once."""
+        return self.templates.modules
+
+    @property
+    def layered(self) -> InferenceLayers:
+        """Model that the coordinator replays with any number of layers."""
+        return self.templates.layered
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every parameter tensor with its partition."""
+        return self.layered.tensors
+
+    def _extrapolations(self) -> Iterable[str]:
+        return (
+            *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
+            *_transfers_beyond(self),
+            *arithmetic_beyond(self.model, self.workload, self.machine),
+        )
+
+    def remarks(self, kind: str) -> list[str]:
+        """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
+        settings, tier = self.placement.settings, self.placement.tier
+        remarks = []
+        if not self.order_lasts:
+            remarks.append(
+                "experts are separate modules and not leaf modules: only those to which a token is routed "
+                "are fetched, but others in every pass, so that DeepSpeed prefetches nothing of use"
+            )
+        if settings.device == "nvme":
+            sizes = [(count * tensor.slice_numel, tensor.on_nvme) for tensor, count in self.layered.counted]
+            there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
+            if there < _MOSTLY:
+                remarks.append(
+                    f"{there:.0%} of the weights are stored on {tier}: slices below the larger of "
+                    f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory; "
+                    "more ranks make slices smaller"
+                )
+        if settings.use_gds and settings.device != "nvme":
+            remarks.append(f"ds_config aio.use_gds has no effect with weights: {tier}")
+        elif settings.use_gds and kind in {"nfs", "pfs"}:
+            remarks.append(f"aio.use_gds on {tier} needs a client for GPUDirect Storage (NFS: over RDMA)")
+        return remarks
+
+    @cached_property
+    def fetches_called(self) -> bool:
+        """Whether experts are modules of their own of which only those are fetched that are called."""
+        return fetches_called(self.fullest, self.placement.settings)
+
+    @cached_property
+    def order_lasts(self) -> bool:
+        """Whether the recorded order of modules lasts; if not, nothing is prefetched."""
+        work = self.workload
+        tokens = work.batch_size * (1 if work.decode_steps else work.prompt_length)
+        return not self.fetches_called or order_lasts(self.model, tokens)
+
+    @cached_property
+    def _known(self) -> dict[int, ZeroInferencePlan]:
+        """Plans with the experts that are called, by the number of tokens of a pass."""
+        return {}
+
+    def called(self, forward: ForwardPass) -> ZeroInferencePlan:
+        """Return the plan with the experts that a pass calls; the plan itself if all are fetched."""
+        if not self.fetches_called:
+            return self
+        tokens = tokens_of(forward.batch)
+        if tokens not in self._known:
+            model = only_called(self.model, tokens)
+            self._known[tokens] = self if model is self.model else replace(self, model=model)
+        return self._known[tokens]
+
+    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
+        """Return the GPU time of each module in a pass [ps]."""
+        return self.called(forward).timings.durations(self.on_gpu(forward.batch))
+
+    def schedule(self, forward: ForwardPass) -> Schedule:
+        """Return the schedule of one pass."""
+        plan, warm = self.called(forward), self.order_lasts and not forward.first
+        durations, alone = self.durations(forward), not (forward.loads or forward.stores)
+        if alone and not (self.cache.moves or self.cache.attends_on_cpu or self.degrees.tensor > 1):
+            return plan.templates.schedule(durations, name=forward.name, warm=warm)
+        hooks = partial(self.hooks, forward)
+        return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
+
+    @cached_property
+    def held(self) -> tuple[Held, ...]:
+        """What each tier holds while tokens are generated, with pinned buffers listed separately."""
+        place, size = self.placement, self.placement.dtype_bytes
+        direct, peak = place.settings.copies_directly(place.ranks), self.layered.peak
+        gathered = []
+        if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
+            gathered.append(("gathered parameters, peak", peak.on_gpu * size))
+        if not direct:
+            gathered.append(("all-gather buffer", peak.gather * size))
+        staged = (Held("hbm", *one, remedy=_PREFETCH, kind="staging") for one in gathered)
+        return (*staged, *self.working_memory(self.fullest), *self.held_weights)
+
+    @property
+    def held_weights(self) -> Iterator[Held]:
+        """Partitions of the weights, and buffers into which those on storage are read."""
+        place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
+        per_host = self.machine.ranks_per_node(self.degrees.ranks)
+        parts = [(tensor.slice_numel * size, count, tensor.on_nvme) for tensor, count in self.layered.counted]
+        stack = sum(part * count for part, count, swapped in parts if not swapped)
+        if settings.device == "none":
+            yield Held("hbm", "weight partition", stack, kind="weights")
+            return
+        pinned = settings.pin_memory
+        yield Held("dram", "weights", stack * per_host, pinned=pinned, kind="weights")
+        if pinned:
+            rounding = sum(count * pinned_rounding([part]) for part, count, swapped in parts if not swapped)
+            yield Held("dram", ROUNDING, rounding * per_host, pinned=True)
+        if settings.device == "nvme":
+            pool = settings.buffer_count * settings.buffer_size * size
+            tier, copies = ("hbm", 1) if settings.use_gds else ("dram", per_host)
+            pinned = in_dram(tier)
+            yield Held(tier, "swap buffers", pool * copies, pinned, remedy=_BUFFERS, kind="staging")
+            there = sum(part * count for part, count, swapped in parts if swapped)
+            yield Held(place.tier, "weights", there * self.degrees.ranks, kind="weights")
+
 
 # -- templates of forward passes of inference under ZeRO-3, written once for all passes ------------
 # The calls that DeepSpeed makes depend on the model and on the tier of its weights (``InferenceLayers``).
@@ -107,6 +381,9 @@ W = TypeVar("W", bound=PassWriter)
 # as the points of a sweep over batch sizes, share their templates; those for machines with the same host and
 # GPU, such as the points of a sweep over rates, what was written; plans for other machines the replay of
 # calls.
+
+
+W = TypeVar("W", bound=PassWriter)
 
 
 class GatheredPeak(NamedTuple):
@@ -436,7 +713,7 @@ def schedule_templates_of(
     return _TEMPLATES.get(key, lambda: ScheduleTemplates(layered, machine, cache, tensor=tensor))
 
 
-# -- zeRO-Inference --------------------------------------------------------------------------------
+# -- checks and texts -------------------------------------------------------------------------------
 
 
 _PREFETCH = (
@@ -449,281 +726,6 @@ _QUANTIZES = (0, 10, 3)
 _QUANTIZED = "weight_quantization.quantized_initialization"
 _KERNEL_GROUPS = 8
 """Groups must be a multiple of this for the kernel of DeepSpeed (``DeQuantizer.dequantize``)."""
-
-
-class ZeroInference(ZeroStrategy, CachingStrategy):
-    """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
-
-    serves: ClassVar = frozenset({"inference"})
-    traits: ClassVar = ZeroStrategy.traits._replace(unseen=CachingStrategy.traits.unseen)
-    cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
-
-    kind: Literal["deepspeed"] = "deepspeed"
-    tensor_parallel_size: Annotated[int, Field(strict=True, ge=1, le=65_536)] = 1
-    """Number of GPUs that share each layer, all ranks if it is more than 1: each keeps and fetches its own
-    part. A what-if that DeepSpeed does not have."""
-
-    @property
-    def replicas(self) -> int:
-        """Number of replicas, each with sequences of its own."""
-        return self.ranks // self.tensor_parallel_size
-
-    def sizes(self, batch_size: int = 1) -> Sizes:
-        """Return the edits to other batches and numbers of GPUs, which share each layer if the present ones
-        do."""
-        plain = super().sizes(batch_size)
-        if self.tensor_parallel_size == 1:
-            return plain
-        return plain._replace(
-            gpus=lambda gpus: (*plain.gpus(gpus), Edit.at("strategy.tensor_parallel_size", gpus))
-        )
-
-    def plan(self, model: ModelShape, workload: Inference, machine: Machine) -> ZeroInferencePlan:
-        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
-        refuses."""
-        try:
-            settings, warnings = resolve_settings(
-                self.ds_config, version=self.deepspeed_version, hidden_size=model.hidden_size
-            )
-            model, ignored = _with_quantized_weights(model, self.ds_config, settings)
-        except InputError as error:
-            raise within_config(error.problems) from None
-        check_capability(TRANSFORMERS, model, machine)
-        if self.tensor_parallel_size not in (1, self.ranks):
-            text = f"all of {self.ranks} ranks share each layer, or none; set it to {self.ranks} or 1"
-            raise InputError.at("strategy.tensor_parallel_size", text)
-        tier, more = self.tier("weights", machine)
-        settings = settings._replace(device=device_of(tier, machine))
-        plan = ZeroInferencePlan(
-            model=model,
-            workload=workload,
-            machine=machine,
-            placement=Partitioning(tier, self.replicas, model.dtype_bytes, settings),
-            warnings=(*warnings, *leaf_warnings(settings), *ignored, *more),
-            cache=self.cache_of(model, workload, machine),
-            degrees=Degrees(self.tensor_parallel_size, 1, self.replicas),
-        )
-        if not plan.order_lasts:
-            refuse_ranks(self.ranks)
-        check_buffer_size([tensor for tensor, _ in plan.layered.counted], settings)
-        direct = (*self.precision_warnings(model), *self.direct_warnings(settings, machine))
-        return replace(plan, warnings=(*plan.warnings, *direct, *plan.remarks(machine.tiers[tier].kind)))
-
-    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield the tiers of weights and cache, and DeepSpeed's settings."""
-        yield self._placements(machine)._replace(caveat=gathered)
-        if not isinstance(plan, ZeroInferencePlan):
-            return
-        settings = plan.placement.settings
-        yield from self.cache_tunables(plan)
-        yield from inference_moves(plan, ranks=self.ranks, buffer_size=settings.buffer_size)
-        yield from memory_settings(self.ds_config, self._use(plan))
-        yield self.faster(plan)
-
-    @classmethod
-    def instead(
-        cls, _other: Strategy, model: ModelShape, _workload: Any, machine: Machine, gpus: int
-    ) -> Iterator[tuple[Tunable, ...]]:
-        """Yield all weights in host memory, then on storage; none of them stays on a GPU."""
-        larger = larger_buffers(model, gpus)
-
-        def change(tier: Tier) -> Change:
-            section: dict[str, Any] = {"kind": "deepspeed", "ranks": gpus, "weights": tier.name}
-            for one in larger if tier.row.is_storage else ():
-                section["ds_config"] = {"zero_optimization": {"offload_param": {"buffer_size": one.value}}}
-            text = f"weights on {tier.name} (DeepSpeed)"
-            return Change("placement", text, (Edit(("strategy",), section),))
-
-        tiers = (one for one in machine.tiers.values() if one.row.device not in (None, "none"))
-        yield tuple(Tunable("division", [one], change) for one in tiers)
-
-    def filled(self, model: ModelShape) -> tuple[Edit, ...]:
-        """Return edits that put weights in host memory unless ds_config places them, with large enough swap
-        buffers."""
-        placed = super().filled(model)
-        section = self.written("weights")
-        given = section is not None and "buffer_size" in section.model_fields_set
-        return placed if given else (*placed, *larger_buffers(model, self.ranks))
-
-    def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
-        assert isinstance(plan, ZeroInferencePlan)
-        config = exported_config(self.ds_config, self._use(plan))
-        program = {COMMAND: self._command(plan)} if plan.cache.attends_on_cpu else self.generation_config()
-        return {FILE: config, **program}
-
-    def _use(self, plan: ZeroInferencePlan) -> Use:
-        use = self.use(plan.model, {"weights": plan.placement.tier}, plan.machine)
-        return use._replace(batch=plan.workload.batch_size)
-
-    def _command(self, plan: ZeroInferencePlan) -> str:
-        """Return the command of DeepSpeed's example that runs the plan."""
-        quantized = self.ds_config.quantized_initialization
-        bits = () if quantized is None else (f"--quant_bits {quantized.num_bits}",)
-        settings = plan.placement.settings
-        offloaded = {
-            "none": (),
-            "cpu": ("--cpu-offload",),
-            "nvme": ("--disk-offload", f"--offload-dir /mnt/{plan.placement.tier}"),
-        }
-        options = (f"--pin-memory {int(settings.pin_memory)}", *offloaded[settings.device or "none"], *bits)
-        return example_command(plan.cache, plan.model, plan.workload, options, ranks=self.ranks)
-
-
-@dataclass(frozen=True)
-class ZeroInferencePlan(InferencePlan):
-    """A ZeroInferencePlan is the plan of ZeRO-Inference for one model on one machine."""
-
-    model: ModelShape
-    workload: Inference
-    machine: Machine
-    placement: Partitioning
-    warnings: tuple[str, ...]
-    cache: KvCache = DEFAULT
-    degrees: Degrees = InferencePlan.degrees
-    traced: ClassVar = True
-    zero3: ClassVar = True
-
-    @property
-    def facts(self) -> Facts:
-        """Also why the first pass is slower, and the bound of the throughput of weights divided in HBM."""
-        why = "DeepSpeed does not know the order of modules yet and cannot prefetch"
-        place, found = self.placement, replace(super().facts, first_pass=why)
-        if self.degrees.tensor > 1:
-            found = found.what_if("ZeRO-Inference does not divide layers among GPUs")
-        if place.settings.device != "none" or place.ranks == 1:
-            return found
-        bound = spread_bound(self.model, self.workload, self.machine, ranks=place.ranks)
-        return replace(found, spread_bound=bound)
-
-    @cached_property
-    def templates(self) -> ScheduleTemplates:
-        """Templates of the passes, in which the durations of kernels are filled in later."""
-        return schedule_templates_of(
-            self.fullest, self.machine, self.placement, self.cache_form, tensor=self.degrees.tensor
-        )
-
-    @property
-    def modules(self) -> Sequence[Module]:
-        """Modules that launch kernels, each once."""
-        return self.templates.modules
-
-    @property
-    def layered(self) -> InferenceLayers:
-        """Model that the coordinator replays with any number of layers."""
-        return self.templates.layered
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every parameter tensor with its partition."""
-        return self.layered.tensors
-
-    def _extrapolations(self) -> Iterable[str]:
-        return (
-            *ranks_beyond(self.degrees.ranks, self.machine, costs=self.machine.host.deepspeed),
-            *_transfers_beyond(self),
-            *arithmetic_beyond(self.model, self.workload, self.machine),
-        )
-
-    def remarks(self, kind: str) -> list[str]:
-        """Return warnings about misreadings, such as weights on other tiers, or GDS's requirements."""
-        settings, tier = self.placement.settings, self.placement.tier
-        remarks = []
-        if not self.order_lasts:
-            remarks.append(
-                "experts are separate modules and not leaf modules: only those to which a token is routed "
-                "are fetched, but others in every pass, so that DeepSpeed prefetches nothing of use"
-            )
-        if settings.device == "nvme":
-            sizes = [(count * tensor.slice_numel, tensor.on_nvme) for tensor, count in self.layered.counted]
-            there = sum(size for size, swapped in sizes if swapped) / sum(size for size, _ in sizes)
-            if there < _MOSTLY:
-                remarks.append(
-                    f"{there:.0%} of the weights are stored on {tier}: slices below the larger of "
-                    f"1 MiB and aio.block_size ({settings.min_swap_bytes} B) stay in host memory; "
-                    "more ranks make slices smaller"
-                )
-        if settings.use_gds and settings.device != "nvme":
-            remarks.append(f"ds_config aio.use_gds has no effect with weights: {tier}")
-        elif settings.use_gds and kind in {"nfs", "pfs"}:
-            remarks.append(f"aio.use_gds on {tier} needs a client for GPUDirect Storage (NFS: over RDMA)")
-        return remarks
-
-    @cached_property
-    def fetches_called(self) -> bool:
-        """Whether experts are modules of their own of which only those are fetched that are called."""
-        return fetches_called(self.fullest, self.placement.settings)
-
-    @cached_property
-    def order_lasts(self) -> bool:
-        """Whether the recorded order of modules lasts; if not, nothing is prefetched."""
-        work = self.workload
-        tokens = work.batch_size * (1 if work.decode_steps else work.prompt_length)
-        return not self.fetches_called or order_lasts(self.model, tokens)
-
-    @cached_property
-    def _known(self) -> dict[int, ZeroInferencePlan]:
-        """Plans with the experts that are called, by the number of tokens of a pass."""
-        return {}
-
-    def called(self, forward: ForwardPass) -> ZeroInferencePlan:
-        """Return the plan with the experts that a pass calls; the plan itself if all are fetched."""
-        if not self.fetches_called:
-            return self
-        tokens = tokens_of(forward.batch)
-        if tokens not in self._known:
-            model = only_called(self.model, tokens)
-            self._known[tokens] = self if model is self.model else replace(self, model=model)
-        return self._known[tokens]
-
-    def durations(self, forward: ForwardPass) -> tuple[int, ...]:
-        """Return the GPU time of each module in a pass [ps]."""
-        return self.called(forward).timings.durations(self.on_gpu(forward.batch))
-
-    def schedule(self, forward: ForwardPass) -> Schedule:
-        """Return the schedule of one pass."""
-        plan, warm = self.called(forward), self.order_lasts and not forward.first
-        durations, alone = self.durations(forward), not (forward.loads or forward.stores)
-        if alone and not (self.cache.moves or self.cache.attends_on_cpu or self.degrees.tensor > 1):
-            return plan.templates.schedule(durations, name=forward.name, warm=warm)
-        hooks = partial(self.hooks, forward)
-        return plan.templates.write(durations, forward.batch, hooks, name=forward.name, warm=warm)
-
-    @cached_property
-    def held(self) -> tuple[Held, ...]:
-        """What each tier holds while tokens are generated, with pinned buffers listed separately."""
-        place, size = self.placement, self.placement.dtype_bytes
-        direct, peak = place.settings.copies_directly(place.ranks), self.layered.peak
-        gathered = []
-        if not (direct and place.settings.device == "none"):  # else the parameter is the partition itself
-            gathered.append(("gathered parameters, peak", peak.on_gpu * size))
-        if not direct:
-            gathered.append(("all-gather buffer", peak.gather * size))
-        staged = (Held("hbm", *one, remedy=_PREFETCH, kind="staging") for one in gathered)
-        return (*staged, *self.working_memory(self.fullest), *self.held_weights)
-
-    @property
-    def held_weights(self) -> Iterator[Held]:
-        """Partitions of the weights, and buffers into which those on storage are read."""
-        place, settings, size = self.placement, self.placement.settings, self.placement.dtype_bytes
-        per_host = self.machine.ranks_per_node(self.degrees.ranks)
-        parts = [(tensor.slice_numel * size, count, tensor.on_nvme) for tensor, count in self.layered.counted]
-        stack = sum(part * count for part, count, swapped in parts if not swapped)
-        if settings.device == "none":
-            yield Held("hbm", "weight partition", stack, kind="weights")
-            return
-        pinned = settings.pin_memory
-        yield Held("dram", "weights", stack * per_host, pinned=pinned, kind="weights")
-        if pinned:
-            rounding = sum(count * pinned_rounding([part]) for part, count, swapped in parts if not swapped)
-            yield Held("dram", ROUNDING, rounding * per_host, pinned=True)
-        if settings.device == "nvme":
-            pool = settings.buffer_count * settings.buffer_size * size
-            tier, copies = ("hbm", 1) if settings.use_gds else ("dram", per_host)
-            pinned = in_dram(tier)
-            yield Held(tier, "swap buffers", pool * copies, pinned, remedy=_BUFFERS, kind="staging")
-            there = sum(part * count for part, count, swapped in parts if swapped)
-            yield Held(place.tier, "weights", there * self.degrees.ranks, kind="weights")
 
 
 def _with_quantized_weights(

@@ -90,8 +90,143 @@ from simoffload.strategies.zero.trace import parts_of_training
 from simoffload.units import plural
 from simoffload.workload import Training
 
-# --------------------------------------------------------------------------------------------------
-# Plan of a training run under ZeRO on a machine: places of its states, and the schedules of a step.
+
+class ZeroTraining(ZeroStrategy):
+    """Training with states divided among the ranks, in HBM, host memory or on storage."""
+
+    serves: ClassVar = frozenset({"training"})
+    states: ClassVar = ("weights", "optimizer")
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    optimizer: AnyTier | None = None
+    """Tier of the optimizer states; by default the one that ``ds_config`` names."""
+    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
+    """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default all cores of the host, as
+    ``deepspeed`` sets none, with SuperOffload and ZenFlow those over its ranks (``--bind_cores_to_rank``)."""
+
+    lora: Lora | None = None
+    """Adapters that are trained instead of all weights."""
+
+    def written(self, key: str) -> Written:
+        """Return the offload section of ds_config; None for device "none", which does not contradict any
+        tier."""
+        section = super().written(key)
+        return None if section is not None and section.device == "none" else section
+
+    @property
+    def description(self) -> Description:
+        """DeepSpeed with the version of the scenario, and what is trained: adapters with LoRA."""
+        found = super().description
+        if self.lora is None:
+            return found
+        return found._replace(program=f"{found.program} and {PEFT}", trains="adapters")
+
+    def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
+        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
+        refuses."""
+        if self.lora is not None:
+            model = self.lora.adapt(model, machine)
+        settings, warnings = self._settings(model, workload)
+        weights, more = self.tier("weights", machine)
+        optimizer, others = self.tier("optimizer", machine)
+        settings = settings._replace(
+            params=settings.params._replace(device=device_of(weights, machine)),
+            optimizer_device=device_of(optimizer, machine),
+        )
+        _check_places(settings, model)
+        plan = ZeroTrainingPlan(
+            model=model,
+            workload=workload,
+            machine=machine,
+            settings=settings,
+            places=Places(self.ranks, weights, optimizer, self._threads(settings, machine)),
+            warnings=(
+                *warnings,
+                *more,
+                *others,
+                *self.precision_warnings(model),
+                *self.direct_warnings(settings.params, machine),
+                *_mode_warnings(settings, workload),
+                *(self.lora.warnings if self.lora is not None else ()),
+            ),
+            config=self.ds_config,
+        )
+        plan.check()
+        if plan.paged_out:
+            plan = replace(plan, warnings=(*plan.warnings, PAGING_RATE))
+        if settings.ratio == 1.0:
+            return plan
+        return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
+
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
+        """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
+        yield self._placements(machine)._replace(kept=work_of(self.lora))
+        if not isinstance(plan, ZeroTrainingPlan):
+            return
+        settings, above = plan.settings, tuple(stages(plan.settings))
+        yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
+        yield Tunable("partition", above)
+        yield from memory_settings(self.ds_config, self._use(plan))
+        yield Tunable("precision", self._precisions(plan.model))
+        if self.lora is None:
+            on_gpu = (Edit.at("strategy.weights", "hbm"),) if not in_hbm(plan.places.weights) else ()
+            yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
+        yield self.faster(plan)
+
+    def _threads(self, settings: TrainingSettings, machine: Machine) -> int:
+        """Return the threads of each rank: their number was set, or the launcher leaves it."""
+        divides = settings.super_offload or settings.zenflow is not None
+        left = machine.cores_per_rank(self.ranks) if divides else machine.host.cpu_optimizer.cores.value
+        return self.cpu_threads or left
+
+    def _use(self, plan: ZeroTrainingPlan) -> Use:
+        work, tiers = plan.workload, {"weights": plan.places.weights, "optimizer": plan.places.optimizer}
+        use, steps = self.use(plan.model, tiers, plan.machine), work.gradient_accumulation_steps
+        return use._replace(batch=work.batch_size, accumulation=steps)
+
+    def _precisions(self, model: ModelShape) -> Iterator[Change]:
+        """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
+        on the GPU."""
+        if self.lora is not None:
+            yield from quantized_base(model)
+        offloads = self.written("optimizer") is not None or not in_hbm(self.optimizer or "hbm")
+        if not offloads:  # its kernels need states on the GPU
+            section = self.ds_config.optimizer
+            now = section.type if section is not None else None
+            yield from optimizer_changes(("strategy", "ds_config", "optimizer", "type"), now=now)
+
+    def exports(self, plan: Plan) -> dict[str, Any]:
+        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
+        assert isinstance(plan, ZeroTrainingPlan)
+        config, adapters = exported_config(self.ds_config, self._use(plan)), dict[str, Any]()
+        if self.lora is not None:
+            adapters = self.lora.files(plan.model, divided=plan.zero3)
+        if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
+            return {FILE: config, **adapters}
+        # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
+        config = {key: value for key, value in config.items() if key != "optimizer"}
+        script = optimizer_script(self.ds_config.optimizer.type)
+        return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script, **adapters}
+
+    def _settings(self, model: ModelShape, workload: Training) -> tuple[TrainingSettings, tuple[str, ...]]:
+        problems = batch_problems(
+            self.ds_config,
+            batch=workload.batch_size,
+            accumulation=workload.gradient_accumulation_steps,
+            ranks=self.ranks,
+        )
+        try:
+            found = resolve_training(
+                self.ds_config,
+                version=self.deepspeed_version,
+                hidden_size=model.hidden_size,
+                dtype_bytes=model.dtype_bytes,
+            )
+        except InputError as error:
+            raise within_config(problems + list(error.problems)) from None
+        if problems:
+            raise within_config(problems)
+        return found
 
 
 @dataclass(frozen=True)
@@ -289,146 +424,12 @@ class ZeroTrainingPlan(StepWork):
         )
 
 
+# --------------------------------------------------------------------------------------------------
+# Checks of a training run under ZeRO, and what is said of it.
+
+
 _SAME_SHARE = 0.005
 """Difference of shares below which messages would show the same percentage."""
-
-
-class ZeroTraining(ZeroStrategy):
-    """Training with states divided among the ranks, in HBM, host memory or on storage."""
-
-    serves: ClassVar = frozenset({"training"})
-    states: ClassVar = ("weights", "optimizer")
-
-    kind: Literal["deepspeed"] = "deepspeed"
-    optimizer: AnyTier | None = None
-    """Tier of the optimizer states; by default the one that ``ds_config`` names."""
-    cpu_threads: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None
-    """Threads of each rank's optimizer on the CPU (``OMP_NUM_THREADS``); by default all cores of the host, as
-    ``deepspeed`` sets none, with SuperOffload and ZenFlow those over its ranks (``--bind_cores_to_rank``)."""
-
-    lora: Lora | None = None
-    """Adapters that are trained instead of all weights."""
-
-    def written(self, key: str) -> Written:
-        """Return the offload section of ds_config; None for device "none", which does not contradict any
-        tier."""
-        section = super().written(key)
-        return None if section is not None and section.device == "none" else section
-
-    @property
-    def description(self) -> Description:
-        """DeepSpeed with the version of the scenario, and what is trained: adapters with LoRA."""
-        found = super().description
-        if self.lora is None:
-            return found
-        return found._replace(program=f"{found.program} and {PEFT}", trains="adapters")
-
-    def plan(self, model: ModelShape, workload: Training, machine: Machine) -> ZeroTrainingPlan:
-        """Apply the strategy. Raises InputError for missing hardware and for settings that DeepSpeed
-        refuses."""
-        if self.lora is not None:
-            model = self.lora.adapt(model, machine)
-        settings, warnings = self._settings(model, workload)
-        weights, more = self.tier("weights", machine)
-        optimizer, others = self.tier("optimizer", machine)
-        settings = settings._replace(
-            params=settings.params._replace(device=device_of(weights, machine)),
-            optimizer_device=device_of(optimizer, machine),
-        )
-        _check_places(settings, model)
-        plan = ZeroTrainingPlan(
-            model=model,
-            workload=workload,
-            machine=machine,
-            settings=settings,
-            places=Places(self.ranks, weights, optimizer, self._threads(settings, machine)),
-            warnings=(
-                *warnings,
-                *more,
-                *others,
-                *self.precision_warnings(model),
-                *self.direct_warnings(settings.params, machine),
-                *_mode_warnings(settings, workload),
-                *(self.lora.warnings if self.lora is not None else ()),
-            ),
-            config=self.ds_config,
-        )
-        plan.check()
-        if plan.paged_out:
-            plan = replace(plan, warnings=(*plan.warnings, PAGING_RATE))
-        if settings.ratio == 1.0:
-            return plan
-        return replace(plan, warnings=(*plan.warnings, *_share_warnings(settings, plan.state.updates)))
-
-    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
-        """Yield the tiers, stages and settings of ZeRO, adapters, and states with fewer bits."""
-        yield self._placements(machine)._replace(kept=work_of(self.lora))
-        if not isinstance(plan, ZeroTrainingPlan):
-            return
-        settings, above = plan.settings, tuple(stages(plan.settings))
-        yield from training_moves(plan, above, self.ranks, settings.params.buffer_size)
-        yield Tunable("partition", above)
-        yield from memory_settings(self.ds_config, self._use(plan))
-        yield Tunable("precision", self._precisions(plan.model))
-        if self.lora is None:
-            on_gpu = (Edit.at("strategy.weights", "hbm"),) if not in_hbm(plan.places.weights) else ()
-            yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
-        yield self.faster(plan)
-
-    def _threads(self, settings: TrainingSettings, machine: Machine) -> int:
-        """Return the threads of each rank: their number was set, or the launcher leaves it."""
-        divides = settings.super_offload or settings.zenflow is not None
-        left = machine.cores_per_rank(self.ranks) if divides else machine.host.cpu_optimizer.cores.value
-        return self.cpu_threads or left
-
-    def _use(self, plan: ZeroTrainingPlan) -> Use:
-        work, tiers = plan.workload, {"weights": plan.places.weights, "optimizer": plan.places.optimizer}
-        use, steps = self.use(plan.model, tiers, plan.machine), work.gradient_accumulation_steps
-        return use._replace(batch=work.batch_size, accumulation=steps)
-
-    def _precisions(self, model: ModelShape) -> Iterator[Change]:
-        """Yield frozen weights in 4 bit, if adapters are trained, and moments in 8 bit or paged, if they are
-        on the GPU."""
-        if self.lora is not None:
-            yield from quantized_base(model)
-        offloads = self.written("optimizer") is not None or not in_hbm(self.optimizer or "hbm")
-        if not offloads:  # its kernels need states on the GPU
-            section = self.ds_config.optimizer
-            now = section.type if section is not None else None
-            yield from optimizer_changes(("strategy", "ds_config", "optimizer", "type"), now=now)
-
-    def exports(self, plan: Plan) -> dict[str, Any]:
-        """Return the configuration files with which DeepSpeed runs the plan: content by name."""
-        assert isinstance(plan, ZeroTrainingPlan)
-        config, adapters = exported_config(self.ds_config, self._use(plan)), dict[str, Any]()
-        if self.lora is not None:
-            adapters = self.lora.files(plan.model, divided=plan.zero3)
-        if plan.settings.optimizer not in BITSANDBYTES or self.ds_config.optimizer is None:
-            return {FILE: config, **adapters}
-        # DeepSpeed knows none of them by name: the program passes it to deepspeed.initialize.
-        config = {key: value for key, value in config.items() if key != "optimizer"}
-        script = optimizer_script(self.ds_config.optimizer.type)
-        return {FILE: config | {"zero_allow_untested_optimizer": True}, "optimizer.py": script, **adapters}
-
-    def _settings(self, model: ModelShape, workload: Training) -> tuple[TrainingSettings, tuple[str, ...]]:
-        problems = batch_problems(
-            self.ds_config,
-            batch=workload.batch_size,
-            accumulation=workload.gradient_accumulation_steps,
-            ranks=self.ranks,
-        )
-        try:
-            found = resolve_training(
-                self.ds_config,
-                version=self.deepspeed_version,
-                hidden_size=model.hidden_size,
-                dtype_bytes=model.dtype_bytes,
-            )
-        except InputError as error:
-            raise within_config(problems + list(error.problems)) from None
-        if problems:
-            raise within_config(problems)
-        return found
 
 
 def _check_places(settings: TrainingSettings, model: ModelShape) -> None:
@@ -529,6 +530,7 @@ def _zenflow(zenflow: ZenFlowSection, accumulation: int) -> Iterator[str]:
 
 
 # -- whole copies: stage 0 ----------------------------------------------------------------------
+
 
 _ZERO_TRAINING = Edit.at("strategy.kind", "deepspeed")
 _DIVIDE = "set strategy.kind: deepspeed, which divides and offloads them"
