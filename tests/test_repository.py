@@ -135,6 +135,50 @@ def test_readme_names_commands_that_exist(repository: Path) -> None:
         assert named <= targets, name
 
 
+def recipes(repository: Path) -> list[list[str]]:
+    """The rows of the tables of CONTRIBUTING on how to extend it: what, number of files, and the rest."""
+    text = (repository / "CONTRIBUTING.md").read_text()
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if not row[0].startswith(" to add")]
+
+
+def files_of_example(path: Path) -> int:
+    """The files that an example consists of: itself, if it imports no other example, and profiles in the
+    folder of the kind that it registers; or those of a folder beside the scenario."""
+    folder = path.parent
+    if path.suffix != ".py":
+        return len(list(folder.iterdir())) - 1
+    text = path.read_text()
+    own = {one.stem for one in folder.glob("*.py")}
+    assert not own & set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)), path
+    kinds = re.findall(r"register_tier\(|TierKind\(\s*\"(\w+)\"", text)
+    return 1 + sum(len(list((folder / kind).iterdir())) for kind in kinds if kind)
+
+
+def files_with(repository: Path, words: list[str]) -> set[Path]:
+    """The files of the package in which any of some words is."""
+    word = re.compile("|".join(rf"(?<![\w-]){re.escape(one)}(?![\w-])" for one in words))
+    folders = ("simoffload", "simoffload_calibrate")
+    paths = [path for folder in folders for path in (repository / folder).rglob("*.py")]
+    return {path for path in paths if word.search(path.read_text())}
+
+
+def test_recipes_touch_as_many_files_as_they_say(repository: Path) -> None:
+    counted = 0
+    for what, files, *rest in recipes(repository):
+        number, _, instance = files.partition(": ")
+        if instance:
+            found = {len(files_with(repository, re.findall("`(.+?)`", instance)))}
+        elif examples := [one for cell in rest for one in re.findall(r"\(examples/(.+?)\)", cell)]:
+            found = {files_of_example(repository / "examples" / one) for one in examples}
+        else:
+            assert not number, what
+            continue
+        counted += 1
+        assert found == {int(number)}, what
+    assert counted >= 15
+
+
 @pytest.fixture(scope="module")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel of this checkout, built with no network."""
