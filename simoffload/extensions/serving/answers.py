@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import cos, nan, pi, sin, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,17 +64,17 @@ def mser(values: Times) -> int:
     return _BATCH * (count - int(number[kept][errors[kept].argmin()]))
 
 
-def quantiles(values: Times, weights: npt.NDArray[np.int64], parts: Sequence[float]) -> list[float]:
+def quantiles(values: Times, weights: npt.NDArray[np.integer[Any]], parts: Sequence[float]) -> list[float]:
     """Return quantiles of values of which each occurs as often as its weight, as ``np.percentile`` with
     linear interpolation; NaN of none."""
     total = int(weights.sum())
     if not total:
         return [nan] * len(parts)
     order = values.argsort()
-    values, ends = values[order], weights[order].cumsum()
+    ends = weights[order].cumsum()
 
     def at(place: int) -> float:
-        return float(values[ends.searchsorted(place, side="right")])
+        return float(values[order[ends.searchsorted(place, side="right")]])
 
     found = []
     for part in parts:
@@ -243,14 +243,17 @@ class StreamMeasures(WithMetrics):
         return found
 
     @cached_property
-    def _gaps(self) -> tuple[Times, npt.NDArray[np.int64]]:
+    def _gaps(self) -> tuple[Times, npt.NDArray[np.int32]]:
         """Times between tokens, and how many requests had each."""
         log = self.served.log
         inside = (log.begin >= self._begin) & (log.sequences > 0)
         steps = log.steps[inside]
-        place = np.arange(steps.sum()) - np.repeat(steps.cumsum() - steps, steps)
-        times = np.repeat(log.time[inside], steps) + np.repeat(log.growth[inside], steps) * place
-        return times, np.repeat(log.sequences[inside], steps)
+        place = np.arange(steps.sum(), dtype=np.int32)
+        place -= np.repeat((steps.cumsum() - steps).astype(np.int32), steps)
+        times, growth = np.repeat(log.time[inside], steps), np.repeat(log.growth[inside], steps)
+        growth *= place
+        times += growth
+        return times, np.repeat(log.sequences[inside].astype(np.int32), steps)
 
     def latency(self, kind: str, part: str) -> float:
         """Return the mean or a percentile of a latency [s]: ``latency("ttft", "p99")``."""

@@ -299,7 +299,8 @@ class Replica:
     def served(self) -> Served:
         """Times of all requests, NaN for what has not happened."""
         state = self.state
-        log = np.frombuffer(bytes(self._log), dtype=[*zip(Steps._fields, _ROW.format[1:], strict=True)])
+        rows = self._log if self.until == inf else bytes(self._log)  # which goes on only where it has not ended
+        log = np.frombuffer(rows, dtype=[*zip(Steps._fields, _ROW.format[1:], strict=True)])
         return Served(
             queued=np.array(state.queued),
             scheduled=np.array(state.scheduled),
