@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ import pytest
 
 from simoffload.cli import main
 from simoffload.cli.arguments import program
+from simoffload.planning import evaluator
 from tests.examples import EXPLORES
 
 TOP = Path(__file__).parents[1]
@@ -71,7 +73,8 @@ READ_ALONE = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with what fio wrote."""
+    """An empty folder with what fio wrote; commands of a page share what they simulate."""
+    monkeypatch.setattr(evaluator, "_SharedWork", partial(evaluator._SharedWork, records={}))
     monkeypatch.setattr("simoffload.planning.costs.datetime", SimpleNamespace(date=_Day))
     monkeypatch.chdir(tmp_path)
     shutil.copy(FIO, tmp_path / "read.json")

@@ -27,6 +27,11 @@ def test_defaults_are_deepspeeds() -> None:
     assert settings.device is None
 
 
+def test_every_thread_has_its_requests_in_flight() -> None:
+    settings, _ = resolve({"aio": {"block_size": 1 << 19, "queue_depth": 4, "intra_op_parallelism": 3}})
+    assert settings.outstanding_bytes == 3 * 4 << 19
+
+
 def test_floats_mean_whole_numbers_and_auto_follows_transformers() -> None:
     settings, _ = resolve(
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from simoffload.errors import InputError
 from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.schedule import Op
 from simoffload.strategies.hooks.device_memory import DeviceMemory
 from simoffload.strategies.hooks.on_cpu import MappedWeights
 from simoffload.strategies.memory import DISPLAY
@@ -45,6 +47,11 @@ def busy(result: SimulationResult) -> dict[str, float]:
     """Time [s] of a decode step by cause."""
     assert result.token_pass is not None
     return {one.cause_text: one.busy_s for one in result.token_pass.shares}
+
+
+def ops(plan: LlamaPlan, tokens: int) -> list[Op]:
+    """Return the operations of a pass, those of repeated layers once."""
+    return [op for block in plan.schedule(plan.forward("pass", tokens, 16)).blocks for op in block.ops]
 
 
 def held(plan: LlamaPlan, tier: str) -> dict[str, int]:
@@ -105,6 +112,20 @@ def test_experts_cost_three_tensors_a_layer() -> None:
     times = busy(so.simulate(one))
     assert times["GPU to host"] == pytest.approx(2 * 36 * switch, rel=0.05)
     assert times["host to GPU"] == pytest.approx((37 + 5) * switch, rel=0.1)  # and after the embeddings
+    first = next(op for op in ops(plan, 1) if op.label == "hidden states")
+    assert first.fixed == pytest.approx((1 + 5) * switch * 1e12)
+
+
+def test_bytes_and_arithmetic_of_a_product_overlap_in_part() -> None:
+    """16 tokens and 14336 x 4096 weights of 8.5 bits, the largest product: the root of the sum of squares."""
+    case = scenario("llama-3.1-8b", "strategy.gpu_layers=0", "workload.prompt_length=16")
+    plan, host, weights = plan_of(case), case.machine.host, 14336 * 4096
+    threads, products = plan.cpu_settings.threads, host.products
+    rate = products.read_rate("blocked", host.memory_bandwidth.value, threads=threads, experts=False)
+    arithmetic = 2 * 16 * weights / (threads * products.kernel_rate("blocked", 16))
+    caps = [one.cap for one in plan.schedule(plan.forward("pass", 16, 16)).routes]
+    found = next(op.size / caps[op.route] for op in ops(plan, 16) if op.size == weights * 34 // 32)
+    assert found == pytest.approx(hypot(weights * 34 / 32 / rate, arithmetic))
 
 
 @pytest.mark.parametrize(("prompt", "copied"), [(31, False), (32, True)])

@@ -50,6 +50,17 @@ class Equal(SlotTiming):
         return self.duration
 
 
+def test_the_traffic_of_attention() -> None:
+    """12 sequences of OPT-1.3B: ten copies of the hidden states, keys and values of 65 and of the new token,
+    and twelve bytes for each score of 32 heads."""
+    found = plan(100, 0, 100, 0, 100, 0)
+    batch = found.of_gpu_batch(found.forward("decode 1", 1, 65).batch)
+    timing = SlotTiming(found.machine, found.model, batch, (found.slots, found.block_cache))
+    attention = next(one for one in found.model.layers[0] if one.kind == "attention")
+    states, scores = 12 * 2048 * 2, 12 * 32 * 65
+    assert timing.cost(attention) == (4 * scores * 64, 10 * states + 2 * 66 * states + 12 * scores)
+
+
 @pytest.mark.parametrize("batches", [1, 2, 4])
 @pytest.mark.parametrize("kernels", [10, 50, 100])
 def test_weights_delay_the_first_gpu_batch_only(batches: int, kernels: int) -> None:

@@ -214,7 +214,7 @@ def test_collectives_of_backward_queue_up_in_the_order_of_calls(
     assert list(streams(backward, "comm"))[:5] == order.split()
 
 
-def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
+def test_the_limiter_holds_back_what_is_more_than_two_gathers_ahead(machine: Machine) -> None:
     """Where computation takes longest, gathers run ahead without the limiter, and end early."""
     reported: dict[str, Any] = {"model": "opt-1.3b", "sequence_length": 2048, "batch_size": 16}
 
@@ -230,7 +230,8 @@ def test_the_limiter_holds_the_third_layer_ahead_back(machine: Machine) -> None:
         ]
 
     limited, free = gathered(limit=True), gathered(limit=False)
-    assert limited[:3] == free[:3]
+    assert limited[:4] == free[:4]
+    assert limited[4] > 1.5 * free[4]
     assert limited[-1] > 2 * free[-1]
 
 
