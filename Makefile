@@ -69,7 +69,8 @@ test-deepspeed:
 
 # Each environment has what `make demo` installs and no more.
 PYTHONS := .venv-pythons
-test-pythons: $(VENV)/.dev
+.PHONY: $(PYTHONS)
+$(PYTHONS): $(VENV)/.dev
 	@for python in $$($(BIN)/python tests/pythons.py); do \
 	  venv=$(PYTHONS)/$${python##*/python}; \
 	  if ! cmp -s requirements/runtime.txt $$venv/.locked; then \
@@ -78,6 +79,8 @@ test-pythons: $(VENV)/.dev
 	      $(PIP_FLAGS) --require-hashes -r requirements/runtime.txt && cp requirements/runtime.txt $$venv/.locked || exit 1; \
 	  fi; \
 	done
+
+test-pythons: $(PYTHONS)
 	$(BIN)/python -m pytest -n 2 tests/test_starts.py
 
 check: $(VENV)/.dev

@@ -1,8 +1,8 @@
-"""Change one line of the package at a time and see which test says so: ``python -m tests.mutations [NUMBER …]``.
+"""Change a line of the package at a time, and see which test fails: ``python -m tests.mutations [NUMBER]``.
 
-It runs by hand, after a change of many tests, in a copy of the checkout. ``mutations.yaml`` has the changes: a
-constant, a sign, or a rule left out, each with the tests near it; those that they miss are tried on the quick
-golden answers. One that passes lacks a test that states the rule. It takes some minutes.
+It runs by hand, after a change of many tests, in a copy of the checkout. ``mutations.yaml`` has the changes,
+a constant, a sign, or a rule left out, each with the tests near it; those that they miss are tried on the
+quick golden answers. One that passes lacks a test that states the rule.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def mutated(mutation: Mutation) -> str:
     """Return the text of the file with the change."""
     text = (HERE / mutation.file).read_text()
     if text.count(mutation.old) != 1:
-        raise ValueError(f"{mutation.what}: {mutation.file} has {text.count(mutation.old)} × {mutation.old!r}")
+        raise ValueError(f"{mutation.file} has {text.count(mutation.old)} times: {mutation.old}")
     return text.replace(mutation.old, mutation.new)
 
 
