@@ -58,7 +58,7 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "simulate": result,
     "step": lambda: result().step,
     "storage_curve": lambda: so.storage_curve(scenario()),
-    "stream": lambda: so.stream("serving/llama-3.1-8b-chat"),
+    "stream": lambda: so.stream("serving/llama-3.1-8b-chat", overrides={"stream.num_prompts": 50}),
     "sweep": lambda: so.sweep(scenario(), "workload.batch_size=1,2", workers=1),
     "sweep rows": lambda: so.sweep(scenario(), "workload.batch_size=1,2", workers=1).rows,
     "timeline": lambda: next(iter(so.simulate(scenario(), keep_timelines=True).timelines.values())),
