@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 import simoffload.simulation as simulation
@@ -256,13 +256,17 @@ _OFFERED = (
 )
 
 
-@cache
+_KINDS: dict[type[SimulationResult], type[Answer]] = {}
+
+
 def _kind(kind: type[SimulationResult]) -> type[Answer]:
     """Return the class of answers whose results are of a kind, with its metrics."""
-    about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    made: type[Any] = ABCMeta(kind.__name__, (Answer, kind), about)
-    made.declared = kind.declared
-    return dataclass(frozen=True, kw_only=True, repr=False)(made)
+    if kind not in _KINDS:
+        about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        made: type[Any] = ABCMeta(kind.__name__, (Answer, kind), about)
+        made.declared = kind.declared
+        _KINDS.setdefault(kind, dataclass(frozen=True, kw_only=True, repr=False)(made))
+    return _KINDS[kind]  # one class, whichever thread was the first
 
 
 @limited
