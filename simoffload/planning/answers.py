@@ -129,11 +129,9 @@ class Answer(SimulationResult):
         return economics(self.scenario, self, self.prices)
 
     @cached_property
-    def confidence(self) -> Confidence | None:
+    def confidence(self) -> Confidence:
         """Expected error of the times, from predictions of real runs of the same kind, which says so where
-        there are none; None for a result of another process."""
-        if self.scenario is None:
-            return None
+        there are none."""
         from simoffload.planning.confidence import confidence
 
         return confidence(self)
@@ -175,7 +173,7 @@ class Answer(SimulationResult):
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Return P10 and P90 of every predicted time and rate, by metric; empty without times."""
-        return self.confidence.intervals() if self.confidence is not None else {}
+        return {} if self.step is None else self.confidence.intervals()
 
     @property
     def compared_metric(self) -> Metric:
@@ -191,6 +189,11 @@ class Answer(SimulationResult):
             return super().value_of(name)
         return self.costs.metrics().get(name)
 
+    def written(self, metric: Metric) -> str:
+        """Return the value of a metric of the result or of its costs, with its unit: "8.41 J", "0.5 USD"."""
+        currency = self.costs.costs.currency if self.costs and metric.unit.name == "currency" else ""
+        return f"{super().written(metric)} {currency}".rstrip()
+
     @property
     def all_warnings(self) -> tuple[str, ...]:
         """The warnings, and sentences about changes that would make it fit but are impossible."""
@@ -201,7 +204,7 @@ class Answer(SimulationResult):
 
         This computes remedies, confidence and costs, and the explanation if it was requested.
         """
-        costs, sure, remedies = self.costs, self.confidence, self.remedies
+        costs, remedies = self.costs, self.remedies
         explanation, advice = self.explanation, self.next_changes
         found = super().to_dict()
         if remedies is not None:
@@ -214,7 +217,7 @@ class Answer(SimulationResult):
         if self.caches:
             found["caches"] = [one.to_dict() for one in self.caches]
         if costs is not None:
-            found["confidence"] = sure.to_dict() if sure and self.step else None
+            found["confidence"] = self.confidence.to_dict() if self.step else None
             found["intervals"] = {name: list(ends) for name, ends in self.intervals().items()}
             found["economics"] = costs.to_dict()
         if explanation is not None and advice is not None:
@@ -231,7 +234,7 @@ class Answer(SimulationResult):
             raise ValueError(
                 "only a result of simulate(), fit() or compare() that is not refused has a chart"
             )
-        figure: Figure = at("simoffload.report.notebook:result_chart")(self)
+        figure: Figure = at("simoffload.report.charts:result_chart")(self)
         return figure
 
     def __repr__(self) -> str:

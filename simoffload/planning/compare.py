@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -50,8 +50,6 @@ from simoffload.workload import Checkpointing
 if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure
-
-    from simoffload.report.document import ReportDocument
 
 # -- published time ratios between tiers, to print next to simulated ones --------------------------
 
@@ -287,7 +285,7 @@ class Comparison(ReportedAnswer):
     measured: tuple[MeasuredValue, ...] = ()
     """Values of real runs, beside what is predicted for them."""
 
-    def _report(self) -> ReportDocument:
+    def _report(self) -> Any:
         from simoffload.report.from_comparison import agreed, comparison_document
 
         # What does not fit has no scenario, so that nothing searches for what makes it fit.
@@ -625,7 +623,7 @@ def compare_scenarios(
     )
 
 
-def _judge(objective: str | None, prices: CostList) -> Judge:
+def _judge(objective: str | None, prices: CostList) -> Callable[[LoadedScenario, SimulationResult], Answer]:
     """Return what gives results their costs, and the metric by which an objective compares them."""
 
     def judged(scenario: LoadedScenario, result: SimulationResult) -> Answer:
@@ -662,7 +660,7 @@ def _at_best_settings(
         if best is not None and best.changes:
             was = f"{label}{AS_CONFIGURED}"
             known[label] = best.scenario
-            results[label] = replace(best.result, label=label, settings=best.text)
+            results[label] = Answer.of(best.result, label=label, settings=best.text)
             known[was] = scenario
             name = f"{shown.name}{AS_CONFIGURED}"
             results[was] = replace(shown, name=name, label=was, superseded=True)

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 from simoffload.documents import Edit
 from simoffload.errors import InputError, SimulationError, WorkLimitError
 from simoffload.limits import keep, limited
-from simoffload.planning.answers import Answer
 from simoffload.planning.evaluator import Evaluator
 from simoffload.progress import working_on
 from simoffload.results import Change, SimulationResult
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import simulate
 
-Judge = Callable[[LoadedScenario, SimulationResult], Answer]
+Judge = Callable[[LoadedScenario, SimulationResult], SimulationResult]
 """Returns the result of a scenario with the metric by which it is compared."""
 WORTH = 1.005
 """Smallest gain for which a setting is changed: the least that three digits show, as in advice."""
@@ -30,16 +29,16 @@ _MOST = 40
 """Largest number of simulations for one scenario: our choice."""
 
 
-def unjudged(_: LoadedScenario, result: SimulationResult) -> Answer:
+def unjudged(_: LoadedScenario, result: SimulationResult) -> SimulationResult:
     """Return a result as it is, to be compared by the usual metric."""
-    return Answer.of(result)
+    return result
 
 
 class FreeSettings(NamedTuple):
     """FreeSettings are the settings that cost nothing, keep the answers and make a scenario fastest."""
 
     scenario: LoadedScenario
-    result: Answer
+    result: SimulationResult
     changes: tuple[Change, ...]
     """Settings that differ from those of the unchanged scenario; none if they gain less than ``CLEAR``."""
     gain: float
@@ -69,7 +68,7 @@ class FreeSettings(NamedTuple):
 
 def best_settings(
     scenario: LoadedScenario,
-    result: Answer,
+    result: SimulationResult,
     *,
     judged: Judge = unjudged,
     most: int = _MOST,
@@ -95,8 +94,8 @@ def best_settings(
 class _Ascent:
     """An _Ascent goes from a scenario to faster ones, one setting after the other."""
 
-    def __init__(self, scenario: LoadedScenario, result: Answer, judged: Judge, most: int) -> None:
-        self._start = Evaluator(scenario, result=result.result)
+    def __init__(self, scenario: LoadedScenario, result: SimulationResult, judged: Judge, most: int) -> None:
+        self._start = Evaluator(scenario, result=result)
         self._unchanged, self._judged, self._most = result, judged, most
         self._edits: tuple[Edit, ...] = ()
         self._changes: dict[tuple[Any, ...], Change] = {}

@@ -35,6 +35,8 @@ from simoffload.schedule import Cause, OpKind, Schedule
 from simoffload.units import format_bytes, format_number, format_rate, format_seconds, percent
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from simoffload.planning.advise import Tried
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
@@ -189,6 +191,11 @@ def bounds(step: PassResult, *, most: int) -> draw.Properties:
 
 
 # ---- training ----
+
+
+def result_chart(result: SimulationResult) -> Figure:
+    """Draw where the time of a result goes, or what each tier must hold."""
+    return draw.of_plotly(capacity(result.capacity) if result.step is None else causes(result.step))
 
 
 def memory(result: TrainingResult) -> draw.Properties:

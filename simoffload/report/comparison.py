@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from simoffload.errors import InputError, printable
 from simoffload.planning.answers import Answer
-from simoffload.planning.confidence import confidence, margin, tie
+from simoffload.planning.confidence import margin, tie
 from simoffload.planning.measured import MeasuredValue
 from simoffload.report import plotting as draw
 from simoffload.report.charts import capacity
@@ -426,7 +426,7 @@ class _TimeRow(NamedTuple):
         """P10 and P90; nothing without a time."""
         result, name = self.row.result, self.group.measure.name
         known = self.value is not None and name in result.composed
-        return confidence(result).interval(name) if known else ()
+        return result.confidence.interval(name) if known else ()
 
     @property
     def leads(self) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.answers import Answer
-from simoffload.planning.confidence import confidence
 from simoffload.report.formatting import bottleneck, counted, span
 from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate, without_limit
@@ -113,7 +112,7 @@ def _values(result: Answer) -> str:
 
 
 def _sure(result: Answer) -> str:
-    sure = confidence(result)
+    sure = result.confidence
     beyond = "; beyond the measured range" if sure.extrapolates else ""
     if sure.unlike:
         return f"brackets are 80 % intervals; no real run {printable(sure.unlike)}{beyond}"

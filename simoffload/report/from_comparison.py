@@ -10,7 +10,6 @@ from functools import partial
 
 from simoffload.errors import InputError, printable
 from simoffload.planning.answers import Answer
-from simoffload.planning.confidence import confidence
 from simoffload.planning.economics import Costed
 from simoffload.planning.measured import MeasuredValue, agreement
 from simoffload.report import comparison
@@ -238,7 +237,7 @@ def _limits(compared: Sequence[Group]) -> Iterator[str]:
 def _reservations(compared: Sequence[Group]) -> Iterator[str]:
     """Return what makes intervals wide: no real runs, a host that nobody measured."""
     timed = [
-        (label, confidence(row.result))
+        (label, row.result.confidence)
         for label, row in _labels(compared)
         if row.result.step_time_s is not None
     ]
@@ -331,7 +330,7 @@ def _interval_table(found: Sequence[Group]) -> ReportTable:
 
 
 def _spans(result: Answer) -> Iterator[Entry]:
-    intervals = confidence(result).intervals()
+    intervals = result.intervals()
     for metric in result.declared.values():
         if metric.column and metric.name not in intervals:
             yield ""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from simoffload.documents import parse_path
-from simoffload.planning.answers import Answer
 from simoffload.planning.reach import Reach, Trial
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
@@ -57,7 +56,7 @@ def reach_document(found: Reach, *, run: str = "", command: str = "") -> ReportD
         () if result is None else _background(result, command),
         name=found.scenario.name if result is not None else "",
         summary=(answer,),
-        facts=() if result is None else facts([Answer.of(result)]),
+        facts=() if result is None else facts([result]),
     )
 
 

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-import simoffload.report.charts as charts
 from simoffload.brief import in_lines
 from simoffload.planning.answers import Answer
 from simoffload.report.document import Datum, ReportDocument, ReportSection, shown
 from simoffload.report.first_screen import opening_lines
 from simoffload.report.from_result import brief_document
 from simoffload.report.html import html_text
-from simoffload.report.plotting import of_plotly
 from simoffload.scenario import LoadedScenario
 from simoffload.units import plural
 
@@ -51,11 +49,6 @@ def result_frame(result: Answer) -> str:
     """Return the beginning of a result's page, without what takes further simulations."""
     known = result.step is not None
     return frame(brief_document(replace(result, explains=False, scenario=result.scenario if known else None)))
-
-
-def result_chart(result: Answer) -> Figure:
-    """Draw where the time goes, or what each tier must hold."""
-    return of_plotly(charts.capacity(result.capacity) if result.step is None else charts.causes(result.step))
 
 
 def first_chart(document: ReportDocument) -> Figure | None:

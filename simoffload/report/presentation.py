@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.extending import at, works
-from simoffload.planning.answers import Answer
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
@@ -68,7 +67,7 @@ BRACKETS = "80 % intervals in brackets"
 def ranged(result: SimulationResult, name: str, *, short: bool = False) -> str:
     """Return a number with its interval, if it has one: "1.2 s [1 to 1.5]"; ``short`` beside its name."""
     if name not in result.declared:
-        return amount(result, result.compared_metric)
+        return result.written(result.compared_metric)
     metric = result.declared[name]
     shown = metric.short if short else metric.text
     value = shown(result.metrics()[name] or 0.0)
@@ -91,7 +90,7 @@ def speed_text(result: SimulationResult, *, alone: bool = True) -> str:
     metric = result.compared_metric
     value = result.value_of(metric.name) or 0.0
     if metric.name not in result.declared:
-        return amount(result, metric)
+        return result.written(metric)
     if not isinstance(result, InferenceResult) or metric.name != "tokens_per_s":
         return f"{metric.text(value)}{metric.each}{_brackets(_ends(result, metric))}"
     several = result.sequences > 1
@@ -101,13 +100,6 @@ def speed_text(result: SimulationResult, *, alone: bool = True) -> str:
         time = f"{format_seconds(result.e2e_s / result.output_length)} per token"
         each = f"{time} of each" if several else time
     return f"{metric.text(value)}{of_all}{_brackets(_ends(result, metric), each)}"
-
-
-def amount(result: SimulationResult, metric: Metric) -> str:
-    """Return the value of a metric of a result or of its costs, with its unit: "8.41 J", "0.5 USD"."""
-    text = metric.text(result.value_of(metric.name) or 0.0)
-    costs = result.costs if isinstance(result, Answer) and metric.unit.name == "currency" else None
-    return f"{text} {costs.costs.currency}".rstrip() if costs else text
 
 
 def _ends(result: SimulationResult, metric: Metric) -> str:
@@ -184,7 +176,7 @@ def cells(result: SimulationResult) -> dict[str, Entry]:
     value = result.value_of(asked.name)
     if asked.column or not result.asked:
         return found
-    cell = "" if value is None else Datum(amount(result, asked), value, asked.unit.name)
+    cell = "" if value is None else Datum(result.written(asked), value, asked.unit.name)
     return found | {asked.label: cell}
 
 

@@ -11,17 +11,18 @@ from typing import NamedTuple
 
 from simoffload.errors import printable
 from simoffload.planning.answers import Answer
-from simoffload.planning.confidence import confidence, margin
+from simoffload.planning.confidence import margin
 from simoffload.report.comparison import ComparisonRow, Group, apart
 from simoffload.report.document import Verdict, VerdictPart
 from simoffload.report.formatting import counted, span
-from simoffload.report.presentation import amount, presentation, speed_text
+from simoffload.report.presentation import presentation, speed_text
 from simoffload.report.sections.performance import program_rate
 from simoffload.results import (
     ADDED,
     InferenceResult,
     Metric,
     PassResult,
+    SimulationResult,
     TrainingResult,
 )
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
@@ -228,9 +229,9 @@ def _value(result: Answer, measure: Metric, *, alone: bool = True) -> str:
     if isinstance(result, InferenceResult) and measure == result.compared_metric:
         return speed_text(result, alone=alone)
     if measure.name not in result.composed:
-        return f"{amount(result, measure)}{measure.each}"
+        return f"{result.written(measure)}{measure.each}"
     value = result.metrics()[measure.name] or 0.0
-    ends = span(*map(measure.text, confidence(result).interval(measure.name)))
+    ends = span(*map(measure.text, result.confidence.interval(measure.name)))
     return f"{measure.text(value)}{measure.each} ({ends})"
 
 
@@ -327,14 +328,15 @@ def _fits_with(result: Answer) -> Iterator[VerdictPart]:
         yield VerdictPart(f"; it fits with this change: {found.changes[0].description}")
 
 
-def facts(results: Sequence[Answer]) -> tuple[str, ...]:
+def facts(results: Sequence[SimulationResult]) -> tuple[str, ...]:
     """Return what stands in small type below the sentence: what brackets mean, and dates of prices."""
-    found = [*_parts(results), *(_program(results[0]) if len(results) == 1 else ()), *_tuned(results)]
+    answers = tuple(map(Answer.of, results))
+    found = [*_parts(results), *(_program(answers[0]) if len(results) == 1 else ()), *_tuned(results)]
     if any(result.step is not None for result in results):
         found.append("in brackets: 80 % interval")
-    if any(result.step is not None and confidence(result).unlike for result in results):
+    if any(answer.step is not None and answer.confidence.unlike for answer in answers):
         found.append("no comparable real runs" if len(results) == 1 else "some without comparable real runs")
-    prices = [costs for result in results if (costs := result.costs) is not None and costs.prices]
+    prices = [costs for answer in answers if (costs := answer.costs) is not None and costs.prices]
     if prices:
         names = dict.fromkeys(
             printable(name.rpartition("/")[2]) for one in prices for name, _ in one.costs.sources
@@ -342,7 +344,7 @@ def facts(results: Sequence[Answer]) -> tuple[str, ...]:
         latest = max(price.date for one in prices for price in one.prices)
         found.append(f"prices: {', '.join(names)}, of {latest}")
     if len(results) > 1:
-        found += _tokens_cost(results)
+        found += _tokens_cost(answers)
     elif estimates := results[0].provenance.origins.get("estimate"):
         inputs = sum(results[0].provenance.origins.values())
         found.append(f"{estimates:,} of {plural(inputs, 'input')} estimated")
@@ -358,7 +360,7 @@ def _tokens_cost(results: Sequence[Answer]) -> Iterator[str]:
         yield f"{known[0][2].costs.currency} per million tokens: {', '.join(texts)}"
 
 
-def _parts(results: Sequence[Answer]) -> Iterator[str]:
+def _parts(results: Sequence[SimulationResult]) -> Iterator[str]:
     """Yield the memory of the machine, and the drives where something is on them: what a name of a machine
     does not say, and what options change."""
     first = results[0]
@@ -371,7 +373,7 @@ def _parts(results: Sequence[Answer]) -> Iterator[str]:
         yield f"drives: {', '.join(map(printable, dict.fromkeys(drives[0])))}"
 
 
-def _tuned(results: Sequence[Answer]) -> Iterator[str]:
+def _tuned(results: Sequence[SimulationResult]) -> Iterator[str]:
     """Yield the settings that were found for offers."""
     for one in results:
         if one.settings:

@@ -303,6 +303,10 @@ class SimulationResult(WithMetrics, ABC):
         """Return the value of a metric; None without one."""
         return self.metrics().get(name)
 
+    def written(self, metric: Metric) -> str:
+        """Return the value of a metric with its unit: "8.41 J", "0.5 USD"."""
+        return metric.text(self.value_of(metric.name) or 0.0)
+
     @property
     def fits(self) -> bool:
         """Whether every tier is large enough and the scenario is not refused."""

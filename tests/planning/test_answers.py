@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
@@ -72,7 +73,6 @@ def test_a_result_answers_as_the_functions_do() -> None:
     assert result.confidence == so.confidence(result)
     too_large = so.load_scenario("ddn/bloom-176b", overrides=TOO_LARGE)
     sure = so.simulate(too_large).confidence
-    assert sure is not None
     assert "does not fit: " in sure.sentence
     with pytest.raises(KeyError, match="no time is predicted"):
         _ = sure.sigma
@@ -81,10 +81,31 @@ def test_a_result_answers_as_the_functions_do() -> None:
     assert remedies.changes == so.smallest_changes(too_large)
 
 
+@pytest.mark.parametrize("name", ["ddn/bloom-7b1", "xinnor/llama-1b", "checkpoint/mlperf-8b"])
+def test_an_answer_is_of_the_kind_of_its_result(name: str) -> None:
+    answer = so.simulate(name)
+    alone = answer.result
+    assert isinstance(answer, so.Answer)
+    assert isinstance(answer, type(alone))
+    assert not isinstance(alone, so.Answer)
+    assert type(answer).declared is type(alone).declared  # a metric that is registered now is known to both
+    assert {name: answer.to_dict()[name] for name in alone.to_dict()} == alone.to_dict()
+    again = pickle.loads(pickle.dumps(answer))
+    assert (again, again.costs, again.remedies) == (answer, None, None)
+
+
+def test_an_answer_is_judged_by_its_costs() -> None:
+    usual, name = so.simulate("ddn/bloom-7b1"), "cost_per_million_tokens"
+    asked = replace(usual, asked=name)
+    assert asked.compared_metric.name == name
+    assert asked.compared_s == asked.costs.metrics()[name]
+    assert asked.written(asked.compared_metric).endswith(" USD")
+    assert asked.result.compared_metric.name == usual.compared_metric.name  # which has no costs
+
+
 def test_what_was_asked_for_memory_alone_has_no_costs_and_no_error() -> None:
     result = so.fit(so.load_scenario("ddn/bloom-7b1"))
     assert result.costs is None
-    assert result.confidence is not None
     with pytest.raises(KeyError, match="only memory was computed"):
         _ = result.confidence.sigma
     assert result.intervals() == {}
