@@ -293,12 +293,7 @@ def _add_run(parser: _Parser) -> None:
         help="the tier for the weights (or weights+optimizer): hbm, dram, nvme …; with PART= before it of "
         "something else: cache=dram, connector=raid, dataset=nfs, checkpoint=raid",
     )
-    add_model(parser)
-    add_parts(parser)
-    add_overrides(parser)
-    add_json(parser)
-    add_costs(parser)
-    add_output(parser)
+    _add_usual(parser)
     parser.add_argument(
         "--explain",
         action="store_true",
@@ -306,6 +301,16 @@ def _add_run(parser: _Parser) -> None:
     )
     parser.add_argument("--trace", action="store_true", help="also write trace.json, for ui.perfetto.dev")
     parser.set_defaults(command=running.run)
+
+
+def _add_usual(parser: _Parser, holds: str = WRITTEN) -> None:
+    """Add the options for the scenario and for the answer, whose folder ``holds`` these files."""
+    add_model(parser)
+    add_parts(parser)
+    add_overrides(parser)
+    add_json(parser)
+    add_costs(parser)
+    add_output(parser, holds)
 
 
 def _add_compare(parser: _Parser) -> None:
@@ -363,12 +368,7 @@ def _add_advise(parser: _Parser) -> None:
         "time of a request or step (latency, the default for inference with batch_size 1), among purchases "
         "the least money per unit of work (cost), or a metric, such as ttft or energy_per_token_j",
     )
-    add_model(parser)
-    add_parts(parser)
-    add_overrides(parser)
-    add_json(parser)
-    add_costs(parser)
-    add_output(parser, f"{WRITTEN} and the recommended scenarios")
+    _add_usual(parser, f"{WRITTEN} and the recommended scenarios")
     parser.set_defaults(command=planning.advise)
 
 

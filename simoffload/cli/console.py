@@ -44,6 +44,11 @@ class ExitCode(IntEnum):
     TERMINATED = 143
     """The status after SIGTERM, which ``timeout`` and schedulers send, as shells count it."""
 
+    @classmethod
+    def of(cls, fits: object) -> Self:
+        """Return the status of an answer: whether something fits, or keeps the service levels."""
+        return cls.OK if fits else cls.DOES_NOT_FIT
+
 
 class Console:
     """Writes answers to standard output and everything else to standard error.

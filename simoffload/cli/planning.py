@@ -6,38 +6,33 @@ import shlex
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.output import (
-    RECOMMENDED,
-    OutputFolder,
-    Printed,
-    Writer,
-    content_writer,
-    digest,
-    report_files,
-)
+from simoffload.cli.answer import RECOMMENDED, Question, Reply, Writer, answering, content_writer, digest
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import CommandChanges, load, naming_others, refusal, scenario_set
 from simoffload.documents import Edit, ds_config_text, edited, yaml_text
 from simoffload.errors import InputError, WorkLimitError, shortened
 from simoffload.hardware import is_path
-from simoffload.limits import keep, limited, now_doing, sharing, time_left
+from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.models import GGUF
 from simoffload.progress import steps
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies.ds_config import BATCH, FILE
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise.evaluate import Advice
+    from simoffload.planning.advise import Advice
     from simoffload.planning.answers import Answer
     from simoffload.planning.bandwidth import StorageCurve
+    from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
     from simoffload.planning.evaluator import Evaluated, Evaluator
-    from simoffload.planning.reach import Reach
+    from simoffload.planning.reach import BestBatch, Reach
     from simoffload.planning.service_levels import ServiceLevel
+    from simoffload.planning.sizing import Largest, MachinesNeeded
     from simoffload.report.document import ReportDocument
     from simoffload.results import SimulationResult
 
@@ -47,30 +42,13 @@ if TYPE_CHECKING:
 
 _SCHEMA = "simoffload/fit/1"
 
-T = TypeVar("T")
 
-
-def fit(arguments: Namespace, console: Console) -> ExitCode:
+@answering
+def fit(arguments: Namespace, console: Console) -> Question[Any]:
     """Say what each tier must hold, how many machines are needed, or how large the work can be."""
-    folder = OutputFolder.of(arguments)
-    targets = None if arguments.machines else arguments.on
-    found = _fitted(arguments, targets, console)
-    files = report_files(found.document, found.data) if folder else {}
-    answer = limited(Printed.of)(found.document, found.data, folder, files, console)
-    answer.show(console)
-    answer.list_files(console)
-    return ExitCode.OK if found.fits else ExitCode.DOES_NOT_FIT
-
-
-class _FitAnswer(NamedTuple):
-    document: ReportDocument
-    data: dict[str, Any]
-    fits: bool
-
-
-def _fitted(arguments: Namespace, targets: tuple[str, ...] | None, console: Console) -> _FitAnswer:
     if arguments.slo and not arguments.best_batch:
         raise refusal("fit", "--slo needs --best-batch; reach finds other numbers that keep service levels")
+    targets = None if arguments.machines else arguments.on
     found = scenario_set(
         arguments.scenarios or [arguments.model],
         targets,
@@ -78,66 +56,54 @@ def _fitted(arguments: Namespace, targets: tuple[str, ...] | None, console: Cons
         command="fit",
         console=console,
     )
+    first = next(iter(found.values()))
+    limits = first.scenario.engine.limits
     if arguments.machines:
-        return _machines(found, arguments.on, console)
+        return Question(partial(_each, found, _machines(arguments.on)), _reply_machines, limits)
     if arguments.largest:
-        return _largest(found, console)
+        return Question(partial(_each, found, _largest), _reply_largest, limits)
     if arguments.best_batch:
-        return _best_batch(found, arguments.slo, console)
+        return Question(partial(_each, found, partial(_best_batch, arguments.slo)), _reply_batches, limits)
     if len(found) > 1 or targets:
-        return _several(found, arguments.line, console)
-    ((_, scenario),) = found.items()
-    return _one(scenario, arguments.line, console)
+        from simoffload.planning.compare import compare_fit
+
+        return Question(partial(compare_fit, found), partial(_compared, arguments.line), limits)
+    tell = partial(_reply_one, arguments.line, console)
+    return Question(partial(_one, first), tell, limits, limits.timeout, shared=True)
 
 
-def _one(scenario: LoadedScenario, command: str, console: Console) -> _FitAnswer:
+def _one(scenario: LoadedScenario) -> tuple[Answer, str]:
+    """Return the answer with what is told beside the memory, and the limit that was reached instead."""
     from simoffload.planning.answers import fit
 
-    with sharing(scenario.scenario.engine.timeout):
-        with Waiting(console, partial=True):
-            result = fit(scenario)
-            missing = _planned(result)
-        if missing:
-            console.note(f"other caches and changes that make it fit are left out: {missing}")
-            result = replace(result, scenario=None)
-        return _reported(scenario, result, command)
-
-
-def _planned(result: Answer) -> str:
-    """Work out what is told beside the memory, which is kept for the report; return the limit that was
-    reached."""
+    answer = fit(scenario)
     try:
-        _ = result.caches, result.remedies
+        _ = answer.caches, answer.remedies  # worked out here, and kept for the report
     except WorkLimitError as error:
-        return str(error)
-    return ""
+        return replace(answer, scenario=None), str(error)
+    return answer, ""
 
 
-@limited
-def _reported(scenario: LoadedScenario, result: Answer, command: str) -> _FitAnswer:
+def _reply_one(command: str, console: Console, found: tuple[Answer, str]) -> Reply:
     from simoffload.report.from_result import result_document
 
-    keep(scenario.scenario.engine.limits)
-    now_doing("reporting")
-    return _FitAnswer(result_document(result, command=command), result.to_dict(), result.fits)
+    answer, missing = found
+    if missing:
+        console.note(f"other caches and changes that make it fit are left out: {missing}")
+    return Reply(result_document(answer, command=command), answer.to_dict, ExitCode.of(answer.fits))
 
 
-def _several(found: dict[str, LoadedScenario], command: str, console: Console) -> _FitAnswer:
-    from simoffload.planning.compare import compare_fit
+def _compared(command: str, comparison: Comparison) -> Reply:
     from simoffload.report.from_comparison import comparison_document
 
-    with Waiting(console, partial=True):
-        comparison = compare_fit(found)
-        results = tuple(comparison.results.values())
-        _ = [result.remedies for result in results]  # worked out here, and kept for the report
-    document = limited(comparison_document)(results, command=command)
-    return _FitAnswer(document, comparison.to_dict(), comparison.fits)
+    document = comparison_document(tuple(comparison.results.values()), command=command)
+    return Reply(document, comparison.to_dict, ExitCode.of(comparison.fits))
 
 
-class _Each(NamedTuple, Generic[T]):
+class _Each(NamedTuple):
     """Answers for several scenarios, and why others have none; the limits of each apply to it alone."""
 
-    answers: list[T]
+    answers: list[Any]
     stopped: dict[str, str]
 
     @property
@@ -145,41 +111,36 @@ class _Each(NamedTuple, Generic[T]):
         """Reasons why scenarios have no answer."""
         return [f"{label}: {why}" for label, why in self.stopped.items()]
 
-    def as_answer(
-        self, name: str, document: ReportDocument, rows: list[dict[str, Any]], *, fits: bool
-    ) -> _FitAnswer:
+    def reply(self, name: str, document: ReportDocument, fits: object) -> Reply:
         """Return the answers under ``name``, with what was stopped."""
-        return _FitAnswer(document, {"schema": _SCHEMA, name: rows, "stopped": self.stopped}, fits)
+        rows = [one.to_dict() for one in self.answers]
+        data = {"schema": _SCHEMA, name: rows, "stopped": self.stopped}
+        return Reply(document, lambda: data, ExitCode.of(fits))
 
 
-def _each(
-    found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], T], console: Console
-) -> _Each[T]:
+def _each(found: dict[str, LoadedScenario], question: Callable[[LoadedScenario], Any]) -> _Each:
     """Ask a question about each scenario. Raises InputError or WorkLimitError if none has an answer."""
-    answers: list[T] = []
+    answers: list[Any] = []
     stopped: dict[str, str] = {}
-    with Waiting(console, partial=True):
-        for label in steps(found, str):
-            try:
-                answers.append(question(found[label]))
-            except (InputError, WorkLimitError) as error:
-                if len(stopped) == len(found) - 1:
-                    raise
-                stopped[label] = (
-                    "; ".join(one.message for one in error.problems)
-                    if isinstance(error, InputError)
-                    else str(error)
-                )
+    for label in steps(found, str):
+        try:
+            answers.append(question(found[label]))
+        except (InputError, WorkLimitError) as error:
+            if len(stopped) == len(found) - 1:
+                raise
+            stopped[label] = (
+                "; ".join(one.message for one in error.problems)
+                if isinstance(error, InputError)
+                else str(error)
+            )
     return _Each(answers, stopped)
 
 
-def _machines(
-    found: dict[str, LoadedScenario], tiers: tuple[str, ...] | None, console: Console
-) -> _FitAnswer:
-    """Count the machines that each scenario needs; ``tiers`` are those to offload to."""
-    from simoffload.planning.sizing import MachinesNeeded, machines_needed
-    from simoffload.report.from_fit import machines_document
+def _machines(tiers: tuple[str, ...] | None) -> Callable[[LoadedScenario], MachinesNeeded]:
+    """Return what counts the machines that a scenario needs; ``tiers`` are those to offload to."""
+    from simoffload.planning.sizing import machines_needed
 
+    @limited
     def needed(scenario: LoadedScenario) -> MachinesNeeded:
         keep(scenario.scenario.engine.limits)
         try:
@@ -188,44 +149,49 @@ def _machines(
             named = (one if one.path else one._replace(path="--on", key="") for one in error.problems)
             raise InputError(named) from None
 
-    each = _each(found, limited(needed), console)
-    document = machines_document(each.answers, stopped=each.reasons)
+    return needed
+
+
+def _reply_machines(each: _Each) -> Reply:
+    from simoffload.report.from_fit import machines_document
+
     fits = any(count.machines for one in each.answers for count in one.counts)
-    return each.as_answer("machines", document, [one.to_dict() for one in each.answers], fits=fits)
+    return each.reply("machines", machines_document(each.answers, stopped=each.reasons), fits)
 
 
-def _largest(found: dict[str, LoadedScenario], console: Console) -> _FitAnswer:
-    from simoffload.planning.sizing import Largest, largest
+@limited
+def _largest(scenario: LoadedScenario) -> Largest:
+    from simoffload.planning.sizing import largest
+
+    keep(scenario.scenario.engine.limits)
+    return largest(scenario)
+
+
+def _reply_largest(each: _Each) -> Reply:
     from simoffload.report.from_fit import largest_document
 
-    def held(scenario: LoadedScenario) -> Largest:
-        keep(scenario.scenario.engine.limits)
-        return largest(scenario)
-
-    each = _each(found, limited(held), console)
-    document = largest_document(each.answers, stopped=each.reasons)
     fits = any(limit.most for one in each.answers for limit in (one.batch, one.context, one.layers))
-    return each.as_answer("largest", document, [one.to_dict() for one in each.answers], fits=fits)
+    return each.reply("largest", largest_document(each.answers, stopped=each.reasons), fits)
 
 
-def _best_batch(found: dict[str, LoadedScenario], slo: Sequence[str], console: Console) -> _FitAnswer:
-    from simoffload.planning.reach import BestBatch, best_batch
+def _best_batch(slo: Sequence[str], scenario: LoadedScenario) -> BestBatch:
+    from simoffload.planning.reach import best_batch
+
+    # Its parts are limited one by one, so that what they found is kept.
+    with sharing(scenario.scenario.engine.timeout):
+        return best_batch(scenario, slo=slo)
+
+
+def _reply_batches(each: _Each) -> Reply:
     from simoffload.report.from_fit import best_batch_document
 
-    def best(scenario: LoadedScenario) -> BestBatch:
-        # Its parts are limited one by one, so that what they found is kept.
-        with sharing(scenario.scenario.engine.timeout):
-            return best_batch(scenario, slo=slo)
-
-    each = _each(found, best, console)
     partly = [
         f"{one.name}, {one.target}: not every batch was tried: {one.stopped}"
         for one in each.answers
         if one.stopped
     ]
     document = best_batch_document(each.answers, stopped=[*each.reasons, *partly])
-    fits = any(one.best is not None for one in each.answers)
-    return each.as_answer("best_batch", document, [one.to_dict() for one in each.answers], fits=fits)
+    return each.reply("best_batch", document, any(one.best is not None for one in each.answers))
 
 
 # -- ``simoffload advise`` -------------------------------------------------------------------------
@@ -330,9 +296,16 @@ _BEFORE_REPORT = 0.9
 """Part of the time limit that simulations share; the report has the rest: our choice."""
 
 
-def advise(arguments: Namespace, console: Console, beside: Beside | None = None) -> ExitCode:
-    """List changes that help with their costs, and what is found ``beside`` them."""
-    folder = OutputFolder.of(arguments)
+class _Advised(NamedTuple):
+    advice: Advice
+    looked: Looked | None
+    curve: StorageCurve | None
+    missing: str
+    """The limit that kept the curve from being drawn."""
+
+
+def ask_advice(arguments: Namespace, console: Console, beside: Beside | None = None) -> Question[_Advised]:
+    """Ask for changes that help with their costs, and for what is found ``beside`` them."""
     scenario = load(
         arguments.scenario,
         CommandChanges.of(arguments, model=arguments.model),
@@ -351,23 +324,20 @@ def advise(arguments: Namespace, console: Console, beside: Beside | None = None)
     with naming_others(scenario, ",".join(arguments.on or ())):
         capacity = fit(scenario)
     look = beside(scenario, capacity, prices) if beside else None
-    timeout = scenario.scenario.engine.timeout
-    with sharing(timeout and _BEFORE_REPORT * timeout), Waiting(console, partial=True):
-        with sharing(time_left() / 2 if look else None):  # the other half is for the search
+
+    def ask() -> _Advised:
+        with sharing(time_left() / 2 if look else None):  # the other half is for what is looked for
             advice = advise(evaluator, objective=arguments.objective, costs=prices)
         looked = look(evaluator, advice, prices) if look else None
-        curve, missing = _curve(evaluator) if advice.result.fits else (None, "")
-    if looked is not None and looked.stopped:
-        console.note(f"the search is not complete, {looked.stopped}")
-    if advice.stopped:
-        console.note(f"the advice is not complete, {advice.extent}")
-    if missing:
-        console.note(f"storage bandwidth is left out: {missing}")
-    with Waiting(console):
-        answer = _advised(advice, curve, looked, folder=folder, arguments=arguments, console=console)
-    answer.show(console)
-    answer.list_files(console)
-    return _status(advice, looked)
+        return _Advised(advice, looked, *(_curve(evaluator) if advice.result.fits else (None, "")))
+
+    tell = partial(_reply_advice, arguments, console)
+    limits = scenario.scenario.engine.limits
+    return Question(ask, tell, limits, limits.timeout and _BEFORE_REPORT * limits.timeout)
+
+
+advise = answering(ask_advice)
+"""List changes that help with their costs."""
 
 
 def _status(advice: Advice, looked: Looked | None) -> ExitCode:
@@ -380,20 +350,16 @@ def _status(advice: Advice, looked: Looked | None) -> ExitCode:
     return ExitCode.FAILED if unknown else ExitCode.DOES_NOT_FIT
 
 
-@limited
-def _advised(
-    advice: Advice,
-    curve: StorageCurve | None,
-    looked: Looked | None,
-    *,
-    folder: OutputFolder | None,
-    arguments: Namespace,
-    console: Console,
-) -> Printed:
+def _reply_advice(arguments: Namespace, console: Console, asked: _Advised) -> Reply:
     from simoffload.report.from_result import advice_document
 
-    keep(advice.scenario.scenario.engine.limits)
-    now_doing("reporting")
+    advice, looked, curve, missing = asked
+    if looked is not None and looked.stopped:
+        console.note(f"the search is not complete, {looked.stopped}")
+    if advice.stopped:
+        console.note(f"the advice is not complete, {advice.extent}")
+    if missing:
+        console.note(f"storage bandwidth is left out: {missing}")
     first, service = (looked.document, looked.service) if looked else (None, ())
     document = advice_document(advice, curve, beside=first, service=service, command=arguments.line)
     data = advice.to_dict() | {
@@ -401,18 +367,17 @@ def _advised(
         "search": looked.data if looked else None,
     }
     files: dict[str, Writer] = {}
-    if folder:
+    if arguments.output_dir:
         recommended = _recommended(advice, looked)
         data[RECOMMENDED] = {name: digest(content) for name, content in recommended.items()}
-        files = report_files(document, data)
-        files |= {name: content_writer(content) for name, content in recommended.items()}
+        files = {name: content_writer(content) for name, content in recommended.items()}
         if (model := model_file(advice.scenario)) is not None:
             where = arguments.output_dir / RECOMMENDED
             text = f"the scenarios in {where} need {model.name} in that folder, which is not copied"
             console.warn(
                 [f"{text}; link it, or all of its parts: ln {quote(str(model))} {quote(str(where))}"]
             )
-    return Printed.of(document, data, folder, files, console)
+    return Reply(document, lambda: data, _status(advice, looked), files=files)
 
 
 def _curve(evaluator: Evaluator) -> tuple[StorageCurve | None, str]:
@@ -464,23 +429,16 @@ def _recommended(advice: Advice, looked: Looked | None) -> dict[str, bytes]:
 # Which values of a number keep the service levels.
 
 
-def find_values(arguments: Namespace, console: Console) -> ExitCode:
+@answering
+def find_values(arguments: Namespace, console: Console) -> Question[Reach]:
     """Find the values of one number with which a scenario keeps service levels."""
-    folder = OutputFolder.of(arguments)
     _refuse_both(arguments)
     scenario = load(arguments.scenario, CommandChanges.of(arguments, model=arguments.model), console=console)
     from simoffload.planning.reach import reach
 
-    with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
-        found = reach(scenario, slo=arguments.slo, by=arguments.by, within=arguments.within)
-    answer = _reached(found, folder, arguments, console)
-    answer.show(console)
-    answer.list_files(console)
-    if found.stopped:
-        console.note(f"not every value was tried: {found.stopped}")
-    if found.reached:
-        return ExitCode.OK
-    return ExitCode.FAILED if found.stopped else ExitCode.DOES_NOT_FIT
+    ask = partial(reach, scenario, slo=arguments.slo, by=arguments.by, within=arguments.within)
+    limits = scenario.scenario.engine.limits
+    return Question(ask, partial(_reply_values, arguments), limits, limits.timeout)
 
 
 def _refuse_both(arguments: Namespace) -> None:
@@ -503,15 +461,13 @@ def _refuse_both(arguments: Namespace) -> None:
             raise InputError.at(arguments.by, f"is also set by --set {path}; give one of them", path="--by")
 
 
-@limited
-def _reached(found: Reach, folder: OutputFolder | None, arguments: Namespace, console: Console) -> Printed:
+def _reply_values(arguments: Namespace, found: Reach) -> Reply:
     from simoffload.report.from_reach import reach_document
 
-    keep(found.scenario.scenario.engine.limits)
-    now_doing("reporting")
     document = reach_document(found, run=_run_line(found, arguments), command=arguments.line)
-    data = found.to_dict()
-    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    code = ExitCode.FAILED if found.stopped and not found.reached else ExitCode.of(found.reached)
+    note = f"not every value was tried: {found.stopped}" if found.stopped else ""
+    return Reply(document, found.to_dict, code, note=note)
 
 
 def _run_line(found: Reach, arguments: Namespace) -> str:

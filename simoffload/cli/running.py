@@ -1,4 +1,4 @@
-"""``simoffload run``, ``compare``, ``stream`` and ``serve``."""
+"""``simoffload run`` and ``compare``: simulate one scenario, or several side by side."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
-from simoffload.cli.console import Console, ExitCode, Waiting
-from simoffload.cli.output import TRACE, OutputFolder, Printed, report_files
+from simoffload.cli.answer import TABLE, TRACE, Question, Reply, Writer, answering
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import (
     CommandChanges,
     load,
@@ -18,7 +18,7 @@ from simoffload.cli.sources import (
     refusal,
     scenario_set,
 )
-from simoffload.limits import keep, limited, now_doing, sharing
+from simoffload.limits import sharing
 
 if TYPE_CHECKING:
     from simoffload.planning.advise import Tried
@@ -31,20 +31,8 @@ if TYPE_CHECKING:
 # -- ``simoffload run`` and ``simoffload compare`` -------------------------------------------------
 
 
-def run(arguments: Namespace, console: Console) -> ExitCode:
-    """Simulate one scenario, print the answer and write the files that were asked for."""
-    if arguments.trace and arguments.output_dir is None:
-        raise refusal("run", "--trace needs --output-dir")
-    folder = OutputFolder.of(arguments)
-    # An explanation simulates many more scenarios, which share the time and have the memory each.
-    question = _run if arguments.explain else limited(_run)
-    answered = question(arguments, folder, console)
-    answered.answer.show(console)
-    console.warn(answered.warnings)
-    answered.answer.list_files(console)
-    if answered.trace_note:
-        console.note(answered.trace_note)
-    return ExitCode.OK if answered.fits else ExitCode.DOES_NOT_FIT
+_Simulated: TypeAlias = "tuple[Answer, Sequence[Tried]]"
+"""The answer to a scenario, and what to change next."""
 
 
 def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
@@ -56,32 +44,31 @@ def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
     return scenario if target is None else move_once(scenario, target, overrides=arguments.overrides)
 
 
-class _Run(NamedTuple):
-    answer: Printed
-    fits: bool
-    warnings: tuple[str, ...]
-    """Warnings to print beside the answer, if it does not tell them itself."""
-    trace_note: str
-
-
-def _run(arguments: Namespace, folder: OutputFolder | None, console: Console) -> _Run:
-    scenario = _placed(arguments, console)
+def _run(arguments: Namespace, console: Console) -> Question[_Simulated]:
+    """Simulate one scenario, print the answer and write the files that were asked for."""
+    if arguments.trace and arguments.output_dir is None:
+        raise refusal("run", "--trace needs --output-dir")
+    scenario, explain = _placed(arguments, console), arguments.explain
     from simoffload.planning.answers import simulate
     from simoffload.planning.costs import load_costs
 
-    prices = load_costs(arguments.costs)
-    shared = scenario.scenario.engine.timeout if arguments.explain else None
-    with sharing(shared):
-        with Waiting(console, partial=True), naming_others(scenario, arguments.on):
-            result = simulate(
-                scenario, costs=prices, explain=arguments.explain, keep_timelines=folder is not None
-            )
+    prices, to_folder = load_costs(arguments.costs), arguments.output_dir is not None
+
+    def ask() -> _Simulated:
+        with naming_others(scenario, arguments.on):
+            result = simulate(scenario, costs=prices, explain=explain, keep_timelines=to_folder)
             # Worked out here, and kept for the report.
             _ = result.remedies, result.explanation, result.next_changes
-            unread = arguments.explain or (console.as_json and folder is None)
-            following = () if unread else _following(scenario, result, prices)
-        with Waiting(console):
-            return _reported(scenario, result, following, folder, arguments, console)
+            unread = explain or (console.as_json and not to_folder)
+            return result, () if unread else _following(scenario, result, prices)
+
+    limits = scenario.scenario.engine.limits
+    time = limits.timeout if explain else None
+    return Question(ask, partial(_reply, scenario, arguments), limits, time, shared=True)
+
+
+# An explanation simulates many more scenarios, which share the time and have the memory each.
+run = answering(_run, at_once=lambda arguments: not arguments.explain)
 
 
 def _following(scenario: LoadedScenario, result: Answer, prices: CostList) -> Sequence[Tried]:
@@ -97,27 +84,17 @@ def _following(scenario: LoadedScenario, result: Answer, prices: CostList) -> Se
     return ()
 
 
-@limited
-def _reported(
-    scenario: LoadedScenario,
-    result: Answer,
-    following: Sequence[Tried],
-    folder: OutputFolder | None,
-    arguments: Namespace,
-    console: Console,
-) -> _Run:
-    """Make the report of a result and write its files; without ``--explain`` the first screen is printed."""
+def _reply(scenario: LoadedScenario, arguments: Namespace, found: _Simulated) -> Reply:
+    """Make the report of a result; without ``--explain`` the first screen is printed."""
     from simoffload.report.first_screen import first_screen, next_texts
     from simoffload.report.from_result import result_document
     from simoffload.report.presentation import presentation
 
-    keep(scenario.scenario.engine.limits)
-    now_doing("reporting")
-    data = result.to_dict() if folder or console.as_json else None
+    result, following = found
     wording = presentation(result)
     document = result_document(result, command=arguments.line)
     document = document._replace(better=next_texts(following) or document.better)
-    note, files = "", report_files(document, data) if folder else {}
+    note, files = "", dict[str, Writer]()
     if arguments.trace and wording.shown is not None:
         from simoffload.exchange.chrome_trace import write_trace
 
@@ -126,39 +103,34 @@ def _reported(
             part = f'"{wording.shown.name}", the longest part of the {wording.unit_name}'
             note = f"{TRACE} shows {part}"
     screen = () if arguments.explain else first_screen(scenario, result, following)
-    answer = Printed.of(document, data, folder, files, console, screen=screen)
-    return _Run(answer, result.fits, tuple(result.all_warnings) if console.as_json else (), note)
+    return Reply(document, result.to_dict, ExitCode.of(result.fits), screen, files, result.all_warnings, note)
 
 
-def compare(arguments: Namespace, console: Console) -> ExitCode:
+@answering
+def compare(arguments: Namespace, console: Console) -> Question[Comparison]:
     """Simulate several scenarios, or one on several targets; print one table and write one page."""
-    folder = OutputFolder.of(arguments)
     scenarios = _compared_scenarios(arguments, console)
     from simoffload.planning.compare import compare_scenarios
     from simoffload.planning.costs import load_costs
 
     prices = load_costs(arguments.costs)
-    with Waiting(console, partial=True):
+
+    def ask() -> Comparison:
         comparison = compare_scenarios(
             scenarios,
             baseline=_baseline(arguments.baseline, scenarios),
             objective=arguments.objective,
             costs=prices,
             measured=arguments.measured,
-            keep_timelines=folder is not None,
+            keep_timelines=arguments.output_dir is not None,
             unoffloaded=bool(arguments.on or not arguments.scenarios),
             free_settings=_at_best_settings(arguments),
         )
         _ = comparison.fits or [one.remedies for one in comparison.results.values()]  # kept for the report
-    with Waiting(console):
-        answer = _compared(comparison, scenarios, folder, arguments, console)
-    answer.show(console)
-    if console.as_json:
-        for label, result in comparison.results.items():
-            console.warn(f"{label}: {warning}" for warning in result.warnings)
-    answer.list_files(console)
-    fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
-    return ExitCode.OK if fits else ExitCode.DOES_NOT_FIT
+        return comparison
+
+    limits = next(iter(scenarios.values())).scenario.engine.limits
+    return Question(ask, partial(_compared, scenarios, arguments), limits)
 
 
 def _at_best_settings(arguments: Namespace) -> bool:
@@ -231,20 +203,11 @@ def _baseline(name: str | None, scenarios: dict[str, LoadedScenario]) -> str | N
     return label if label in scenarios else name
 
 
-@limited
-def _compared(
-    comparison: Comparison,
-    scenarios: dict[str, LoadedScenario],
-    folder: OutputFolder | None,
-    arguments: Namespace,
-    console: Console,
-) -> Printed:
+def _compared(scenarios: dict[str, LoadedScenario], arguments: Namespace, comparison: Comparison) -> Reply:
     from simoffload.exchange.files import write_csv
     from simoffload.report.comparison import exact_name
     from simoffload.report.from_comparison import comparison_document
 
-    keep(next(iter(scenarios.values())).scenario.engine.limits)
-    now_doing("reporting")
     names = {label: exact_name(result) for label, result in comparison.results.items()}
     document = comparison_document(
         tuple(comparison.results.values()),
@@ -254,11 +217,11 @@ def _compared(
         measured=comparison.measured,
         command=arguments.line,
     )._replace(better=comparison.better)
-    data = comparison.to_dict()
     columns, rows = comparison.table()
     table = partial(write_csv, columns=columns, rows=rows)
-    files = report_files(document, data, table=table) if folder else {}
-    return Printed.of(document, data, folder, files, console)
+    warnings = [f"{name}: {text}" for name, one in comparison.results.items() for text in one.warnings]
+    fits = any(comparison.results[label].fits for label in scenarios)  # not only what was added
+    return Reply(document, comparison.to_dict, ExitCode.of(fits), files={TABLE: table}, warnings=warnings)
 
 
 def _published(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.cli.output import OutputFolder
+from simoffload.cli.answer import OutputFolder
 from simoffload.errors import InputError
 from simoffload.exchange.files import replacing
 

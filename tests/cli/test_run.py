@@ -8,12 +8,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import simoffload as so
+from simoffload import limits
+from simoffload.cli import answer as cli_answer
+from simoffload.cli import planning as cli_planning
 from simoffload.planning import advise, explanation
 from simoffload.report.first_screen import MOST_LINES, first_screen
 from simoffload.report.from_result import result_document
@@ -247,14 +249,14 @@ def test_the_simulations_of_an_answer_share_its_time(
     shared: list[float | None],
 ) -> None:
     """Of an explanation all; of advice a tenth is left for the report."""
-    module = import_module(f"simoffload.cli.{'running' if command == 'run' else 'planning'}")
-    before, times = module.sharing, []
+    before, times = limits.sharing, []
 
     def recorded(timeout: float | None) -> object:
         times.append(timeout)
         return before(timeout)
 
-    monkeypatch.setattr(module, "sharing", recorded)
+    for module in (cli_answer, cli_planning):
+        monkeypatch.setattr(module, "sharing", recorded)
     fast = ("--set", "workload.output_length=1", "--timeout", "600 s")
     assert program(command, "small.yaml", *options, *fast).status == 0
     assert times == shared

@@ -6,17 +6,16 @@ import argparse
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simoffload.cli import planning
+from simoffload.cli.answer import Question, Reply, answering
 from simoffload.cli.arguments import add_service
-from simoffload.cli.console import Console, ExitCode, Waiting
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.option_types import given_limits, listed, positive
-from simoffload.cli.output import OutputFolder, Printed, report_files
 from simoffload.cli.sources import CommandChanges, refusal
 from simoffload.documents import Edit
 from simoffload.errors import InputError, shortened
-from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.extensions.purchases.machines import Machines
@@ -77,14 +76,19 @@ def compare(usual: Usual, arguments: Namespace, console: Console) -> ExitCode:
     ``usual`` comparison."""
     if not (arguments.platforms or arguments.budget):
         return usual(arguments, console)
-    folder = OutputFolder.of(arguments)
+    return _which_machine(arguments, console)
+
+
+@answering
+def _which_machine(arguments: Namespace, _console: Console) -> Question[Machines]:
     from simoffload.extensions.purchases.machines import compare_machines
     from simoffload.planning.costs import load_costs
     from simoffload.planning.question import check_context
 
     model, budget = _model_alone(arguments), arguments.budget
     overrides = CommandChanges.of(arguments).overrides
-    with sharing(given_limits(overrides).timeout), Waiting(console, partial=True):
+
+    def ask() -> Machines:
         found = compare_machines(
             model,
             arguments.platforms or (),
@@ -96,22 +100,17 @@ def compare(usual: Usual, arguments: Namespace, console: Console) -> ExitCode:
         for one in found.offers:
             if one.scenario is not None:
                 check_context(one.scenario, overrides)
-    answer = _which_machine(found, folder, arguments, console)
-    answer.show(console)
-    answer.list_files(console)
-    return ExitCode.OK if found.answered else ExitCode.DOES_NOT_FIT
+        return found
+
+    limits = given_limits(overrides)
+    return Question(ask, partial(_reply, arguments), limits, limits.timeout)
 
 
-@limited
-def _which_machine(
-    found: Machines, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Printed:
+def _reply(arguments: Namespace, found: Machines) -> Reply:
     from simoffload.extensions.purchases.report import which_machine_document
 
-    keep(given_limits(arguments.overrides))
-    now_doing("reporting")
-    document, data = which_machine_document(found, command=arguments.line), found.to_dict()
-    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    document = which_machine_document(found, command=arguments.line)
+    return Reply(document, found.to_dict, ExitCode.of(found.answered))
 
 
 def _model_alone(arguments: Namespace) -> str:
@@ -170,10 +169,11 @@ def add_to_advise(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=advise)
 
 
-def advise(arguments: Namespace, console: Console) -> ExitCode:
+@answering
+def advise(arguments: Namespace, console: Console) -> Question[Any]:
     """List changes that help with their costs, and what to buy within a budget and a service level."""
     searches = arguments.search or arguments.slo or arguments.platforms or arguments.budget
-    return planning.advise(arguments, console, partial(_beside, arguments) if searches else None)
+    return planning.ask_advice(arguments, console, partial(_beside, arguments) if searches else None)
 
 
 def _beside(

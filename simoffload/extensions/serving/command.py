@@ -6,14 +6,14 @@ import argparse
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
-from simoffload.cli.console import Console, ExitCode, Waiting
+from simoffload.cli.answer import Question, Reply, answering
+from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.option_types import add_costs, add_json, add_model, add_output, add_overrides, add_parts
-from simoffload.cli.output import OutputFolder, Printed, report_files
 from simoffload.cli.sources import CommandChanges, load
 from simoffload.errors import InputError
-from simoffload.limits import keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.extensions.serving.streams import StreamResult
@@ -42,9 +42,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=simulate_stream)
 
 
-def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
+@answering
+def simulate_stream(arguments: Namespace, console: Console) -> Question[StreamResult]:
     """Simulate the stream of a scenario, and find the load that service levels allow."""
-    folder = OutputFolder.of(arguments)
     changes = CommandChanges.of(arguments, model=arguments.model)
     from simoffload.extensions.serving.streams import chat_overrides, stream, with_requests_named
     from simoffload.planning.costs import load_costs
@@ -54,7 +54,8 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
     of_model = names_model(model)
     usual = chat_overrides(changes.overrides) if of_model else ()
     prices = load_costs(arguments.costs)
-    with _naming_model(model, changes.overrides) if usual else nullcontext():
+    naming = partial(_naming_model, model, changes.overrides) if usual else nullcontext
+    with naming():
         scenario = load(
             arguments.scenario,
             changes._replace(overrides=(*usual, *changes.overrides)),
@@ -62,14 +63,13 @@ def simulate_stream(arguments: Namespace, console: Console) -> ExitCode:
             console=console,
         )
         scenario = with_requests_named(scenario) if of_model else scenario
-        with sharing(scenario.scenario.engine.timeout), Waiting(console, partial=True):
-            found = stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
-    answer = _answer(found, folder, arguments, console)
-    answer.show(console)
-    answer.list_files(console)
-    if found.stopped:
-        return ExitCode.FAILED
-    return ExitCode.DOES_NOT_FIT if arguments.slo and found.best is None else ExitCode.OK
+
+    def ask() -> StreamResult:
+        with naming():
+            return stream(scenario, slo=arguments.slo, costs=prices, exact_steps=arguments.exact_steps)
+
+    limits = scenario.scenario.engine.limits
+    return Question(ask, partial(_reply, arguments), limits, limits.timeout)
 
 
 @contextmanager
@@ -87,14 +87,9 @@ def _naming_model(model: str, stated: Sequence[str]) -> Iterator[None]:
         ) from None
 
 
-@limited
-def _answer(
-    found: StreamResult, folder: OutputFolder | None, arguments: Namespace, console: Console
-) -> Printed:
+def _reply(arguments: Namespace, found: StreamResult) -> Reply:
     from simoffload.extensions.serving.report import stream_document
 
-    keep(found.scenario.scenario.engine.limits)
-    now_doing("reporting")
-    document = stream_document(found, command=arguments.line)
-    data = found.to_dict()
-    return Printed.of(document, data, folder, report_files(document, data) if folder else {}, console)
+    kept = not arguments.slo or found.best is not None
+    code = ExitCode.FAILED if found.stopped else ExitCode.of(kept)
+    return Reply(stream_document(found, command=arguments.line), found.to_dict, code)

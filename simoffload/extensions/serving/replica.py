@@ -299,7 +299,7 @@ class Replica:
     def served(self) -> Served:
         """Times of all requests, NaN for what has not happened."""
         state = self.state
-        rows = self._log if self.until == inf else bytes(self._log)  # which goes on only where it has not ended
+        rows = self._log if self.until == inf else bytes(self._log)  # goes on where it has not ended
         log = np.frombuffer(rows, dtype=[*zip(Steps._fields, _ROW.format[1:], strict=True)])
         return Served(
             queued=np.array(state.queued),

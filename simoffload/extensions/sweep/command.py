@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from simoffload.cli.answer import RESULT, TABLE, OutputFolder, content_writer, report_files
 from simoffload.cli.console import Console, ExitCode, Waiting, bar
 from simoffload.cli.option_types import (
     WRITTEN,
@@ -22,7 +23,6 @@ from simoffload.cli.option_types import (
     add_parts,
     count,
 )
-from simoffload.cli.output import RESULT, TABLE, OutputFolder, content_writer, report_files
 from simoffload.cli.sources import STDIN, CommandChanges, load, read, refusal
 from simoffload.errors import InputError
 from simoffload.progress import clock, working_on
@@ -174,8 +174,8 @@ def _written(
         write_html(report, path)
     if folder is None:
         return tuple(pages)
-    files = report_files(report, None, table=content_writer(table.read_bytes()))
-    return (*pages, *folder.write(files | {RESULT: content_writer(rows.read_bytes())}))
+    read = {name: content_writer(path.read_bytes()) for name, path in ((RESULT, rows), (TABLE, table))}
+    return (*pages, *folder.write(report_files(report, None) | read))
 
 
 def _document(arguments: Namespace, console: Console) -> Any:

@@ -1,6 +1,7 @@
-"""The answer of a command, and the folder of ``--output-dir`` that it is written to.
+"""How all commands answer: each says what it asks and how that is told, and ``answering`` does the rest.
 
-Only files that simoffload wrote are replaced, and all of them or none.
+The rest is to check the folder, to ask within the limits, to show how far it is, to take Ctrl-C for "tell
+what you have", to write the files, and to print a text or one JSON document.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from simoffload.cli.console import Console
+from simoffload.cli.console import Console, ExitCode, Waiting
 from simoffload.errors import InputError
+from simoffload.limits import Limits, keep, limited, now_doing, sharing
 
 if TYPE_CHECKING:
     from simoffload.report.document import ReportDocument
@@ -24,6 +27,113 @@ if TYPE_CHECKING:
 
 Writer = Callable[[Path], object]
 """A function that writes one file to the given path."""
+
+T = TypeVar("T")
+
+
+class Reply(NamedTuple):
+    """What a command says of what it found, complete before anything is printed."""
+
+    document: ReportDocument
+    data: Callable[[], dict[str, Any]]
+    """Returns the same as plain values, if somebody reads them."""
+    code: ExitCode
+    screen: Sequence[Line] = ()
+    """What a terminal shows in place of the document."""
+    files: Mapping[str, Writer] = {}
+    """Files beside those of every report."""
+    warnings: Sequence[str] = ()
+    """What is printed beside plain values, as the document tells it itself."""
+    note: str = ""
+    """What is printed at the end."""
+
+
+class Question(NamedTuple, Generic[T]):
+    """A Question is what a command asks, and how it is told."""
+
+    ask: Callable[[], T]
+    """Asks; the first Ctrl-C makes it return what it has so far."""
+    tell: Callable[[T], Reply]
+    """Makes the report, within the limits."""
+    limits: Limits
+    time: float | None = None
+    """Time [s] that all parts of the question share; None: each has its own."""
+    shared: bool = False
+    """Whether the report shares it, too."""
+
+
+Asking = Callable[[Namespace, Console], Question[Any]]
+"""Loads what a command line names; returns what it asks."""
+
+
+def answering(
+    asking: Asking, *, at_once: Callable[[Namespace], bool] = lambda _: False
+) -> Callable[[Namespace, Console], ExitCode]:
+    """Return the command that asks a question; also a decorator.
+
+    The limits hold for all of it together where the command line has it ``at_once``.
+    """
+
+    @wraps(asking)
+    def answer(arguments: Namespace, console: Console) -> ExitCode:
+        folder = OutputFolder.of(arguments)
+        answered = limited(_answered) if at_once(arguments) else _answered
+        reply, printed, written = answered(asking, arguments, folder, console)
+        console.print_answer(printed)
+        console.warn(reply.warnings if console.as_json else ())
+        if written:
+            console.print_lines(f"wrote {', '.join(_listed(written))}")
+        if reply.note:
+            console.note(reply.note)
+        return reply.code
+
+    return answer
+
+
+_Answered = tuple[Reply, str, Sequence[Path]]
+"""What was told, what is printed of it, and the files that were written."""
+
+
+def _answered(
+    asking: Asking, arguments: Namespace, folder: OutputFolder | None, console: Console
+) -> _Answered:
+    question = asking(arguments, console)
+    time, own = sharing(question.time), nullcontext()
+    with time if question.shared else own:
+        with own if question.shared else time, Waiting(console, partial=True):
+            found = question.ask()
+        with Waiting(console):
+            return _reported(question, found, folder, console)
+
+
+@limited
+def _reported(question: Question[T], found: T, folder: OutputFolder | None, console: Console) -> _Answered:
+    from simoffload.report.terminal import screen_text, terminal_text
+
+    keep(question.limits)
+    now_doing("reporting")
+    reply, text = question.tell(found), ""
+    data = reply.data() if folder or console.as_json else None
+    written = folder.write({**report_files(reply.document, data), **reply.files}) if folder else ()
+    if reply.screen and not console.as_json:
+        text = screen_text(reply.screen, color=console.color, width=console.width)
+    elif not console.as_json:
+        text = terminal_text(reply.document, color=console.color, width=console.width)
+    return reply, console.rendered(text, data), written
+
+
+def _listed(written: Sequence[Path]) -> list[str]:
+    """Return the names of files; those in the folder of recommended scenarios are only counted."""
+    from simoffload.units import plural
+
+    top = written[0].parent
+    names = [str(path) for path in written if path.parent == top]
+    inner = len(written) - len(names)
+    return names + ([f"{top / RECOMMENDED}/ ({plural(inner, 'file')})"] if inner else [])
+
+
+# -- the folder of ``--output-dir`` ---------------------------------------------------------------
+# Only files that simoffload wrote are replaced, and all of them or none.
 
 RESULT, TABLE = "result.json", "table.csv"
 REPORT, MARKDOWN, DOCUMENT = "report.html", "report.md", "report.json"
@@ -49,8 +159,8 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def report_files(document: ReportDocument, data: Any, *, table: Writer | None = None) -> dict[str, Writer]:
-    """Return the files of an answer by name; ``table`` writes table.csv, which is of several results."""
+def report_files(document: ReportDocument, data: Any) -> dict[str, Writer]:
+    """Return the files of every answer by name."""
     from simoffload.report.html import write_html
     from simoffload.report.markdown import write_markdown
 
@@ -59,54 +169,7 @@ def report_files(document: ReportDocument, data: Any, *, table: Writer | None = 
         REPORT: partial(write_html, document),
         MARKDOWN: partial(write_markdown, document),
         DOCUMENT: json_writer(document.to_dict()),
-        **({TABLE: table} if table else {}),
     }
-
-
-class Printed(NamedTuple):
-    """The answer of a command, complete before anything is printed, and the files that were written."""
-
-    printed: str
-    """What is printed: text, or with ``--json`` one document."""
-    written: Sequence[Path] = ()
-
-    @classmethod
-    def of(
-        cls,
-        document: ReportDocument,
-        data: Any,
-        folder: OutputFolder | None,
-        files: Mapping[str, Writer],
-        console: Console,
-        *,
-        screen: Sequence[Line] = (),
-    ) -> Self:
-        """Render a document, in place of it a first screen, or its plain values, after writing the files if
-        there is a folder for them."""
-        from simoffload.report.terminal import screen_text, terminal_text
-
-        written, text = folder.write(files) if folder else (), ""
-        if not console.as_json and screen:
-            text = screen_text(screen, color=console.color, width=console.width)
-        elif not console.as_json:
-            text = terminal_text(document, color=console.color, width=console.width)
-        return cls(console.rendered(text, data), written)
-
-    def show(self, console: Console) -> None:
-        """Print the answer to standard output."""
-        console.print_answer(self.printed)
-
-    def list_files(self, console: Console) -> None:
-        """Print the names of the files; those in the folder of recommended scenarios are only counted."""
-        from simoffload.units import plural
-
-        if not self.written:
-            return
-        top = self.written[0].parent
-        names = [str(path) for path in self.written if path.parent == top]
-        inner = len(self.written) - len(names)
-        names += [f"{top / RECOMMENDED}/ ({plural(inner, 'file')})"] if inner else []
-        console.print_lines("wrote " + ", ".join(names))
 
 
 class OutputFolder:
