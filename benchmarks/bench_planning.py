@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,16 @@ COMMANDS = (
     "advise micron/opt-66b",
     "advise training/bloom-7b1",
     "run --explain ddn/bloom-7b1",
+    "run --explain ddn/bloom-176b",
+    "run training/bloom-mod-2",
+    "fit ddn/bloom-176b",
     "fit --machines training/bloom-mod-2",
+    "stream serving/llama-3.1-8b-chat --set stream.num_prompts=10000",
+)
+RATES = "--axis profiles.ddn-ai400x2.read=range(min=20GB/s,max=90GB/s,n={})"
+SWEEPS = (
+    f"sweep ddn/bloom-176b {RATES.format(300)}",
+    f"sweep ddn/bloom-176b {RATES.format(30)} --axis workload.batch_size=range(min=1,max=64,n=10,scale=log)",
 )
 TARGETS = ("gpu", "dram", "raid", "nfs", "ai400x2")
 
@@ -46,9 +56,14 @@ def main() -> None:
     if given := sys.argv[1:]:
         pairs = int(given[1]) if len(given) > 1 else PAIRS
         print(f"CPU time, medians of {pairs} pairs         here [s]  other [s]   ratio    least     most")
-        for command in COMMANDS:
-            turns = [(["-m", "simoffload", *command.split()], at) for at in (HERE, Path(given[0]).resolve())]
-            print(f"{command:36} {compared(turns, pairs)}")
+        with tempfile.TemporaryDirectory() as folder:
+            for command in (
+                *COMMANDS,
+                *(f"{one} --quiet --overwrite -o {folder}/sweep.csv" for one in SWEEPS),
+            ):
+                words = ["-m", "simoffload", *command.split()]
+                turns = [(words, at) for at in (HERE, Path(given[0]).resolve())]
+                print(f"{command.partition(' --quiet')[0]:36} {compared(turns, pairs)}")
         return
     scenario = so.load_scenario("ddn/bloom-176b").on("raid")
     result, costs = so.simulate(scenario), so.load_costs()

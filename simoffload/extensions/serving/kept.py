@@ -99,7 +99,8 @@ def _write(path: Path, data: bytes, entry: Path) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new.write_bytes(zlib.crc32(data).to_bytes(4, "big") + data)
+            with new.open("wb") as file:
+                file.writelines((zlib.crc32(data).to_bytes(4, "big"), data))
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
