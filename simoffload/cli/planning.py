@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
-    from simoffload.planning.evaluator import Evaluated, Evaluator
+    from simoffload.planning.evaluator import Evaluation, Evaluator
     from simoffload.planning.reach import BestBatch, Reach
     from simoffload.planning.service_levels import ServiceLevel
     from simoffload.planning.sizing import Largest, MachinesNeeded
@@ -209,7 +209,7 @@ class Looked(NamedTuple):
     document: ReportDocument
     """Its sentence and its sections, which come first."""
     data: dict[str, Any]
-    scenarios: Mapping[str, tuple[Evaluated, str]]
+    scenarios: Mapping[str, tuple[Evaluation, str]]
     """Scenarios to write with a few words on each, by name."""
     answered: bool
     stopped: str
@@ -242,7 +242,7 @@ def recommended(advice: Advice, looked: Looked | None = None) -> dict[str, str]:
     return found
 
 
-def _scenario(base: LoadedScenario, found: Evaluated, description: str) -> str:
+def _scenario(base: LoadedScenario, found: Evaluation, description: str) -> str:
     """Return a scenario file of what was simulated, with all settings of DeepSpeed but the batch, which the
     workload sets."""
     name = f"{base.name}: {description}"[:_LONGEST_NAME]

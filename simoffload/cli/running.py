@@ -21,7 +21,7 @@ from simoffload.cli.sources import (
 from simoffload.limits import sharing
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Tried
+    from simoffload.planning.advise import EvaluatedChange
     from simoffload.planning.answers import Answer
     from simoffload.planning.compare import Comparison
     from simoffload.planning.costs import CostList
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # -- ``simoffload run`` and ``simoffload compare`` -------------------------------------------------
 
 
-_Simulated: TypeAlias = "tuple[Answer, Sequence[Tried]]"
+_Simulated: TypeAlias = "tuple[Answer, Sequence[EvaluatedChange]]"
 """The answer to a scenario, and what to change next."""
 
 
@@ -71,7 +71,7 @@ def _run(arguments: Namespace, console: Console) -> Question[_Simulated]:
 run = answering(_run, at_once=lambda arguments: not arguments.explain)
 
 
-def _following(scenario: LoadedScenario, result: Answer, prices: CostList) -> Sequence[Tried]:
+def _following(scenario: LoadedScenario, result: Answer, prices: CostList) -> Sequence[EvaluatedChange]:
     """Return what to change next, where a time was asked for; nothing where a limit is reached."""
     if result.step is None or scenario.choice is None:
         return ()

@@ -11,7 +11,7 @@ from simoffload.bisection import least_factor
 from simoffload.brief import brief
 from simoffload.documents import Document, Edit, edited
 from simoffload.hardware import TIER_KINDS, Machine, Target
-from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
+from simoffload.planning.evaluator import Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.profile_parameters import edit_of, profile_parameters, scaled
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import InferenceResult, SimulationResult, Time, TrainingResult, by_name
@@ -45,7 +45,7 @@ class BandwidthPoint(NamedTuple):
     """[1/s] that no schedule can beat: bytes over the rate of whatever is fullest, the storage or else."""
 
 
-class Needed(NamedTuple):
+class RequiredRate(NamedTuple):
     """The lowest rate of storage at which a condition holds."""
 
     rate: int
@@ -74,10 +74,10 @@ class StorageCurve:
     """Point of the platform's own storage."""
     fastest: float
     """[1/s] with storage a thousand times faster."""
-    hidden: Needed | None
+    hidden: RequiredRate | None
     """Lowest rate at which storage is not what most of a step's time is spent on; None where no rate is
     enough."""
-    enough: Needed
+    enough: RequiredRate
     """Lowest rate above which faster storage gains less than 2 %."""
     held_back: str
     """Resource that limits the storage once it is a thousand times faster."""
@@ -122,7 +122,7 @@ class StorageCurve:
         return by_name(self, f"tier unit points own fastest {ends} held_back sentences")
 
 
-def storage_curve(scenario: Asked, *, progress: Watcher | None = None) -> StorageCurve | None:
+def storage_curve(scenario: EvaluatorSource, *, progress: Watcher | None = None) -> StorageCurve | None:
     """Simulate a scenario with slower and faster storage; None where no storage is used (``NO_STORAGE``).
 
     The rates of the drives, with all that their slots have, or of the server with as many ports as it takes,
@@ -302,7 +302,7 @@ class _Storage:
         is_storage = _uses(run.result.step.bottleneck.cause, self._tier)
         return others - storage - (is_storage and others == storage)
 
-    def _least(self, margin: Callable[[_BandwidthRun], Time | float]) -> Needed:
+    def _least(self, margin: Callable[[_BandwidthRun], Time | float]) -> RequiredRate:
         """Find the slowest storage for which a margin is not negative, which it is not for faster storage
         either."""
         known = {factor: float(margin(run)) for factor, run in self._runs.items()}
@@ -316,7 +316,7 @@ class _Storage:
             high = low
         run = self.at(high)
         alone = edited(Document("", {}), self._edits(high))
-        return Needed(run.rate, high, run.throughput, alone.data.get("profiles", {}))
+        return RequiredRate(run.rate, high, run.throughput, alone.data.get("profiles", {}))
 
 
 def _bound(result: SimulationResult) -> float:

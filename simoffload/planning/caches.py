@@ -12,8 +12,8 @@ from simoffload.brief import brief
 from simoffload.documents import Edit
 from simoffload.hardware import Machine, Path, in_dram, in_hbm
 from simoffload.planning.alternatives import ANSWERS_CHANGE
-from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
-from simoffload.planning.sizing import Limit, batch_limit, context_limit
+from simoffload.planning.evaluator import Evaluator, EvaluatorSource, evaluator_of
+from simoffload.planning.sizing import LargestValue, batch_limit, context_limit
 from simoffload.results import Change, InferenceResult, PassResult, Share, TierUse, by_name, cause_text
 from simoffload.schedule import Op, Schedule
 from simoffload.simulation.runner import Runner
@@ -66,11 +66,11 @@ class CacheLimits(CachePlacement):
 
     __repr__ = brief
 
-    batch: Limit
+    batch: LargestValue
     """Number of sequences, with the lengths of the scenario."""
     full: tuple[str, ...]
     """Tiers that a larger batch overfills."""
-    context: Limit
+    context: LargestValue
     """[tokens] of prompt and output, with the batch of the scenario, up to the positions of the model."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class CacheLimits(CachePlacement):
         }
 
 
-def cache_limits(scenario: Asked) -> tuple[CacheLimits, ...]:
+def cache_limits(scenario: EvaluatorSource) -> tuple[CacheLimits, ...]:
     """Return what fits with each placement of the key-value cache that the program of a scenario has.
 
     The prompt grows for the longest context, up to the positions that the model was made for. Empty for other
@@ -311,7 +311,7 @@ class FasterCache:
         )
 
 
-def cache_speed(scenario: Asked) -> CacheSpeed | None:
+def cache_speed(scenario: EvaluatorSource) -> CacheSpeed | None:
     """Return how fast the tier of a scenario's key-value cache is, and from which rate on it no longer shows;
     None for a cache in HBM alone.
 
@@ -374,7 +374,7 @@ class PrefixLoading:
         return by_name(self, "tier size loaded_s computed_s stored_s break_even loads sentences") | speed
 
 
-def prefix_loading(scenario: Asked) -> PrefixLoading | None:
+def prefix_loading(scenario: EvaluatorSource) -> PrefixLoading | None:
     """Return whether loading the prefixes of a scenario is faster than computing them, and from which rate
     their tier no longer shows; None for a scenario that loads none.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from simoffload.brief import brief
 from simoffload.hardware import P90, TIER_KINDS, Evidence, InputSource, TimeInput
-from simoffload.planning.errors import CalibrationError, Comparable, Limit, calibration_errors
+from simoffload.planning.errors import CalibrationError, Comparable, LimitedBy, calibration_errors
 from simoffload.results import Share, SimulationResult, by_name
 from simoffload.schedule import Cause, CauseKind
 from simoffload.strategies import Strategy, in_new_form, strategy_in
@@ -34,14 +34,14 @@ _BETWEEN_GPUS: frozenset[CauseKind] = frozenset(
 """Transfers whose time the links between GPUs decide; of all others it is that of copies."""
 _DECIDES = 0.5
 """Share of a time from which the host thread is said to decide it."""
-_LIMITED: Mapping[Limit, str] = {
+_LIMITED: Mapping[LimitedBy, str] = {
     "GPU": "kernels of the GPU",
     "host": "the host thread",
     "link": "transfers",
     "CPU": "work of the CPU",
     "storage": "storage",
 }
-_LIMITS: Mapping[TimeInput, Limit] = {
+_LIMITS: Mapping[TimeInput, LimitedBy] = {
     TimeInput.HOST: "host",
     TimeInput.CPU: "CPU",
     TimeInput.COPIES: "link",

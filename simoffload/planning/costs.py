@@ -85,19 +85,19 @@ class CostList:
         """Currency that is printed next to amounts."""
         return self.costs.currency or ""
 
-    def price(self, part: DeviceGroup) -> tuple[Figure, float] | None:
+    def price(self, group: DeviceGroup) -> tuple[Figure, float] | None:
         """A price, and how many times it is paid for one device; None where the list does not know it.
 
         Host memory is paid by the GB, and so, by the TB, are drives without a price of their own.
         """
-        named = self._device(part.key).price
+        named = self._device(group.key).price
         if named is not None:
-            return self._figure(named, part.key), 1.0
-        if part.key == MEMORY:
+            return self._figure(named, group.key), 1.0
+        if group.key == MEMORY:
             per_gb = self.costs.memory.price_per_gb
-            return (self._figure(per_gb, "memory per GB"), part.size / _GB) if per_gb else None
-        if part.kind == "drive" and self.costs.flash_per_tb is not None:
-            return self._figure(self.costs.flash_per_tb, "flash per TB"), part.size / _TB
+            return (self._figure(per_gb, "memory per GB"), group.size / _GB) if per_gb else None
+        if group.kind == "drive" and self.costs.flash_per_tb is not None:
+            return self._figure(self.costs.flash_per_tb, "flash per TB"), group.size / _TB
         return None
 
     def machine_price(self, platform: str) -> Figure | None:
@@ -121,19 +121,19 @@ class CostList:
         """Whether a device can be bought separately."""
         return self._device(key).sold is not False
 
-    def power(self, part: DeviceGroup) -> tuple[Power, float] | None:
+    def power(self, group: DeviceGroup) -> tuple[Power, float] | None:
         """Return the power of one device, and how many such devices one of the part is; None where the
         list does not know it.
 
         Host memory counts as many modules as its size takes.
         """
-        if part.key != MEMORY:
-            power = self._device(part.key).power
+        if group.key != MEMORY:
+            power = self._device(group.key).power
             return (power, 1.0) if power else None
         memory = self.costs.memory
         if memory.power is None or memory.module is None:
             return None
-        return memory.power, part.size / memory.module.value
+        return memory.power, group.size / memory.module.value
 
     def assumption(self, key: str) -> Figure:
         """Return the value of ``electricity`` [per kWh], ``pue`` of a rack, ``lifetime`` [years] or
@@ -453,14 +453,14 @@ def _against_platform(
         yield _split(part, included.get((part.key, part.tier), part._replace(number=0)))
 
 
-def _split(part: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
+def _split(group: DeviceGroup, has: DeviceGroup) -> tuple[tuple[DeviceGroup, ...], tuple[DeviceGroup, ...]]:
     """Divide a part into what the machine has already and what is added; added memory comes on top of what is
     there."""
-    covered = min(part.number, has.number)
-    inside, added = part._replace(number=covered), part._replace(number=part.number - covered)
-    if part.key != MEMORY or part.size <= has.size:
+    covered = min(group.number, has.number)
+    inside, added = group._replace(number=covered), group._replace(number=group.number - covered)
+    if group.key != MEMORY or group.size <= has.size:
         return (inside,), (added,)
-    more = part._replace(number=covered, size=part.size - has.size)
+    more = group._replace(number=covered, size=group.size - has.size)
     return (inside._replace(size=has.size),), (more, added)
 
 
@@ -472,12 +472,12 @@ def _included(scenario: LoadedScenario, nodes: int) -> dict[tuple[str, str], Dev
     return {(part.key, part.tier): part for part in shipped if not _is_shared(part.kind)}
 
 
-def _item(part: DeviceGroup, costs: CostList, count: int) -> Item:
-    description = part.key.partition("/")[2] or part.key
-    if part.key == MEMORY:
-        description = f"host memory, {format_bytes(part.size, binary=True)}"
-    price, units = costs.price(part) or (None, 1.0)
-    return Item(part.key, description, count, price, units, tier=part.tier)
+def _item(group: DeviceGroup, costs: CostList, count: int) -> Item:
+    description = group.key.partition("/")[2] or group.key
+    if group.key == MEMORY:
+        description = f"host memory, {format_bytes(group.size, binary=True)}"
+    price, units = costs.price(group) or (None, 1.0)
+    return Item(group.key, description, count, price, units, tier=group.tier)
 
 
 class Replacement(NamedTuple):
@@ -579,20 +579,20 @@ def energy(
     return Energy(tuple(draws), tuple(missing), total)
 
 
-def _busy(part: DeviceGroup, one: PassResult, machine: Machine, result: SimulationResult) -> float:
+def _busy(group: DeviceGroup, one: PassResult, machine: Machine, result: SimulationResult) -> float:
     """Return the fraction of a pass in which the devices of a part are busy, on average over all of them."""
     if not one.time_s:
         return 0.0
-    if part.kind == "accelerator":
+    if group.kind == "accelerator":
         return min(1.0, one.gpus_s / one.time_s / machine.gpus)
-    if part.kind == "host":
+    if group.kind == "host":
         all_cores = sum(share.busy_s for share in one.shares if share.cause.kind in _ALL_CORES) / one.time_s
         threads = (_share(one, "host") - all_cores) * machine.ranks_per_node(result.ranks)
         cores = threads / machine.host.cpu_optimizer.cores.value
         linked = sum(use.size / (use.capacity * one.time_s) for use in one.links if use.unit == "core-ns")
         return min(1.0, min(1.0, cores + all_cores) * machine.nodes_of(result.gpus) / machine.nodes + linked)
     used = {use.link: use.size / (use.capacity * one.time_s) for use in one.links}
-    loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in part.links]
+    loads = [min(1.0, sum(used.get(link, 0.0) for link in links)) for links in group.links]
     return sum(loads) / len(loads)
 
 

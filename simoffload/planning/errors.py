@@ -19,7 +19,7 @@ from simoffload.hardware import Evidence
 
 _FILE = "calibration_errors.csv"
 """File of errors on real runs. ``python -m validation`` writes it."""
-Limit = Literal["GPU", "host", "link", "CPU", "storage"]
+LimitedBy = Literal["GPU", "host", "link", "CPU", "storage"]
 """What takes most of a time: kernels, the host thread, copies and collectives, work of the CPU, or drives."""
 _FEWEST = 5
 """Fewest times of a class that count."""
@@ -37,7 +37,7 @@ class RealTimes(NamedTuple):
 
     program: str
     """Group of real runs, as a strategy names it under ``evidence``: zero."""
-    limit: Limit
+    limit: LimitedBy
     evidence: Evidence
     """What the numbers of ``limit`` rest on."""
     machine: str
@@ -53,7 +53,7 @@ class CalibrationError(NamedTuple):
 
     program: str
     """Group of real runs; "" for all of them."""
-    limit: Limit
+    limit: LimitedBy
     evidence: str
     """What the numbers of ``limit`` rest on; "" for anything."""
     held_out: bool
@@ -73,7 +73,7 @@ class Comparable(NamedTuple):
     """A Comparable says which real runs a time is compared with."""
 
     program: str
-    limit: Limit
+    limit: LimitedBy
     evidence: Evidence
     unlike: int = 0
     """Number of things that none of them did."""
@@ -117,13 +117,13 @@ class ErrorTable:
         spreads = [stdev(map(median, machines)) for machines in several]
         return NormalDist().inv_cdf(0.9) * mean(spreads) if spreads else log(_FEW)
 
-    def _class(self, program: str, limit: Limit, evidence: str, without: str) -> CalibrationError | None:
+    def _class(self, program: str, limit: LimitedBy, evidence: str, without: str) -> CalibrationError | None:
         key = program, limit, evidence, without
         if key not in self._known:
             self._known[key] = self._found(program, limit, evidence, without)
         return self._known[key]
 
-    def _found(self, program: str, limit: Limit, evidence: str, without: str) -> CalibrationError | None:
+    def _found(self, program: str, limit: LimitedBy, evidence: str, without: str) -> CalibrationError | None:
         """Return the errors of a class, of held-out runs if there are enough; None if there are too few."""
         mine = [
             row

@@ -18,7 +18,7 @@ from simoffload.scenario.cache import canonical
 from simoffload.simulation import Execution, Scope, remembering, simulate
 from simoffload.simulation.capacity import memory_footprint
 from simoffload.strategies import Plan, Strategy, base
-from simoffload.strategies.base import Purpose, Sizes, Tunable
+from simoffload.strategies.base import Purpose, SizeEdits, Tunable
 from simoffload.workload import Checkpointing, Workload
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ _PASSES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """An Evaluated is a changed scenario with its result and its cost."""
+class Evaluation:
+    """An Evaluation is a changed scenario with its result and its cost."""
 
     scenario: LoadedScenario
     result: SimulationResult
@@ -269,7 +269,7 @@ class Evaluator:
         return self.sizes.batch(count)
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> SizeEdits:
         """Edits to other sizes of the work of the unchanged scenario."""
         return self.strategy.sizes(self._batch_size)
 
@@ -283,11 +283,11 @@ class Evaluator:
         return (Edit(("nodes",), nodes), *self.strategy.sizes().gpus(nodes * per_node))
 
 
-Asked = ScenarioSource | Evaluator
+EvaluatorSource = ScenarioSource | Evaluator
 """A scenario that is asked about, or an evaluator of it that may know some of the answer already."""
 
 
-def evaluator_of(asked: Asked, **machine: Unpack[QuestionOptions]) -> Evaluator:
+def evaluator_of(asked: EvaluatorSource, **machine: Unpack[QuestionOptions]) -> Evaluator:
     """Return the evaluator of a scenario, with what is named beside it (``loaded``); an evaluator is returned
     as it is. Raises InputError for a file that is no scenario."""
     return asked if isinstance(asked, Evaluator) else Evaluator(loaded(asked, **machine))

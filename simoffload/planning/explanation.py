@@ -13,7 +13,7 @@ from simoffload.brief import brief
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.planning.bandwidth import StorageCurve, storage_curve
 from simoffload.planning.caches import CacheSpeed, PrefixLoading, cache_speed, prefix_loading
-from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
+from simoffload.planning.evaluator import Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.profile_parameters import (
     ProfileParameter,
     deciding_parameters,
@@ -101,7 +101,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    scenario: Asked,
+    scenario: EvaluatorSource,
     *,
     change: float = CHANGE,
     progress: Watcher | None = None,
@@ -254,7 +254,7 @@ class Explanation:
         return by_name(self, " ".join(("sensitivity storage", *more)))
 
 
-def explain(scenario: Asked) -> Explanation:
+def explain(scenario: EvaluatorSource) -> Explanation:
     """Explain the result of a scenario. Raises InputError where it does not fit."""
     evaluator = evaluator_of(scenario)
     found = sensitivity(evaluator)

@@ -9,7 +9,7 @@ from math import inf
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.advise import Tried, advise
+from simoffload.planning.advise import EvaluatedChange, advise
 from simoffload.planning.advise.options import memory, second_card
 from simoffload.planning.alternatives import ANSWERS_CHANGE, formats_of
 from simoffload.planning.costs import CostList
@@ -29,7 +29,7 @@ _FILLED = 0.9
 _FORMAT = "format-"
 
 
-def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[Tried, ...]:
+def next_steps(evaluator: Evaluator, costs: CostList | None = None) -> tuple[EvaluatedChange, ...]:
     """Return the changes to name beside an answer, the first one first.
 
     Where the weights are read from storage, the first one is the largest format that avoids it, or the

@@ -28,12 +28,12 @@ from simoffload.documents import (
 from simoffload.errors import InputError, SimulationError, WorkLimitError, shortened
 from simoffload.hardware import Library, spelled
 from simoffload.planning.confidence import confidence
-from simoffload.planning.evaluator import Asked, Evaluator, evaluator_of
+from simoffload.planning.evaluator import Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.profile_parameters import ProfileParameter, edit_of, profile_parameters, scaled
 from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed, parse_services
-from simoffload.planning.sizing import Limit, batch_limit
+from simoffload.planning.sizing import LargestValue, batch_limit
 from simoffload.progress import Watcher, stage, step, watched_by
 from simoffload.results import SimulationResult, by_name
 from simoffload.scenario import LoadedScenario, Scenario
@@ -414,8 +414,8 @@ _ASIDE = 32
 """Number of refused values beside which one is looked for that is not refused: our choice."""
 
 
-class Trial(NamedTuple):
-    """A Trial is one value that was tried, with its result or the reason why it has none."""
+class EvaluatedValue(NamedTuple):
+    """An EvaluatedValue is one value that was tried, with its result or the reason why it has none."""
 
     value: str
     """Value of the number as text, with its unit."""
@@ -469,21 +469,21 @@ class Reach(ReportedAnswer):
     service: tuple[ServiceLevel, ...]
     path: str
     """Path of the number, as ``--set`` names it."""
-    now: Trial
+    now: EvaluatedValue
     """Trial of the unchanged scenario, with its present value."""
-    trials: tuple[Trial, ...]
+    trials: tuple[EvaluatedValue, ...]
     """All values that were tried, in their order; the first and the last are the ends of the range."""
-    least: Trial | None
+    least: EvaluatedValue | None
     """Smallest value that keeps them; None if none was found."""
-    most: Trial | None
+    most: EvaluatedValue | None
     """Largest value up to which all values that were tried from ``least`` on keep them."""
-    below: Trial | None
+    below: EvaluatedValue | None
     """Next smaller value than ``least``, which does not; None at the end of the range."""
-    above: Trial | None
+    above: EvaluatedValue | None
     """Next larger value than ``most``, which does not; None at the end of the range."""
-    others: tuple[Trial, ...] = ()
+    others: tuple[EvaluatedValue, ...] = ()
     """Values elsewhere that keep them, too."""
-    best: Trial
+    best: EvaluatedValue
     """Value that comes nearest; one that keeps them where there is one."""
 
     stopped: str = ""
@@ -504,13 +504,13 @@ class Reach(ReportedAnswer):
         return above is None or above.result is None or below.result is not None
 
     @property
-    def value(self) -> Trial | None:
+    def value(self) -> EvaluatedValue | None:
         """The least demanding value that keeps them: the smallest one, or if smaller values are better, the
         largest one."""
         return self.least if self.rises else self.most
 
     @property
-    def beyond(self) -> Trial | None:
+    def beyond(self) -> EvaluatedValue | None:
         """The value next to it that does not; None at the end of the range."""
         return self.below if self.rises else self.above
 
@@ -543,11 +543,11 @@ class BestBatch(NamedTuple):
     """Tiers of the weights, and of training of the optimizer."""
     service: tuple[ServiceLevel, ...]
     """Service levels that the batch keeps."""
-    batch: Limit
+    batch: LargestValue
     """Number of sequences on each GPU, and the largest one that fits."""
-    best: Trial | None
+    best: EvaluatedValue | None
     """Batch with the highest throughput; None if none fits and keeps the service levels."""
-    nearest: Trial | None
+    nearest: EvaluatedValue | None
     """Batch that misses the service levels least, where none keeps them; None if none fits."""
     stopped: str = ""
     """Limit that a batch reached, or that ended the search; empty if there was none."""
@@ -565,7 +565,7 @@ class BestBatch(NamedTuple):
 
 
 def reach(
-    scenario: Asked,
+    scenario: EvaluatorSource,
     *,
     slo: str | Sequence[str],
     by: str,
@@ -599,7 +599,7 @@ def reach(
 
 
 def best_batch(
-    scenario: Asked,
+    scenario: EvaluatorSource,
     *,
     slo: str | Sequence[str] = (),
     progress: Watcher | None = None,
@@ -653,7 +653,7 @@ class _Search:
     def __init__(self, evaluator: Evaluator, quantity: Quantity, service: tuple[ServiceLevel, ...]) -> None:
         self._evaluator, self._service = evaluator, service
         self.quantity = quantity
-        self._tried: dict[int, Trial] = {}
+        self._tried: dict[int, EvaluatedValue] = {}
         self.stopped = ""
         """Limit that a value reached, or that ended the search; empty if there was none."""
 
@@ -676,7 +676,7 @@ class _Search:
     def _edits(self, index: int) -> tuple[Edit, ...]:
         return self.quantity.edits(self.quantity.written(index))
 
-    def at(self, index: int) -> Trial:
+    def at(self, index: int) -> EvaluatedValue:
         """Return the trial of a value, simulated if it fits."""
         if index not in self._tried:
             text = self.quantity.text(index)
@@ -684,27 +684,29 @@ class _Search:
             self._tried[index] = self.of(text, *self._edits(index))
         return self._tried[index]
 
-    def of(self, value: str, *edits: Edit) -> Trial:
+    def of(self, value: str, *edits: Edit) -> EvaluatedValue:
         """Return the trial of a value given by its edits."""
         try:
             uses = self._evaluator.needs(*edits)
             if uses is None:
-                return Trial(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
+                return EvaluatedValue(value, edits, None, inf, "refused", self._evaluator.refusal(*edits))
             if lacking := [use.sentence() for use in uses if not use.fits]:
-                return Trial(value, edits, None, inf, "does not fit", "; ".join(lacking))
+                return EvaluatedValue(value, edits, None, inf, "does not fit", "; ".join(lacking))
             _, result = self._evaluator.answer(*edits)
         except InputError as error:
-            return Trial(value, edits, None, inf, "refused", error.problems[0].message)
+            return EvaluatedValue(value, edits, None, inf, "refused", error.problems[0].message)
         except WorkLimitError as error:
             self.stopped = str(error)
-            return Trial(value, edits, None, inf, "stopped", self.stopped)
+            return EvaluatedValue(value, edits, None, inf, "stopped", self.stopped)
         except SimulationError as error:
-            return Trial(value, edits, None, inf, "refused", str(error))
+            return EvaluatedValue(value, edits, None, inf, "refused", str(error))
         if lacking := [one.name for one in self._service if one.of(result) is None]:
-            return Trial(value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}")
+            return EvaluatedValue(
+                value, edits, None, inf, "missed", f"there is no {' and no '.join(lacking)}"
+            )
         limit = max(self._service, key=lambda one: one.missed(result), default=None)
         judged = replace(result, asked=limit.metric.name) if limit else result
-        return Trial(value, edits, judged, most_missed(self._service, result))
+        return EvaluatedValue(value, edits, judged, most_missed(self._service, result))
 
     # -- where something holds ------------------------------------------------------------------
 
@@ -883,7 +885,7 @@ class _Search:
 
     # -- the highest throughput -----------------------------------------------------------------
 
-    def fastest(self, most: int, now: int) -> tuple[Trial | None, Trial | None]:
+    def fastest(self, most: int, now: int) -> tuple[EvaluatedValue | None, EvaluatedValue | None]:
         """Return the count up to ``most`` with the highest throughput that keeps the service levels, or where
         none does, the one that misses them least."""
         counts = {*(1 << power for power in range(most.bit_length())), most, *([now] if now <= most else [])}

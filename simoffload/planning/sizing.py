@@ -33,8 +33,8 @@ _MOST_SEQUENCES, _MOST_TOKENS, _MOST_LAYERS = 1_000_000, 10_000_000, 100_000
 """Largest number of sequences, tokens and layers that a scenario accepts."""
 
 
-class Limit(NamedTuple):
-    """A Limit is the largest value of one quantity of a scenario, all others unchanged."""
+class LargestValue(NamedTuple):
+    """A LargestValue is the largest value of one quantity of a scenario, all others unchanged."""
 
     now: int
     most: int | None
@@ -57,13 +57,13 @@ class Largest(NamedTuple):
     platform: str
     target: str
     ranks: int
-    batch: Limit
+    batch: LargestValue
     """Largest number of sequences on each GPU."""
-    context: Limit
+    context: LargestValue
     """[tokens] of each sequence: prompt and output, or the sequence that is trained on."""
     made_for: int | None
     """[tokens] for which the model was made; None where it has no such limit."""
-    layers: Limit
+    layers: LargestValue
     """Largest number of layers of the model's width."""
     parameters: int | None
     """Number of parameters of the deepest model [elements]."""
@@ -119,16 +119,16 @@ def largest(scenario: ScenarioSource, **machine: Unpack[QuestionOptions]) -> Lar
     )
 
 
-def batch_limit(evaluator: Evaluator, workload: Inference | Training) -> Limit:
+def batch_limit(evaluator: Evaluator, workload: Inference | Training) -> LargestValue:
     """Return the largest number of sequences of a batch that fits."""
     found = evaluator.largest_batch(most=_MOST_SEQUENCES)
     edits = () if found is None else evaluator.batch(found)
-    return Limit(workload.batch_size, found, _MOST_SEQUENCES, edits)
+    return LargestValue(workload.batch_size, found, _MOST_SEQUENCES, edits)
 
 
 def context_limit(
     evaluator: Evaluator, workload: Inference | Training, *, positions: int | None = None
-) -> Limit:
+) -> LargestValue:
     """Return the longest context that fits, as the prompt grows, up to ``positions`` [tokens]."""
     key = "prompt_length" if isinstance(workload, Inference) else "sequence_length"
     output = workload.output_length if isinstance(workload, Inference) else 0
@@ -136,12 +136,14 @@ def context_limit(
     most = _MOST_TOKENS if positions is None else max(1, positions - output)
     tokens = _limit(evaluator, lambda count: (Edit(("workload", key), count),), now=now, most=most)
     longest = None if tokens.most is None else tokens.most + output
-    return Limit(now + output, longest, most + output, tokens.edits)
+    return LargestValue(now + output, longest, most + output, tokens.edits)
 
 
-def _limit(evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int) -> Limit:
+def _limit(
+    evaluator: Evaluator, change: Callable[[int], tuple[Edit, ...]], *, now: int, most: int
+) -> LargestValue:
     found = evaluator.largest(change, start=now, most=most)
-    return Limit(now, found, most, () if found is None else change(found))
+    return LargestValue(now, found, most, () if found is None else change(found))
 
 
 class MachineCount(NamedTuple):

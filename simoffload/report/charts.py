@@ -37,10 +37,10 @@ from simoffload.units import format_bytes, format_number, format_rate, format_se
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from simoffload.planning.advise import Tried
+    from simoffload.planning.advise import EvaluatedChange
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.explanation import Sensitivity
-    from simoffload.planning.reach import Reach, Trial
+    from simoffload.planning.reach import EvaluatedValue, Reach
     from simoffload.planning.service_levels import ServiceLevel
 
 _WIDEST = 2.5
@@ -371,7 +371,7 @@ def reached(found: Reach) -> draw.Properties:
     )
 
 
-def _next_without(found: Reach, places: Sequence[float]) -> list[tuple[float, Trial]]:
+def _next_without(found: Reach, places: Sequence[float]) -> list[tuple[float, EvaluatedValue]]:
     """Return the values without a result that are next to those with one; further ones are not drawn."""
     pairs = list(zip(places, found.trials, strict=True))
     beside = [[*pairs[max(0, at - 1) : at], *pairs[at + 1 : at + 2]] for at in range(len(pairs))]
@@ -383,7 +383,10 @@ def _next_without(found: Reach, places: Sequence[float]) -> list[tuple[float, Tr
 
 
 def _level(
-    level: ServiceLevel, timed: Sequence[tuple[float, Trial, SimulationResult]], number: int, alone: bool
+    level: ServiceLevel,
+    timed: Sequence[tuple[float, EvaluatedValue, SimulationResult]],
+    number: int,
+    alone: bool,
 ) -> Iterator[draw.Properties]:
     """Yield the band and the line of a service level over the values that have results; ``alone`` in its own
     unit, and otherwise relative to its limit."""
@@ -411,7 +414,7 @@ def _level(
 # ---- advice ----
 
 
-def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Properties:
+def gains(tried: Sequence[EvaluatedChange], *, axis: str = "throughput") -> draw.Properties:
     """Draw the throughput or speed (``axis``) with each change, relative to the unchanged scenario; the kind
     of the change has its colour, and its name beside the bar."""
     gains = [one.gain or 0.0 for one in tried]
@@ -437,13 +440,13 @@ def gains(tried: Sequence[Tried], *, axis: str = "throughput") -> draw.Propertie
     )
 
 
-def _gained(one: Tried) -> str:
+def _gained(one: EvaluatedChange) -> str:
     """Return a gain with its interval: "4.85× [3.55 to 6.61]"."""
     value = f"{format_number(one.gain or 0.0)}×"
     return f"{value} [{span(*map(format_number, one.gain_interval))}]" if one.gain_interval else value
 
 
-def _bought(one: Tried) -> str:
+def _bought(one: EvaluatedChange) -> str:
     """Return what a change costs, if it does."""
     return f", {one.extra:,.0f} {one.economics.costs.currency}".rstrip() if one.extra else ""
 

@@ -16,7 +16,7 @@ from simoffload.scenario import LoadedScenario
 from simoffload.units import format_bytes, format_number, format_seconds, percent, plural
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Tried
+    from simoffload.planning.advise import EvaluatedChange
 
 MOST_LINES = 25
 _MOST_WARNINGS = 3
@@ -38,7 +38,7 @@ class Line(NamedTuple):
 
 
 def first_screen(
-    scenario: LoadedScenario, result: Answer, following: Sequence[Tried] = ()
+    scenario: LoadedScenario, result: Answer, following: Sequence[EvaluatedChange] = ()
 ) -> tuple[Line, ...]:
     """Return the lines of the answer about one scenario: how fast, what limits it, how sure that is, which
     programs were compared, what to change next (``following``) and what to type."""
@@ -61,7 +61,7 @@ def opening_lines(scenario: LoadedScenario, result: Answer) -> Iterator[Line]:
         yield Line("fits", "only memory was computed", "green")
 
 
-def _answer(scenario: LoadedScenario, result: Answer, following: Sequence[Tried]) -> Iterator[Line]:
+def _answer(scenario: LoadedScenario, result: Answer, following: Sequence[EvaluatedChange]) -> Iterator[Line]:
     yield from opening_lines(scenario, result)
     if result.refused:
         return
@@ -128,12 +128,12 @@ def _fitting(result: Answer) -> Iterator[Line]:
         yield Line("" if number else "it fits with", f"{one.description}: {typed}")
 
 
-def next_texts(following: Sequence[Tried]) -> str:
+def next_texts(following: Sequence[EvaluatedChange]) -> str:
     """Return what to change next, with what each change gains and costs, on a line."""
     return " · ".join(_change(one) for one in following[:_MOST_CHANGES])
 
 
-def _change(one: Tried) -> str:
+def _change(one: EvaluatedChange) -> str:
     gain = "fits"
     if one.gain is not None:
         two = partial(format_number, digits=2)
@@ -181,7 +181,7 @@ def _causes(result: Answer) -> str:
     return f"{called}, {format_seconds(step.time_s)}: {' · '.join(listed[:_MOST_CAUSES])}"
 
 
-def _warnings(result: Answer, following: Sequence[Tried]) -> Iterator[Line]:
+def _warnings(result: Answer, following: Sequence[EvaluatedChange]) -> Iterator[Line]:
     own, bought = result.costs, [one.economics for one in following if one.extra]
     prices = () if own is None else (*own.slips, *own.old_prices(bought))
     warnings = [*(one for one in result.all_warnings if not one.startswith(_ELSEWHERE)), *prices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from simoffload.planning.reach import BestBatch
-from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded, MachinesRun
+from simoffload.planning.sizing import Largest, LargestValue, MachineCount, MachinesNeeded, MachinesRun
 from simoffload.report.document import (
     Datum,
     Entry,
@@ -318,12 +318,12 @@ def _missed(one: BestBatch) -> str:
     return f"{', '.join(values)} with {one.nearest.value}"
 
 
-def _limit(one: Limit) -> str:
+def _limit(one: LargestValue) -> str:
     """Return a limit as text: "16 → 57", or "16 → ≥1,000,000" if a scenario cannot have more."""
     return f"{one.now:,} → {_most(one)}"
 
 
-def _most(one: Limit) -> str:
+def _most(one: LargestValue) -> str:
     if one.most is None:
         return _NONE
     return f"{'≥' if one.most == one.reaches else ''}{one.most:,}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from simoffload.documents import parse_path
-from simoffload.planning.reach import Reach, Trial
+from simoffload.planning.reach import EvaluatedValue, Reach
 from simoffload.planning.service_levels import ServiceLevel
 from simoffload.report import charts
 from simoffload.report.document import (
@@ -113,7 +113,7 @@ def _range(found: Reach) -> str:
     return f"from {least.value} to {most.value}"
 
 
-def _given(one: Trial, service: tuple[ServiceLevel, ...], *, limited: bool = True) -> str:
+def _given(one: EvaluatedValue, service: tuple[ServiceLevel, ...], *, limited: bool = True) -> str:
     """Return what a value gives: its metrics and, if they are ``limited``, the bottleneck, or why there are
     none."""
     result = one.result
@@ -178,7 +178,7 @@ def _values(found: Reach) -> ReportSection:
     )
 
 
-def _row(one: Trial, found: Reach) -> Iterator[Entry]:
+def _row(one: EvaluatedValue, found: Reach) -> Iterator[Entry]:
     result = one.result
     yield one.value
     yield one.status or ("kept" if one.kept else "missed")

@@ -30,7 +30,7 @@ from simoffload.report.summary import facts, result_summary
 from simoffload.results import SimulationResult, TrainingResult
 
 if TYPE_CHECKING:
-    from simoffload.planning.advise import Advice, Tried
+    from simoffload.planning.advise import Advice, EvaluatedChange
     from simoffload.planning.bandwidth import StorageCurve
     from simoffload.planning.service_levels import ServiceLevel
 
@@ -96,7 +96,7 @@ def advice_document(
     )
 
 
-def _others(advice: Advice) -> list[Tried]:
+def _others(advice: Advice) -> list[EvaluatedChange]:
     """Return the first change with other answers, which the verdict often has no room for."""
     from simoffload.report.sections.advice import by_answers
 

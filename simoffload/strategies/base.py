@@ -445,8 +445,8 @@ def _nothing(*_changed: str) -> tuple[Edit, ...]:
     return ()
 
 
-class Sizes(NamedTuple):
-    """Sizes are the edits that change how much a program works on, with all settings that repeat it."""
+class SizeEdits(NamedTuple):
+    """SizeEdits are the edits that change how much a program works on, with all settings that repeat it."""
 
     batch: Callable[[int], tuple[Edit, ...]]
     """Function that returns the edits to a number of sequences of a batch."""
@@ -462,7 +462,7 @@ class Sizes(NamedTuple):
     first; None where ``batch`` has all."""
 
     @classmethod
-    def of(cls, strategy: Strategy, along: Callable[..., tuple[Edit, ...]] = _nothing) -> Sizes:
+    def of(cls, strategy: Strategy, along: Callable[..., tuple[Edit, ...]] = _nothing) -> SizeEdits:
         """Return those of a strategy whose ``ranks`` are its GPUs; none of these where they are a Literal."""
         fixed = get_origin(type(strategy).model_fields["ranks"].annotation) is Literal
         return cls(
@@ -579,8 +579,8 @@ class PhaseSeries:
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
 
 
-class Basis(NamedTuple):
-    """A Basis says on which measured numbers and real runs the times of a plan rest."""
+class EvidenceBasis(NamedTuple):
+    """An EvidenceBasis says on which measured numbers and real runs the times of a plan rest."""
 
     host_costs: tuple[Provenance, ...] = ()
     """Costs of the host thread that stand for its speed: launches and hooks."""
@@ -699,10 +699,10 @@ class Plan(ABC):
         return Facts()
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Measured numbers and real runs on which its times rest."""
         costs = self.machine.host.deepspeed
-        return Basis(host_costs=(costs.linear_call, costs.hook))
+        return EvidenceBasis(host_costs=(costs.linear_call, costs.hook))
 
     @property
     def serving_limits(self) -> ServingLimits | None:
@@ -816,9 +816,9 @@ class Strategy(Frozen, ABC):
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield where the states are on a machine, and with a plan all that planning may change."""
 
-    def sizes(self, _batch_size: int = 1) -> Sizes:
+    def sizes(self, _batch_size: int = 1) -> SizeEdits:
         """Return the edits that change how much it works on, which is a batch of so many sequences so far."""
-        return Sizes.of(self)
+        return SizeEdits.of(self)
 
     def filled(self, _model: ModelShape) -> tuple[Edit, ...]:
         """Return edits that complete a scenario that was made from the name of a model, without keys of

@@ -19,7 +19,7 @@ from simoffload.models import (
 )
 from simoffload.results import Facts
 from simoffload.schedule import Device, Op, Schedule, ScheduleBuilder
-from simoffload.strategies.base import Basis, Earlier, Held, Phase, PhaseKind, PhaseSeries, Plan
+from simoffload.strategies.base import Earlier, EvidenceBasis, Held, Phase, PhaseKind, PhaseSeries, Plan
 from simoffload.strategies.cache.cache_updates import (
     AttentionOnCpu,
     CacheUpdate,
@@ -119,10 +119,10 @@ class InferencePlan(Plan):
     """Remedy for too many weights on a GPU."""
 
     @cached_property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
         costs = super().basis.host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
-        return Basis(host_costs=costs, extrapolations=tuple(self._extrapolations()))
+        return EvidenceBasis(host_costs=costs, extrapolations=tuple(self._extrapolations()))
 
     def _extrapolations(self) -> Iterable[str]:
         """Return warnings about numbers used outside the range in which they were measured."""
@@ -358,52 +358,52 @@ class InferencePlan(Plan):
         each, more = divmod(first.number, count)
         return [(first._replace(number=each + (part < more)),) for part in range(count)]
 
-    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
-        """Return the memory of the cache of a GPU with ``part`` of the model, of which a host has ``copies``;
-        () for a part without layers."""
+    def cache_memory(self, shard: ModelShape, *, copies: int) -> tuple[Held, ...]:
+        """Return the memory of the cache of a GPU with a ``shard`` of the model, of which a host has
+        ``copies``; () for one without layers."""
         cache, work = self.cache, self.workload.filled
-        if not part.groups:
+        if not shard.groups:
             return ()
         if cache.streamed:
             parts, moving = self.cached_parts, self._streamed_traffic
             return streamed_memory(
-                cache, part, work, self.machine, copies=copies, parts=parts, traffic=moving
+                cache, shard, work, self.machine, copies=copies, parts=parts, traffic=moving
             )
         if cache.attends_on_cpu:
-            return cpu_attention_memory(cache, part, work, copies=copies)
-        found = cache_memory(cache, part, work, copies=copies, paged=self.fused)
+            return cpu_attention_memory(cache, shard, work, copies=copies)
+        found = cache_memory(cache, shard, work, copies=copies, paged=self.fused)
         return found if work is self.workload else tuple(map(_of_context, found))
 
-    def working_memory(self, part: ModelShape, cache: tuple[Held, ...] | None = None) -> tuple[Held, ...]:
-        """Return the memory that a GPU with ``part`` of the model needs beside weights, and its share of that
-        of the host and of other tiers; with a given one of the ``cache``, or by default that of the part."""
+    def working_memory(self, shard: ModelShape, cache: tuple[Held, ...] | None = None) -> tuple[Held, ...]:
+        """Return the memory that a GPU with a ``shard`` of the model needs beside weights, and its share of
+        that of the host and of other tiers; with a given one of the ``cache``, or by default the shard's."""
         moves, work = self.block_moves, self.workload
         if moves is not None:  # activations are those of the tokens that are computed
             rest = work.prompt_length - moves.connector.loaded
             work = work.model_copy(update={"prompt_length": rest})
         if cache is None:
-            cache = self.cache_memory(part, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        return (*self._working_memory(part, work, cache), *(moves.memory if moves is not None else ()))
+            cache = self.cache_memory(shard, copies=self.machine.ranks_per_node(self.degrees.ranks))
+        return (*self._working_memory(shard, work, cache), *(moves.memory if moves is not None else ()))
 
     def _working_memory(
-        self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
+        self, shard: ModelShape, workload: Inference, cache: tuple[Held, ...]
     ) -> tuple[Held, ...]:
         """Return the memory of a workload beside weights and blocks, with a given one of the ``cache``."""
         copies = self.generates and workload.decode_steps > 0
-        return working_memory(part, workload, self.machine, cache=cache, fused=self.fused, copies=copies)
+        return working_memory(shard, workload, self.machine, cache=cache, fused=self.fused, copies=copies)
 
     def cache_updates(
-        self, batch: Sequence[Sequences], part: ModelShape | None = None
+        self, batch: Sequence[Sequences], shard: ModelShape | None = None
     ) -> tuple[CacheUpdate | None, ...]:
         """Return what each layer moves when its cache is updated in a pass; None for a layer whose cache
         stays in HBM.
 
         ``part`` is the part of the model that one GPU has; by default all of it.
         """
-        cache, part = self.cache, part or self.model
+        cache, shard = self.cache, shard or self.model
         if cache.streamed:
-            return streamed_updates(cache, part, batch)
-        return layer_updates(cache, part, batch, length=self.workload.room)
+            return streamed_updates(cache, shard, batch)
+        return layer_updates(cache, shard, batch, length=self.workload.room)
 
     def step(self, batch: Sequence[Sequences], *, name: str = "step") -> Phase:
         """Return the pass of any mixture of sequences, each with its own number of new tokens and context.

@@ -788,7 +788,7 @@ class _Pair:
     """A tiny model's steps without checkpointing and with it."""
 
     def __init__(self, kept: Run, again: Run, machine: Machine) -> None:
-        self._kept, self._again = kept, again
+        self._saved, self._again = kept, again
         model = load_model({**again["model"], "attention": again["attention"]})
         self.layers = model.num_hidden_layers
         self.trace = micro_step(model, checkpointing=True)
@@ -798,7 +798,7 @@ class _Pair:
 
     def seconds(self, name: str) -> float:
         """[s] of a pass without checkpointing."""
-        return float(self._kept["seconds"][name])
+        return float(self._saved["seconds"][name])
 
     def more(self, name: str) -> float:
         """[s] that checkpointing adds."""

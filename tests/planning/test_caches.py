@@ -10,7 +10,7 @@ import pytest
 
 from simoffload.cli import main
 from simoffload.documents import Edit, Location
-from simoffload.planning.advise import Advice, Tried, advise
+from simoffload.planning.advise import Advice, EvaluatedChange, advise
 from simoffload.planning.advise.options import options_of
 from simoffload.planning.answers import fit, simulate
 from simoffload.planning.caches import CacheLimits, cache_limits
@@ -237,7 +237,7 @@ def advice(cases: None) -> Advice:  # noqa: ARG001
     return advise(CASES["zero"])
 
 
-def tried(advice: Advice) -> dict[str, Tried]:
+def tried(advice: Advice) -> dict[str, EvaluatedChange]:
     return {one.change.key: one for one in advice.tried}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simoffload.planning.bandwidth import BandwidthPoint, Needed, StorageCurve
+from simoffload.planning.bandwidth import BandwidthPoint, RequiredRate, StorageCurve
 from simoffload.planning.explanation import Explanation, Sensitivity, SensitivityRow
 from simoffload.planning.profile_parameters import ProfileParameter
 from simoffload.report.charts import bandwidth, tornado
@@ -70,8 +70,8 @@ def explanation(make_result: Make) -> Explanation:
         points=(BandwidthPoint(13 * GB, 2.0, 2.5), own, BandwidthPoint(50 * GB, 7.0, 8.0)),
         own=own,
         fastest=10.0,
-        hidden=Needed(40 * GB, 1.6, 6.0, {"drive/pm1733": {"read": "10 GB/s"}}),
-        enough=Needed(80 * GB, 3.2, 9.9, {"drive/pm1733": {"read": "20 GB/s"}}),
+        hidden=RequiredRate(40 * GB, 1.6, 6.0, {"drive/pm1733": {"read": "10 GB/s"}}),
+        enough=RequiredRate(80 * GB, 3.2, 9.9, {"drive/pm1733": {"read": "20 GB/s"}}),
         held_back="raid.0 -> cpu",
     )
     return Explanation(found, curve)

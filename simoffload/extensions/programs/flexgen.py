@@ -31,7 +31,7 @@ from simoffload.strategies.base import (
     Placements,
     Plan,
     ProgramTraits,
-    Sizes,
+    SizeEdits,
     StorageTier,
     Strategy,
     Tunable,
@@ -249,7 +249,7 @@ class FlexGen(Strategy):
             yield Change("placement", self.description.cache, key="cache-as-it-is")
         yield from found
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits that make a block of more or fewer GPU batches of the same size, or of one smaller
         GPU batch."""
         unit = batch_size // self.gpu_batches if self.gpu_batches > 1 else 1

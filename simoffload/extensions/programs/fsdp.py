@@ -25,8 +25,8 @@ from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
 from simoffload.strategies.base import (
-    Basis,
     Description,
+    EvidenceBasis,
     Held,
     Placement,
     Placements,
@@ -170,11 +170,11 @@ class FsdpPlan(StepWork):
     warnings: tuple[str, ...] = ()
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Costs of operations, of FSDP's hooks, and of the pages of AdamW's new tensors."""
         costs, unmeasured = self.machine.host.fsdp_costs, self.machine.host.fsdp is None
         beyond = ranks_beyond(self.strategy.ranks, self.machine, costs=costs)
-        return Basis(
+        return EvidenceBasis(
             (costs.operation, costs.forward_hook, costs.backward_hook),
             (costs.page_limit,) if self.strategy.cpu_offload else (),
             extrapolations=(*([_UNMEASURED] if unmeasured else []), *beyond),

@@ -30,8 +30,8 @@ from simoffload.limits import keep, limited, sharing, time_left
 from simoffload.planning.advise.evaluate import (
     EQUAL,
     Advice,
+    EvaluatedChange,
     Objective,
-    Tried,
     objective_of,
     sequences_at_once,
 )
@@ -54,7 +54,7 @@ from simoffload.planning.alternatives import (
 from simoffload.planning.confidence import margin
 from simoffload.planning.costs import Bill, CostList, load_costs, present
 from simoffload.planning.economics import Economics, economics
-from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.evaluator import Evaluation, Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import ServiceLevel, most_missed
@@ -307,7 +307,7 @@ _BEATEN: Outcome = "cannot be among the best"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulatedPurchase(Evaluated):
+class SimulatedPurchase(Evaluation):
     """One purchase that was simulated."""
 
     __repr__ = brief
@@ -473,7 +473,7 @@ class Search(ReportedAnswer):
 
 
 def search_catalogue(
-    scenario: Asked,
+    scenario: EvaluatorSource,
     *,
     budget: float | None = None,
     extra: float | None = None,
@@ -540,7 +540,7 @@ def search_catalogue(
     )
 
 
-def _combined(scenario: LoadedScenario, tried: Iterable[Tried]) -> Iterator[Change]:
+def _combined(scenario: LoadedScenario, tried: Iterable[EvaluatedChange]) -> Iterator[Change]:
     """Yield the changes that help and are neither bought nor a batch, which are combined anyway."""
     now = sequences_at_once(scenario)
     for one in tried:
@@ -776,7 +776,7 @@ class _PurchaseSearch:
         scenario, result = self._evaluator.answer(*candidate.edits)
         self._add(candidate.changes, scenario, result, economics(scenario, result, self._costs))
 
-    def add(self, tried: Iterable[Tried]) -> None:
+    def add(self, tried: Iterable[EvaluatedChange]) -> None:
         """Add single changes that were simulated and are within the budget."""
         for one in tried:
             self._seen.add(self._evaluator.same(*one.change.edits))

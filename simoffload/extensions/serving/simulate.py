@@ -12,10 +12,10 @@ import numpy as np
 from simoffload.documents import Edit
 from simoffload.errors import CapacityError, InputError
 from simoffload.extensions.serving.answers import StreamMeasures, mser
-from simoffload.extensions.serving.kept import KeptSteps, StreamCheckpoints, key_of
 from simoffload.extensions.serving.prefixes import RadixCache
 from simoffload.extensions.serving.replica import Replica, StepTime, turns
 from simoffload.extensions.serving.requests import Requests, drawn
+from simoffload.extensions.serving.saved_steps import SavedSteps, StreamCheckpoints, key_of
 from simoffload.extensions.serving.scheduler import (
     AFTER_ANY,
     ReplicaState,
@@ -99,8 +99,8 @@ class StreamSimulation:
             self._recorded, graphs = recorded
             self.limits = self.limits._replace(graphs=graphs)
         self.steps = SimulatedSteps(self.planned)
-        self._kept = KeptSteps(key_of(self.planned, without=("stream", "name", "description")))
-        kept = {} if exact else self._kept.read()
+        self._saved = SavedSteps(key_of(self.planned, without=("stream", "name", "description")))
+        kept = {} if exact else self._saved.read()
         self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, kept=kept)
         self.checkpoints = StreamCheckpoints(f"{key_of(scenario)}{'-exact' * exact}")
 
@@ -217,7 +217,7 @@ class StreamSimulation:
                 serving.reach(replica.done)
                 self.checkpoints.note(part, self._state(replica), ended=replica.until == inf)
         if not self.table.as_they_are:
-            self._kept.write(self.table.known)
+            self._saved.write(self.table.known)
         served = replica.served
         skip = options.warm_up
         if skip is None and self._is_recorded(options):

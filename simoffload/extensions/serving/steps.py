@@ -148,7 +148,7 @@ class StepTable:
         kept: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._kept = kept
+        self._saved = kept
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
         self._cells: dict[Point, _Cell] = {}
@@ -344,7 +344,7 @@ class StepTable:
         """Return the times at a point, of a mixture with these numbers."""
         found = self.known.get(point)
         if found is None:
-            kept = self._kept.get(point)
+            kept = self._saved.get(point)
             found = self._evaluate(_mixture(point)) if kept is None else StepTime(*kept)
             self.known[point] = found
         return found

@@ -20,7 +20,9 @@ from simoffload.workload import Dataset
 # -- the result ------------------------------------------------------------------------------------
 # Whether reading the dataset delays a training run, and why.
 
-Limit = Literal["gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"]
+ReadingLimit = Literal[
+    "gpu", "link", "requests", "decode", "files", "copy", "cores", "look_ahead", "no_workers"
+]
 """Limit of the rate of loading: the GPU (it never waits), a full link or target, the time of a request
 (latency and requests in flight), decoding in the workers, opening files, copies from the page cache, all
 cores of the host, too few prefetched batches for the time of the optimizer, or reading between the steps
@@ -47,7 +49,7 @@ class Epoch(NamedTuple):
     """[s] of a step, including waiting for its batches."""
     starvation: float
     """Fraction of the step in which the GPU waits for data."""
-    limit: Limit
+    limit: ReadingLimit
     link: str
     """Name of the full resource, if ``limit`` is "link"."""
     duration_s: float
@@ -74,7 +76,7 @@ class DataLoading(NamedTuple):
     workers_needed: int | None
     """Smallest number of workers per rank with which no GPU waits in the first epoch; None if no number
     suffices."""
-    remaining: Limit
+    remaining: ReadingLimit
     """Limit of the first epoch with that number of workers, or with the largest number that is tried."""
 
     @property
@@ -274,7 +276,7 @@ class Pace(NamedTuple):
     """Time between batches with all workers busy [s]."""
     first_batch_s: float
     """Time until the first batch, which one worker makes alone [s]."""
-    limit: Limit
+    limit: ReadingLimit
     """What limits the rate of the loader."""
 
 
@@ -327,8 +329,8 @@ class _Sample(NamedTuple):
     copy: float
 
     @property
-    def longest(self) -> Limit:
-        limits: tuple[Limit, ...] = ("requests", "decode", "files", "copy")
+    def longest(self) -> ReadingLimit:
+        limits: tuple[ReadingLimit, ...] = ("requests", "decode", "files", "copy")
         return limits[self.index(max(self))]
 
 
@@ -342,7 +344,7 @@ def loader_pace(dataset: Dataset, supply: Supply, host: LoaderHost, *, batch: in
     missed = (1 - hit_ratio) * dataset.bytes_per_read
     sample = _sample(dataset, missed, supply.alone, host)
     worked = sample.copy + sample.decode
-    candidates: list[tuple[float, Limit]] = [
+    candidates: list[tuple[float, ReadingLimit]] = [
         (missed / supply.rate, "link" if supply.link else "requests"),  # first: it wins a tie
         (sum(sample) / workers, sample.longest),
     ]
@@ -595,14 +597,14 @@ def _epoch(run: _LoadingRun, supply: Supply, hit_ratio: float, number: int) -> E
     )
 
 
-def _workers_needed(run: _LoadingRun) -> tuple[int | None, Limit]:
+def _workers_needed(run: _LoadingRun) -> tuple[int | None, ReadingLimit]:
     """Return the smallest number of workers with which no GPU waits in the first epoch, and the limit with
     them.
 
     No larger numbers are examined, because the rate of a measured curve may fall with more bytes in flight.
     """
 
-    def limit(workers: int) -> Limit:
+    def limit(workers: int) -> ReadingLimit:
         dataset = run.dataset.model_copy(update={"workers": workers})
         return _epoch(replace(run, dataset=dataset), run.routes.supply(dataset), 0.0, 1).limit
 

@@ -36,7 +36,7 @@ from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind, Schedule
 from simoffload.strategies.base import (
-    Basis,
+    EvidenceBasis,
     Held,
     Phase,
     PhaseKind,
@@ -671,7 +671,7 @@ class CheckpointPlan(Plan):
     """Tier of the optimizer's swap files with ``offload_optimizer: nvme``."""
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Also rates of new pages, of checksums, and of the page cache, through which most writers write."""
         host = self.machine.host
         costs = host.fresh_memory.from_gpu, host.checksum_rate, host.cached_files.write

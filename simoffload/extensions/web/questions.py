@@ -37,7 +37,7 @@ from simoffload.extensions.web.scenarios import (
 )
 from simoffload.extensions.web.state import TUNE, USERS, State, Variant
 from simoffload.models import is_model
-from simoffload.planning.advise import Tried, advise
+from simoffload.planning.advise import EvaluatedChange, advise
 from simoffload.planning.answers import Answer, simulate
 from simoffload.planning.confidence import confidence
 from simoffload.planning.evaluator import Evaluator
@@ -587,7 +587,7 @@ def next_changes(state: State) -> Next:
     return Next(changes, tuple(_sliders(variant, matters)) if matters else (), advice.extent or note)
 
 
-def _time_of(one: Tried) -> float:
+def _time_of(one: EvaluatedChange) -> float:
     return one.result.compared_s or inf
 
 

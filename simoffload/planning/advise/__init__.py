@@ -5,8 +5,8 @@ from __future__ import annotations
 from simoffload.planning.advise.evaluate import (
     WORTH,
     Advice,
+    EvaluatedChange,
     Objective,
-    Tried,
     advise,
     objective_of,
 )
@@ -14,8 +14,8 @@ from simoffload.planning.advise.evaluate import (
 __all__ = [
     "WORTH",
     "Advice",
+    "EvaluatedChange",
     "Objective",
-    "Tried",
     "advise",
     "objective_of",
 ]

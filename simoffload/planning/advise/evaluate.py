@@ -18,7 +18,7 @@ from simoffload.planning.alternatives import only_with
 from simoffload.planning.confidence import confidence, margin
 from simoffload.planning.costs import CostList, Figure, dates_of, load_costs, present
 from simoffload.planning.economics import COST_METRICS, Economics, economics
-from simoffload.planning.evaluator import Asked, Evaluated, Evaluator, evaluator_of
+from simoffload.planning.evaluator import Evaluation, Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.question import QuestionOptions
 from simoffload.planning.reported import ReportedAnswer
 from simoffload.planning.service_levels import metric_named, short_name
@@ -182,7 +182,7 @@ SOONER = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried(Evaluated):
+class EvaluatedChange(Evaluation):
     """A change that was simulated, with what it gains and what it costs."""
 
     __repr__ = brief
@@ -263,7 +263,7 @@ class Advice(ReportedAnswer):
     scenario: LoadedScenario
     result: SimulationResult
     economics: Economics
-    tried: tuple[Tried, ...]
+    tried: tuple[EvaluatedChange, ...]
     """Simulated changes: those that keep the answers before those that do not, the largest gain first."""
     impossible: tuple[Change, ...]
     """Changes that the program, the machine or its memory refuses, each with its reason (``barred``)."""
@@ -312,24 +312,24 @@ class Advice(ReportedAnswer):
         return f"{part}: {self.stopped}"
 
     @property
-    def helping(self) -> tuple[Tried, ...]:
+    def helping(self) -> tuple[EvaluatedChange, ...]:
         """Changes that gain more than the predictions may be wrong, in the order of ``tried``."""
         return tuple(one for one in self.tried if one.helps)
 
     @property
-    def larger_batches(self) -> tuple[Tried, ...]:
+    def larger_batches(self) -> tuple[EvaluatedChange, ...]:
         """Changes that gain throughput, but no latency, which is the objective: the largest first."""
         found = [one for one in self.tried if one.only_throughput and (one.throughput or 0.0) >= WORTH]
         return tuple(sorted(found, key=lambda one: (one.change.rank, -(one.throughput or 0.0))))
 
     @property
-    def sooner(self) -> tuple[Tried, ...]:
+    def sooner(self) -> tuple[EvaluatedChange, ...]:
         """Settings with which the first token comes earlier, further ones as before: the earliest first."""
         found = [one for one in self.tried if one.first_token_gain(self.result) >= SOONER]
         return tuple(sorted(found, key=lambda one: -one.first_token_gain(self.result)))
 
     @property
-    def uncertain(self) -> tuple[Tried, ...]:
+    def uncertain(self) -> tuple[EvaluatedChange, ...]:
         """Changes whose gain is within its 80 % interval, in the order of ``tried``: no recommendations."""
         rest = (one for one in self.tried if not one.helps and not one.only_throughput)
         return tuple(one for one in rest if (one.gain or 0.0) >= WORTH)
@@ -346,9 +346,9 @@ class Advice(ReportedAnswer):
                     found.setdefault(text, []).append(one.change.description)
         return found
 
-    def decisions(self, ranked: Iterable[Tried]) -> tuple[Tried, ...]:
+    def decisions(self, ranked: Iterable[EvaluatedChange]) -> tuple[EvaluatedChange, ...]:
         """Return the first of all changes that set the same keys to other numbers, such as batch sizes."""
-        first: dict[Hashable, Tried] = {}
+        first: dict[Hashable, EvaluatedChange] = {}
         for one in ranked:
             first.setdefault(_setting(one.change), one)
         return tuple(first.values())
@@ -365,7 +365,7 @@ class Advice(ReportedAnswer):
         return (min(varied), max(varied)) if varied and change.key != TOGETHER else None
 
     @property
-    def by_cost(self) -> tuple[Tried, ...]:
+    def by_cost(self) -> tuple[EvaluatedChange, ...]:
         """Changes that help and cost money, the largest gain per cost first; without those for which another
         one that costs nothing gains as much."""
         paid = [one for one in self.helping if one.gain_per_cost is not None and one.instead is None]
@@ -410,7 +410,7 @@ Options = Callable[[Evaluator, SimulationResult, CostList], Sequence[Change]]
 
 
 def advise(
-    scenario: Asked,
+    scenario: EvaluatorSource,
     *,
     objective: str | None = None,
     costs: CostList | None = None,
@@ -473,7 +473,7 @@ class _Trial:
         self.now = economics(self.scenario, self.result, costs)
         check_improvable(objective, self.result, self.now)
         self._present = present(self.scenario, self.result, costs)
-        self.tried: list[Tried] = []
+        self.tried: list[EvaluatedChange] = []
         self.impossible: list[Change] = []
         self.untried: list[Change] = []
         self.number_tried = 0
@@ -535,12 +535,14 @@ class _Trial:
                 times[one.change.rank].append(self._ranking_of(one))
         return [min(each) for each in times]
 
-    def _compared(self, change: Change, scenario: LoadedScenario, result: SimulationResult) -> Tried:
+    def _compared(
+        self, change: Change, scenario: LoadedScenario, result: SimulationResult
+    ) -> EvaluatedChange:
         cost = economics(scenario, result, self._costs)
         now = self.objective.ranking(self.result, self.now)
         gain = self.objective.gain(now, self.objective.ranking(result, cost))
         before, after = self.result.unit_s, result.unit_s
-        found = Tried(
+        found = EvaluatedChange(
             change=change,
             scenario=scenario,
             result=result,
@@ -566,7 +568,7 @@ class _Trial:
     def sort(self) -> None:
         """Bring the changes into the order of report: what costs nothing comes before purchases that gain as
         much, of which each knows the best such change that does the same work (``instead``)."""
-        found: list[Tried] = []
+        found: list[EvaluatedChange] = []
         for one in sorted(self.tried, key=self.order):
             equal = (at for at, other in enumerate(found) if self._replaces(one, other))
             found.insert(next(equal, len(found)), one)
@@ -576,7 +578,7 @@ class _Trial:
             for one in found
         ]
 
-    def _replaces(self, free: Tried, paid: Tried) -> bool:
+    def _replaces(self, free: EvaluatedChange, paid: EvaluatedChange) -> bool:
         """Return whether a change that costs nothing gains as much as a purchase, within the uncertainty of
         their ratio, or within ``EQUAL``."""
         if self.objective.is_of_costs or not (free.helps and paid.helps):
@@ -588,14 +590,14 @@ class _Trial:
         less, more = sorted((self._ranking_of(free), self._ranking_of(paid)))
         return more <= less * max(EQUAL, 1 + self._margin(paid.result, free.result))
 
-    def order(self, one: Tried) -> tuple[int, bool, float]:
+    def order(self, one: EvaluatedChange) -> tuple[int, bool, float]:
         """Return the order of report: the same answers first, then, where one sequence at a time is asked
         for, as many sequences, then what is fastest."""
         more = sequences_at_once(one.scenario) > sequences_at_once(self.scenario)
         single = one_at_a_time(self.scenario)
         return one.change.rank, more and single, self._ranking_of(one)
 
-    def _ranking_of(self, one: Tried) -> float:
+    def _ranking_of(self, one: EvaluatedChange) -> float:
         return _number(self.objective.ranking(one.result, one.economics))
 
     def _ranking(self, scenario: LoadedScenario, result: SimulationResult) -> float | None:
@@ -608,7 +610,9 @@ def _number(ranking: float | None) -> float:
     return math.inf if ranking is None else ranking
 
 
-def _different(tried: Iterable[Tried], base: LoadedScenario, unchanged: SimulationResult) -> Iterator[Tried]:
+def _different(
+    tried: Iterable[EvaluatedChange], base: LoadedScenario, unchanged: SimulationResult
+) -> Iterator[EvaluatedChange]:
     """Yield the changes without those that are the same in other words as an earlier one, or as no change.
 
     They help exactly as much, or the same program runs with the same settings.
@@ -633,7 +637,7 @@ def _program(scenario: LoadedScenario, result: SimulationResult) -> tuple[Any, .
     return result.provenance.exports, rest, result.gpus, result.targets, result.metrics(), needs
 
 
-def _together(tried: Sequence[Tried]) -> Change | None:
+def _together(tried: Sequence[EvaluatedChange]) -> Change | None:
     """Return all settings that gain alone as one change, the best of each key; None if that is one setting or
     none."""
     helping = [one for one in tried if one.change.kind == "setting" and (one.gain or 0.0) >= WORTH]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from simoffload.planning.advise import WORTH, Advice, Objective, Tried
+from simoffload.planning.advise import WORTH, Advice, EvaluatedChange, Objective
 from simoffload.planning.bandwidth import NO_STORAGE, BandwidthPoint, StorageCurve
 from simoffload.planning.confidence import confidence
-from simoffload.planning.evaluator import Evaluated
+from simoffload.planning.evaluator import Evaluation
 from simoffload.planning.explanation import Explanation, Sensitivity
 from simoffload.planning.service_levels import ServiceLevel, judged
 from simoffload.report import charts
@@ -130,7 +130,7 @@ _SIMILAR = 1.1
 """Ratio of times up to which other answers are about as fast: less than the error of most predictions."""
 
 
-def by_answers(found: Sequence[Tried]) -> tuple[list[Tried], list[Tried]]:
+def by_answers(found: Sequence[EvaluatedChange]) -> tuple[list[EvaluatedChange], list[EvaluatedChange]]:
     """Return the changes that keep the answers, and the others: of those that are about as fast as the first
     one the one with the most bits comes first."""
     same = [one for one in found if one.change.same_work]
@@ -143,7 +143,7 @@ def by_answers(found: Sequence[Tried]) -> tuple[list[Tried], list[Tried]]:
     return same, others
 
 
-def _slower(one: Tried, other: Tried) -> float:
+def _slower(one: EvaluatedChange, other: EvaluatedChange) -> float:
     """Return how many times as long a change takes as another one, by their gains where they have some."""
     if one.gain and other.gain:
         return other.gain / one.gain
@@ -151,7 +151,7 @@ def _slower(one: Tried, other: Tried) -> float:
     return mine / its if mine and its else math.inf if one is not other else 1.0
 
 
-def with_times(one: Tried) -> str:
+def with_times(one: EvaluatedChange) -> str:
     """Describe a change with how fast it is, with the time to the first token of several, and with what is
     known of its answers."""
     times, first = compared_text(one.result, short=True), one.result.metrics().get("ttft_s")
@@ -199,7 +199,7 @@ def took_first(result: SimulationResult) -> str:
     return f", TTFT {in_words(result, 'ttft_s')}" if several else ""
 
 
-def objective_text(one: Evaluated, objective: Objective) -> str:
+def objective_text(one: Evaluation, objective: Objective) -> str:
     """Return the value of the objective, to precede others: "TPOT 2 ms, "; "" for throughput and cost."""
     if objective.is_latency:
         return f"{compared_text(one.result, short=True).partition(' [')[0]}, "
@@ -210,7 +210,7 @@ def objective_text(one: Evaluated, objective: Objective) -> str:
     return f"{objective.metric.label} {objective.metric.text(value)}{currency.rstrip()}, "
 
 
-def with_gain(one: Tried, advice: Advice) -> str:
+def with_gain(one: EvaluatedChange, advice: Advice) -> str:
     """Describe a change with its gain, with the time that it leaves where that is the objective, with what it
     costs, and with the time to first token where that suffers."""
     time = objective_text(one, advice.objective) if one.gain is not None else ""
@@ -219,7 +219,7 @@ def with_gain(one: Tried, advice: Advice) -> str:
     return in_brackets(one.change.description, gain, one.change.quality)
 
 
-def with_throughput(one: Tried, advice: Advice) -> str:
+def with_throughput(one: EvaluatedChange, advice: Advice) -> str:
     """Describe a change with what it gains in throughput, and the time that it takes for that."""
     by = advice.result.latency_by
     now, then = (format_seconds(each.metrics()[by] or 0.0) for each in (one.result, advice.result))
@@ -229,7 +229,7 @@ def with_throughput(one: Tried, advice: Advice) -> str:
     return in_brackets(one.change.description, gain, one.change.quality)
 
 
-def _delayed(one: Tried, before: SimulationResult) -> str:
+def _delayed(one: EvaluatedChange, before: SimulationResult) -> str:
     """Return the time to first token with a change, if it is much longer than ``before`` for the same
     work."""
     now, then = (each.metrics().get("ttft_s") for each in (one.result, before))
@@ -238,7 +238,7 @@ def _delayed(one: Tried, before: SimulationResult) -> str:
     return f", but TTFT {format_seconds(now)} instead of {format_seconds(then)}"
 
 
-def prompt(found: Sequence[Tried], advice: Advice) -> list[Tried]:
+def prompt(found: Sequence[EvaluatedChange], advice: Advice) -> list[EvaluatedChange]:
     """Return changes from the first that does not delay the first token, if what it gains is within the
     interval of the largest gain; otherwise all of them."""
     for at, one in enumerate(found):
@@ -249,13 +249,13 @@ def prompt(found: Sequence[Tried], advice: Advice) -> list[Tried]:
     return list(found)
 
 
-def described(one: Tried, advice: Advice) -> str:
+def described(one: EvaluatedChange, advice: Advice) -> str:
     """Describe a change, with the range of the numbers that were tried for the same key."""
     tried = advice.range_tried(one.change)
     return one.change.description + (f" (tried {tried[0]:,} to {tried[1]:,})" if tried else "")
 
 
-def gain_text(one: Tried) -> str:
+def gain_text(one: EvaluatedChange) -> str:
     """Return the gain of a change with its interval: "1.5× [1.3 to 1.7]"."""
     if one.gain is None or one.gain_interval is None:
         return "fits"
@@ -305,7 +305,7 @@ def advice_verdict(advice: Advice, service: Sequence[ServiceLevel] = ()) -> Verd
         ("largest gain per cost", paid),
         ("best setting", clear),
     )
-    gains, seen = [] if same else [(_nothing_helps(advice, other), "")], list[Tried]()
+    gains, seen = [] if same else [(_nothing_helps(advice, other), "")], list[EvaluatedChange]()
     for title, found in named:
         if found and found[0] not in seen:
             seen.append(found[0])
@@ -335,7 +335,7 @@ def _missed(result: SimulationResult) -> str:
     return "" if named else f"; {metric.column or metric.label} {ranged(result, metric.name)}"
 
 
-def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
+def _nothing_helps(advice: Advice, other: Sequence[EvaluatedChange]) -> str:
     """Return that no change with the same answers helps, in which respect."""
     objective = advice.objective
     what = f"improves the {objective.metric.label}" if objective.metric else "helps"
@@ -344,7 +344,7 @@ def _nothing_helps(advice: Advice, other: Sequence[Tried]) -> str:
     return f"no change that {'keeps the answers' if other else 'was tried'} {what}"
 
 
-def _as_asked(advice: Advice, same: Sequence[Tried]) -> list[tuple[str, list[Tried]]]:
+def _as_asked(advice: Advice, same: Sequence[EvaluatedChange]) -> list[tuple[str, list[EvaluatedChange]]]:
     """Return the largest gain with the GPUs that were asked for, where the largest of all needs more."""
     asked = advice.scenario.scenario.strategy.gpus
     if not same or same[0].scenario.scenario.strategy.gpus <= asked:
@@ -416,7 +416,7 @@ def advised(advice: Advice, curve: StorageCurve | None) -> tuple[ReportSection, 
     return tuple(sections)
 
 
-def _tried(title: str, found: Sequence[Tried], advice: Advice, *texts: str) -> ReportSection:
+def _tried(title: str, found: Sequence[EvaluatedChange], advice: Advice, *texts: str) -> ReportSection:
     """Return a table of changes with their gains, each simulated alone."""
     rows = tuple(
         (described(one, advice), Datum(gain_text(one), one.gain, ends=one.gain_interval or ()))
@@ -460,7 +460,7 @@ def _gains(advice: Advice) -> Iterator[ReportSection]:
         yield ReportSection("Smaller gains", tables=folded, page_only=True)
 
 
-def _drawn(decided: Sequence[Sequence[Tried]], advice: Advice) -> Iterator[Chart]:
+def _drawn(decided: Sequence[Sequence[EvaluatedChange]], advice: Advice) -> Iterator[Chart]:
     """Yield a chart of the changes that keep the answers, and one of the others, whose gains have axes of
     their own; the largest gain is on top."""
     for part, which in zip(decided, ("", ", with other answers"), strict=True):
@@ -490,7 +490,7 @@ def _axis(advice: Advice) -> str:
     return f"1 / {metric.label}" if metric and not metric.larger else _ranked(advice.objective)
 
 
-def _tables(found: Sequence[Sequence[Tried]], advice: Advice) -> tuple[ReportTable, ...]:
+def _tables(found: Sequence[Sequence[EvaluatedChange]], advice: Advice) -> tuple[ReportTable, ...]:
     """Return a table for each part of changes that has any: those that keep the answers, and the others."""
     captions = ("", "With other answers")
     tables = (
@@ -502,7 +502,11 @@ def _tables(found: Sequence[Sequence[Tried]], advice: Advice) -> tuple[ReportTab
 
 
 def _of_another_time(
-    advice: Advice, title: str, gain: str, found: Sequence[Tried], gains: Callable[[Tried], float]
+    advice: Advice,
+    title: str,
+    gain: str,
+    found: Sequence[EvaluatedChange],
+    gains: Callable[[EvaluatedChange], float],
 ) -> Iterator[ReportSection]:
     """Yield the changes that gain what the objective does not count."""
     decided = advice.decisions(found)
@@ -536,7 +540,7 @@ def _uses_storage(advice: Advice) -> bool:
     return any(use.tier in targets for use in advice.result.capacity)
 
 
-def _table(found: Sequence[Tried], advice: Advice) -> ReportTable:
+def _table(found: Sequence[EvaluatedChange], advice: Advice) -> ReportTable:
     currency = advice.economics.costs.currency
     rows: list[tuple[Entry, ...]] = []
     for one in found:
@@ -585,7 +589,7 @@ def datum(result: SimulationResult, metric: Metric) -> Entry:
     return Datum(shown, result.value_of(metric.name), metric.unit.name, ends=ends)
 
 
-def _cost(one: Tried, currency: str) -> Entry:
+def _cost(one: EvaluatedChange, currency: str) -> Entry:
     if one.extra is None:
         return "unknown"
     return money(one.extra, currency) if one.extra else Datum("nothing", 0.0, currency)
@@ -620,7 +624,7 @@ def _settings(advice: Advice) -> tuple[ReportSection, ...]:
     return found
 
 
-def _unchanged_command(advice: Advice, same: Sequence[Tried]) -> tuple[ReportSection, ...]:
+def _unchanged_command(advice: Advice, same: Sequence[EvaluatedChange]) -> tuple[ReportSection, ...]:
     """Show what to type where no change of what is typed helps: with the first purchase that does, or as it
     is."""
     if same:

@@ -23,7 +23,7 @@ from simoffload.units import format_bytes
 
 if TYPE_CHECKING:
     from simoffload.planning.answers import Answer
-    from simoffload.planning.sizing import Limit
+    from simoffload.planning.sizing import LargestValue
 
 CAPACITY = "Capacity"
 CHANGES = "Changes that make it fit"
@@ -147,11 +147,11 @@ def caches_section(result: Answer) -> ReportSection:
     return ReportSection(CACHES, tables=(table,), notes=notes, notes_on_terminal=True)
 
 
-def _fits(context: Limit) -> str:
+def _fits(context: LargestValue) -> str:
     return "too long" if context.now > context.reaches else "fits"
 
 
-def _most(one: Limit) -> Entry:
+def _most(one: LargestValue) -> Entry:
     """Return a limit, marked if memory is not what limits it."""
     if one.most is None:
         return "–"

@@ -51,23 +51,23 @@ class LayerUpdate(NamedTuple):
 
 
 def layer_updates(
-    cache: KvCache, part: ModelShape, batch: Sequence[Sequences], *, length: int
+    cache: KvCache, shard: ModelShape, batch: Sequence[Sequences], *, length: int
 ) -> tuple[LayerUpdate | None, ...]:
-    """Return the update of each layer of ``part`` in a pass; None for a layer whose cache stays in HBM.
+    """Return the update of each layer of ``shard`` in a pass; None for a layer whose cache stays in HBM.
 
     ``length`` is the number of tokens for which a static cache has room.
     """
-    layers = part.layers
+    layers = shard.layers
     if not cache.offloaded:
         return (None,) * len(layers)
     offloaded = [number for number, layer in enumerate(layers) if not (cache.static and window_of(layer))]
 
     def sizes(contexts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, contexts, length=length))
+        return shard.by_layer(lambda layer: tensor_sizes(cache, shard, layer, batch, contexts, length=length))
 
     own = sizes([one.context for one in batch])
     before = sizes([one.context - one.new_tokens for one in batch])
-    joined = part.by_layer(lambda layer: _joined(cache, part, layer, batch))
+    joined = shard.by_layer(lambda layer: _joined(cache, shard, layer, batch))
     found: list[LayerUpdate | None] = [None] * len(layers)
     for number, following in zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True):
         # The last one fetches the first layer, which this pass has updated already.
@@ -78,7 +78,7 @@ def layer_updates(
 
 def tensor_sizes(
     cache: KvCache,
-    part: ModelShape,
+    shard: ModelShape,
     layer: Layer,
     batch: Sequence[Sequences],
     contexts: Sequence[int],
@@ -97,25 +97,25 @@ def tensor_sizes(
         if window is not None:  # a growing cache keeps no token that the next one does not see
             kept = min(kept, window if cache.static else window - 1)
         tokens += one.number * kept
-    return tuple(tokens * width * part.dtype_bytes for width in _widths(part)) if tokens else ()
+    return tuple(tokens * width * shard.dtype_bytes for width in _widths(shard)) if tokens else ()
 
 
-def _widths(part: ModelShape) -> tuple[int, int]:
+def _widths(shard: ModelShape) -> tuple[int, int]:
     """Return the elements of the two tensors of a layer for each token."""
-    first = part.num_key_value_heads * part.head_dim
-    if part.latent_width is not None:
-        first = part.latent_rank or part.latent_width
-    return first, part.cache_width - first
+    first = shard.num_key_value_heads * shard.head_dim
+    if shard.latent_width is not None:
+        first = shard.latent_rank or shard.latent_width
+    return first, shard.cache_width - first
 
 
-def _joined(cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequences]) -> int:
+def _joined(cache: KvCache, shard: ModelShape, layer: Layer, batch: Sequence[Sequences]) -> int:
     """Return the traffic [B] of ``torch.cat``, which reads and writes all of both tensors; in place only new
     tokens."""
     window, tokens = window_of(layer), 0
     for number, new_tokens, context in batch:
         held = context if window is None else min(context, window - 1 + new_tokens)
         tokens += number * (new_tokens if cache.static else held)
-    return 2 * tokens * part.cache_width * part.dtype_bytes
+    return 2 * tokens * shard.cache_width * shard.dtype_bytes
 
 
 CACHE_LABEL = "keys and values"
@@ -126,35 +126,35 @@ CACHE_LABEL = "keys and values"
 
 
 def cache_memory(
-    cache: KvCache, part: ModelShape, workload: Inference, *, copies: int, paged: bool
+    cache: KvCache, shard: ModelShape, workload: Inference, *, copies: int, paged: bool
 ) -> tuple[Held, ...]:
-    """Return the memory of the cache of one GPU that has ``part`` of the model, and with ``copies`` such
+    """Return the memory of the cache of one GPU that has ``shard`` of the model, and with ``copies`` such
     parts on a host that of its host memory.
 
     ``paged``: in blocks as in vLLM, of which every sequence has whole ones.
     """
     if cache.offloaded:
-        return _offloaded_memory(cache, part, workload, copies)
+        return _offloaded_memory(cache, shard, workload, copies)
     if cache.static:
-        return (cache_term("hbm", sum(map(sum, _tensors(cache, part, workload)))),)
-    size = cache_bytes(part, workload, block=VLLM_BLOCK if paged else 0)
+        return (cache_term("hbm", sum(map(sum, _tensors(cache, shard, workload)))),)
+    size = cache_bytes(shard, workload, block=VLLM_BLOCK if paged else 0)
     if cache.format is None:
         return (cache_term("hbm", size),)
     if cache.residual:
-        return _quantized_memory(cache, part, workload)
-    stored = cache_term("hbm", round(size * cache.element_bytes(part.dtype_bytes) / part.dtype_bytes))
+        return _quantized_memory(cache, shard, workload)
+    stored = cache_term("hbm", round(size * cache.element_bytes(shard.dtype_bytes) / shard.dtype_bytes))
     if paged:
         return (stored,)
-    first, second = (workload.batch_size * workload.max_context * width for width in _widths(part))
+    first, second = (workload.batch_size * workload.max_context * width for width in _widths(shard))
     # In single precision before and after the scale is multiplied (Fp8QuantizedLayer), values after keys.
-    decoded = max(2 * SINGLE * first, part.dtype_bytes * first + 2 * SINGLE * second)
+    decoded = max(2 * SINGLE * first, shard.dtype_bytes * first + 2 * SINGLE * second)
     return (stored, Held("hbm", _DECODED, decoded))
 
 
 _DECODED = "decoded keys and values of a layer"
 
 
-def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[Held, ...]:
+def _quantized_memory(cache: KvCache, shard: ModelShape, workload: Inference) -> tuple[Held, ...]:
     """Return the memory of a cache whose last tokens are in the model's type, at its largest update.
 
     An update decodes all quantized tokens of a layer, and joins them with the others (``torch.cat``). The one
@@ -163,37 +163,41 @@ def _quantized_memory(cache: KvCache, part: ModelShape, workload: Inference) -> 
     of all. What quantization itself needs is not counted.
     """
     prompt, steps, period = workload.prompt_length, workload.decode_steps, cache.residual
-    token = part.kv_cache_bytes(batch=workload.batch_size, tokens=1)
-    element = cache.element_bytes(part.dtype_bytes) / part.dtype_bytes
+    token = shard.kv_cache_bytes(batch=workload.batch_size, tokens=1)
+    element = cache.element_bytes(shard.dtype_bytes) / shard.dtype_bytes
     found = []
     for step in (steps // period * period, steps):
         again = bool(step) and step % period == 0
         recent = period - 1 if again else step % period
         quantized = prompt + step - recent - again
         joined = (quantized + prompt + step) * bool(step)
-        found.append((round(quantized * token * element), recent * token, joined * token // len(part.layers)))
+        found.append(
+            (round(quantized * token * element), recent * token, joined * token // len(shard.layers))
+        )
     stored, recent, decoded = max(found, key=sum)
     terms = (("tokens that are not quantized yet", recent), (_DECODED, decoded))
     more = (Held("hbm", name, size) for name, size in terms if size)
     return (cache_term("hbm", stored), *more)
 
 
-def _tensors(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
+def _tensors(cache: KvCache, shard: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     longest = workload.max_context
     batch = (Sequences(workload.batch_size, 1, longest),)
-    return part.by_layer(lambda layer: tensor_sizes(cache, part, layer, batch, [longest], length=longest))
+    return shard.by_layer(lambda layer: tensor_sizes(cache, shard, layer, batch, [longest], length=longest))
 
 
-def _offloaded_memory(cache: KvCache, part: ModelShape, workload: Inference, copies: int) -> tuple[Held, ...]:
+def _offloaded_memory(
+    cache: KvCache, shard: ModelShape, workload: Inference, copies: int
+) -> tuple[Held, ...]:
     """Return the layers on the GPU, which are the one in use, the next one and what ``torch.cat`` makes, and
     all in pinned memory.
 
     ``Tensor.to`` makes a new pinned tensor in every pass while that of the pass before is still being read,
     as the host thread is ahead of the GPU; PyTorch keeps blocks that have become too small.
     """
-    sizes = _tensors(cache, part, workload)
-    moves = [not (cache.static and window_of(layer)) for layer in part.layers]
+    sizes = _tensors(cache, shard, workload)
+    moves = [not (cache.static and window_of(layer)) for layer in shard.layers]
     offloaded = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
     pairs = zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True)
     most = max((one + following for one, following in pairs), default=0)
@@ -203,12 +207,12 @@ def _offloaded_memory(cache: KvCache, part: ModelShape, workload: Inference, cop
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
     if not cache.static:
         last = (Sequences(workload.batch_size, 1, workload.max_context),)
-        joined = [_joined(cache, part, layer, last) // 2 for layer, _ in part.kinds]
-        largest = max(*joined, prompt_in_layer(part, workload))
+        joined = [_joined(cache, shard, layer, last) // 2 for layer, _ in shard.kinds]
+        largest = max(*joined, prompt_in_layer(shard, workload))
         found.append(Held("hbm", "joined keys and values of a layer", largest))
     final = [size for one, moving in zip(sizes, moves, strict=True) if moving for size in one]
     rounding = pinned_rounding(final)
-    blocks = part.by_layer(lambda layer: _pinned_blocks(cache, part, layer, workload))
+    blocks = shard.by_layer(lambda layer: _pinned_blocks(cache, shard, layer, workload))
     pool = sum(one for one, moving in zip(blocks, moves, strict=True) if moving)
     return (
         *found,
@@ -218,7 +222,7 @@ def _offloaded_memory(cache: KvCache, part: ModelShape, workload: Inference, cop
     )
 
 
-def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inference) -> int:
+def _pinned_blocks(cache: KvCache, shard: ModelShape, layer: Layer, workload: Inference) -> int:
     """Return the size [B] of the pinned blocks of a layer's tensors: of each power of two that a tensor has
     filled in some pass one block, or two if it has done so in several passes."""
     first, last = workload.prompt_length, workload.max_context
@@ -227,7 +231,7 @@ def _pinned_blocks(cache: KvCache, part: ModelShape, layer: Layer, workload: Inf
 
         def block(context: int, at: int = at) -> int:
             batch = (Sequences(workload.batch_size, 1, context),)
-            sizes = tensor_sizes(cache, part, layer, batch, [context], length=last)
+            sizes = tensor_sizes(cache, shard, layer, batch, [context], length=last)
             return pinned_block(sizes[at]) if sizes else 0
 
         context = first
@@ -300,13 +304,13 @@ def on_tier(sizes: Sequence[int], *, paged: bool) -> int:
 
 
 def streamed_updates(
-    cache: KvCache, part: ModelShape, batch: Sequence[Sequences]
+    cache: KvCache, shard: ModelShape, batch: Sequence[Sequences]
 ) -> tuple[StreamedUpdate, ...]:
-    """Return what each layer of ``part`` moves in a pass."""
+    """Return what each layer of ``shard`` moves in a pass."""
     loads = any(one.new_tokens < one.context for one in batch)
 
     def sizes(*, past: bool) -> tuple[tuple[int, ...], ...]:
-        return part.by_layer(lambda layer: _stored(cache, part, layer, batch, past=past))
+        return shard.by_layer(lambda layer: _stored(cache, shard, layer, batch, past=past))
 
     before, new = sizes(past=True), sizes(past=False)
     return tuple(
@@ -321,13 +325,13 @@ def streamed_updates(
 
 
 def _stored(
-    cache: KvCache, part: ModelShape, layer: Layer, batch: Sequence[Sequences], *, past: bool
+    cache: KvCache, shard: ModelShape, layer: Layer, batch: Sequence[Sequences], *, past: bool
 ) -> tuple[int, ...]:
     """Return the sizes [B] of a layer's tensors as they are stored: of the tokens before the new ones, if
     ``past``, or of the new ones."""
     tokens = [one.context - one.new_tokens if past else one.new_tokens for one in batch]
-    sizes = tensor_sizes(cache, part, layer, batch, tokens, length=0)
-    element = cache.element_bytes(part.dtype_bytes) / part.dtype_bytes
+    sizes = tensor_sizes(cache, shard, layer, batch, tokens, length=0)
+    element = cache.element_bytes(shard.dtype_bytes) / shard.dtype_bytes
     return tuple(ceil(size * element) for size in sizes)
 
 
@@ -354,7 +358,7 @@ def streamed_traffic(
 
 def streamed_memory(
     cache: KvCache,
-    part: ModelShape,
+    shard: ModelShape,
     workload: Inference,
     machine: Machine,
     *,
@@ -362,15 +366,15 @@ def streamed_memory(
     parts: Parts,
     traffic: Traffic,
 ) -> tuple[Held, ...]:
-    """Return the memory of the cache: of one GPU with ``part`` of the model, of a host with ``copies`` such
+    """Return the memory of the cache: of one GPU with ``shard`` of the model, of a host with ``copies`` such
     parts, and of a tier for the ``parts`` of all GPUs.
 
     A prompt's keys and values are whole, and in the model's type, until those that are kept are encoded.
     """
-    layers = _kept(cache, part, workload)
+    layers = _kept(cache, shard, workload)
     most = max((sum(one) + sum(other) for one, other in pairwise(layers)), default=sum(layers[0]))
     found = [cache_term("hbm", most, name="key-value cache of two layers", kind="staging")]
-    if (prompt := prompt_in_layer(part, workload)) > max(map(sum, layers)):
+    if (prompt := prompt_in_layer(shard, workload)) > max(map(sum, layers)):
         name = "keys and values of a prompt in a layer"
         found.append(cache_term("hbm", prompt, name=name, kind="working"))
     pinned = [size for one in layers for size in one]
@@ -382,25 +386,25 @@ def streamed_memory(
             gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
         )
         found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
-        pinned = [] if machine.tiers[cache.tier].row.is_host else list(_buffers(cache, part, workload))
+        pinned = [] if machine.tiers[cache.tier].row.is_host else list(_buffers(cache, shard, workload))
         name, size = "buffers of the cache", copies * sum(pinned)
         found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))
     rounding = copies * pinned_rounding(pinned)
     return (*found, Held("dram", "rounding of pinned allocations", rounding, pinned=True))
 
 
-def _kept(cache: KvCache, part: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
+def _kept(cache: KvCache, shard: ModelShape, workload: Inference) -> tuple[tuple[int, ...], ...]:
     """Return the sizes [B] of the tensors of each layer at the longest context."""
     batch = (Sequences(workload.batch_size, workload.max_context, workload.max_context),)
-    return part.by_layer(lambda layer: _stored(cache, part, layer, batch, past=False))
+    return shard.by_layer(lambda layer: _stored(cache, shard, layer, batch, past=False))
 
 
-def _buffers(cache: KvCache, part: ModelShape, workload: Inference) -> Iterator[int]:
+def _buffers(cache: KvCache, shard: ModelShape, workload: Inference) -> Iterator[int]:
     """Yield the sizes [B] of the pinned buffers of a GPU, two in each direction: for a layer at the longest
     context, if there are decode steps, and for a layer of the prompt."""
     prompt = workload.model_copy(update={"output_length": 1})
     for work in (workload, prompt) if workload.decode_steps else (prompt,):
-        yield from max(_kept(cache, part, work), key=sum) * 2
+        yield from max(_kept(cache, shard, work), key=sum) * 2
 
 
 # --------------------------------------------------------------------------------------------------

@@ -32,14 +32,14 @@ from simoffload.models import (
 from simoffload.results import Change
 from simoffload.schedule import Cause
 from simoffload.strategies.base import (
-    Basis,
     Description,
+    EvidenceBasis,
     Held,
     Home,
     Placement,
     Placements,
     Plan,
-    Sizes,
+    SizeEdits,
     StorageTier,
     Strategy,
     Tunable,
@@ -155,7 +155,7 @@ class Accelerate(CachingStrategy):
         """Version of Accelerate whose code is simulated, and the cache."""
         return super().description._replace(program="accelerate 1.15.0")
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits to other batches, and those that divide the modules among GPUs."""
         plain = super().sizes(batch_size)
         return plain._replace(gpus=lambda gpus: (Edit.at("strategy.num_gpus", gpus),))
@@ -464,7 +464,7 @@ class AcceleratePlan(InferencePlan):
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Costs of operations, of tensors that are brought to the GPU, and of the pages into which mapped
         files are copied."""
         host, found = self.machine.host, super().basis

@@ -23,15 +23,15 @@ from simoffload.models import ModelShape, Sequences, has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import (
-    Basis,
     Description,
+    EvidenceBasis,
     Held,
     Homes,
     Placement,
     Placements,
     Plan,
     ProgramTraits,
-    Sizes,
+    SizeEdits,
     StorageTier,
     Strategy,
     Tunable,
@@ -103,7 +103,7 @@ class LlamaCpp(HookedStrategy):
         """Number of GPUs that the process uses; at least that of the machine with the least of them."""
         return max(1, self.num_gpus)
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits to other batches, and to numbers of GPUs, where ``--fit`` places layers anew."""
         anew = {} if self.chooses else _CHOSEN
         return super().sizes(batch_size)._replace(gpus=lambda gpus: _edits({"num_gpus": gpus, **anew}))
@@ -296,7 +296,7 @@ class LlamaPlan(HookedPlan):
         return divide(self.model, tensor=1, pipeline=1, fused=False)
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Numbers on which its times rest: those of products on the CPU among them."""
         products, kernels = self.machine.host.products, self.machine.accelerator.llama_kernels
         found = super().basis._replace(uncompared=self.memory.uncompared)

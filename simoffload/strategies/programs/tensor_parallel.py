@@ -25,10 +25,10 @@ from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
     SERVED_OTHERS,
-    Basis,
+    EvidenceBasis,
     Held,
     ServingLimits,
-    Sizes,
+    SizeEdits,
     Strategy,
     memory_stages,
 )
@@ -105,7 +105,7 @@ class TensorParallelPlan(InferencePlan):
         return stored_weights(self.modules, native_float8=native)
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Also, of compiled code, costs of launching kernels and calling pieces that are not in CUDA graphs,
         of calling experts and of preparing a step, and the rates of kernels for the weights' formats and of
         experts."""
@@ -139,14 +139,14 @@ class TensorParallelPlan(InferencePlan):
         return found if self.compiled else [*found, "launched fused kernels one by one"]
 
     def _working_memory(
-        self, part: ModelShape, workload: Inference, cache: tuple[Held, ...]
+        self, shard: ModelShape, workload: Inference, cache: tuple[Held, ...]
     ) -> tuple[Held, ...]:
         """Return the memory of a workload, with the limits of vLLM's engine."""
         if self.engine is None:
-            return super()._working_memory(part, workload, cache)
-        program = self.engine.memory(part, self.machine, sequences=workload.batch_size)
+            return super()._working_memory(shard, workload, cache)
+        program = self.engine.memory(shard, self.machine, sequences=workload.batch_size)
         at_once = min(self.engine.tokens, workload.batch_size * workload.prompt_length)
-        return working_memory(part, workload, self.machine, cache=cache, program=program, at_once=at_once)
+        return working_memory(shard, workload, self.machine, cache=cache, program=program, at_once=at_once)
 
     @property
     def asynchronous(self) -> bool:
@@ -163,13 +163,13 @@ class TensorParallelPlan(InferencePlan):
         """The engine, if its cache is in blocks in HBM."""
         return self.engine if in_hbm(self.cache.tier) and self.fused else None
 
-    def cache_memory(self, part: ModelShape, *, copies: int) -> tuple[Held, ...]:
+    def cache_memory(self, shard: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache: of vLLM's, the blocks that are stated, or that the sequences need,
         and the states of linear attention."""
         if (engine := self._paged) is None:
-            return super().cache_memory(part, copies=copies)
-        number, states = engine.blocks or engine.needed, self.workload.batch_size * part.state_bytes
-        term = cache_term("hbm", number * self._block_bytes(engine, part) + states)
+            return super().cache_memory(shard, copies=copies)
+        number, states = engine.blocks or engine.needed, self.workload.batch_size * shard.state_bytes
+        term = cache_term("hbm", number * self._block_bytes(engine, shard) + states)
         return (term if engine.blocks is None else term._replace(remedy="lower kv_blocks"),)
 
     def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
@@ -297,7 +297,7 @@ class DividedStrategy(CachingStrategy):
         """Number of replicas of the model."""
         return self.data_parallel_size
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits to other batches, and those that divide each layer among as many GPUs as make a
         number in all; none if that is not a whole number."""
 

@@ -20,7 +20,7 @@ from simoffload.strategies.base import (
     Placements,
     Plan,
     ProgramTraits,
-    Sizes,
+    SizeEdits,
     Strategy,
     Tunable,
     Tunables,
@@ -114,7 +114,7 @@ class Transformers(CachingStrategy):
         """Whether several GPUs share a copy of the model."""
         return self.ranks != self.replicas
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits to other batches, and to numbers of GPUs, which share each layer if
         ``tensor_parallel_size`` is stated; none if that is not a whole number."""
         plain = super().sizes(batch_size)

@@ -34,8 +34,8 @@ from simoffload.strategies.base import (
     SERVED,
     SERVED_OTHERS,
     AnyTier,
-    Basis,
     Description,
+    EvidenceBasis,
     Held,
     Home,
     Placement,
@@ -366,7 +366,7 @@ class VllmOffloadPlan(VllmPlan):
     fewer: ClassVar = _MORE
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """The same, compared with runs that had weights in host memory if it has any."""
         found = super().basis
         return found._replace(evidence=SERVED_OTHERS) if any(map(size_of, self.offloaded)) else found

@@ -25,7 +25,7 @@ from simoffload.strategies.base import (
     ROUNDING,
     Held,
     Plan,
-    Sizes,
+    SizeEdits,
     Strategy,
     Tunable,
     Tunables,
@@ -113,7 +113,7 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
         """Number of replicas, each with sequences of its own."""
         return self.ranks // self.tensor_parallel_size
 
-    def sizes(self, batch_size: int = 1) -> Sizes:
+    def sizes(self, batch_size: int = 1) -> SizeEdits:
         """Return the edits to other batches and numbers of GPUs, which share each layer if the present ones
         do."""
         plain = super().sizes(batch_size)

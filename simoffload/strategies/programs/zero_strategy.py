@@ -26,7 +26,7 @@ from simoffload.strategies.base import (
     Placements,
     Plan,
     ProgramTraits,
-    Sizes,
+    SizeEdits,
     Strategy,
     Tunable,
     optimizer_target,
@@ -175,9 +175,9 @@ class ZeroStrategy(Strategy):
             return ()
         return machine.gpudirect_warnings("strategy.ds_config.aio.use_gds")
 
-    def sizes(self, _batch_size: int = 1) -> Sizes:
+    def sizes(self, _batch_size: int = 1) -> SizeEdits:
         """Return the edits to other sizes, which remove the keys of ds_config that repeat the batch."""
-        return Sizes.of(self, partial(released, self.ds_config))
+        return SizeEdits.of(self, partial(released, self.ds_config))
 
     def _allowing(self, model: ModelShape, device: OffloadDevice, ranks: int) -> Iterator[tuple[Edit, ...]]:
         """Yield edits that allow a device: stage 3, large enough swap buffers, and no mode that requires

@@ -22,7 +22,7 @@ from simoffload.hardware import Machine, in_hbm
 from simoffload.models import SINGLE, ModelShape, Repeated
 from simoffload.results import Change, Estimate, Facts, StorageRequests
 from simoffload.schedule import Schedule
-from simoffload.strategies.base import AnyTier, Basis, Description, Held, Plan, Tunable, Tunables
+from simoffload.strategies.base import AnyTier, Description, EvidenceBasis, Held, Plan, Tunable, Tunables
 from simoffload.strategies.ds_config import (
     BITSANDBYTES,
     FILE,
@@ -248,7 +248,7 @@ class ZeroTrainingPlan(StepWork):
     """How PyTorch trains without DeepSpeed; None under it."""
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Numbers on which its times rest, with warnings about those used outside of their range."""
         beyond = ranks_beyond(self.places.ranks, self.machine, costs=self.machine.host.deepspeed)
         return super().basis._replace(extrapolations=tuple(beyond))
@@ -600,7 +600,7 @@ class _WholeCopiesTrained(ZeroTrainingPlan):
         return without_deepspeed(self.machine)
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> EvidenceBasis:
         """Numbers on which its times rest: of operations without DeepSpeed."""
         return super().basis._replace(host_costs=(self.machine.host.eager_costs.operation,))
 

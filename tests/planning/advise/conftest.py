@@ -11,7 +11,7 @@ import pytest
 from simoffload.cli.planning import recommended
 from simoffload.documents import Edit, parse_yaml
 from simoffload.extensions.purchases.search import Family
-from simoffload.planning.advise import Advice, Tried, advise
+from simoffload.planning.advise import Advice, EvaluatedChange, advise
 from simoffload.planning.confidence import tie
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results.capacity import Change
@@ -108,7 +108,9 @@ def hosted() -> Advice:
     return advise(known(HOST_BOUND))
 
 
-def assert_in_order(tried: Sequence[Tried], value: Callable[[Tried], float | None]) -> None:
+def assert_in_order(
+    tried: Sequence[EvaluatedChange], value: Callable[[EvaluatedChange], float | None]
+) -> None:
     """Assert that changes are in the order of a value, the smallest first, those that cost nothing and
     purchases each among themselves: a free change may stand before a purchase that gains as much."""
     for free in (True, False):

@@ -13,7 +13,7 @@ from simoffload.cli.planning import SIGNATURE, recommended
 from simoffload.documents import Edit
 from simoffload.errors import WorkLimitError
 from simoffload.planning.advise import WORTH, Advice, advise
-from simoffload.planning.advise.evaluate import Tried, _together
+from simoffload.planning.advise.evaluate import EvaluatedChange, _together
 from simoffload.planning.advise.options import memory
 from simoffload.planning.bandwidth import storage_curve
 from simoffload.planning.economics import economics
@@ -246,10 +246,10 @@ def test_an_option_is_resolved_and_simulated_once(monkeypatch: pytest.MonkeyPatc
 def test_settings_may_have_lists_as_values() -> None:
     """They are put together by key, whatever the values are."""
 
-    def setting(key: str, gain: float, *edits: Edit) -> Tried:
+    def setting(key: str, gain: float, *edits: Edit) -> EvaluatedChange:
         nothing: Any = None
         change = Change("setting", key, edits, key=key)
-        return Tried(
+        return EvaluatedChange(
             change=change, scenario=nothing, result=nothing, economics=nothing, gain=gain, extra=None
         )
 

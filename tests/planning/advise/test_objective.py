@@ -13,7 +13,7 @@ from simoffload.errors import InputError
 from simoffload.extensions.purchases import search as purchases
 from simoffload.extensions.purchases.search import search_catalogue
 from simoffload.extensions.purchases.search_report import purchase_verdict
-from simoffload.planning.advise import Advice, Tried, advise
+from simoffload.planning.advise import Advice, EvaluatedChange, advise
 from simoffload.planning.advise.evaluate import objective_of
 from simoffload.planning.economics import COST_METRICS
 from simoffload.planning.evaluator import Evaluator
@@ -113,7 +113,7 @@ def test_an_unknown_objective_is_one_clear_error(ask: object) -> None:
         ("return_per_purchase", lambda one: -(one.economics.metrics()["return_per_purchase"] or 0)),
     ],
 )
-def test_a_metric_may_be_asked_for(name: str, values: Callable[[Tried], float]) -> None:
+def test_a_metric_may_be_asked_for(name: str, values: Callable[[EvaluatedChange], float]) -> None:
     """Changes are in the order of the metric, and their gain is how many times better it is."""
     found = so.advise(known(STORAGE_BOUND), objective=name)
     if name in COST_METRICS:  # which count what a purchase costs

@@ -36,7 +36,7 @@ from simoffload.strategies import registry
 from simoffload.strategies.cache.kv_cache import formats_from_outside
 from simoffload.strategies.ds_config import extensions
 
-__all__ = ["INTERVAL", "KeptSteps", "StreamCheckpoints", "key_of"]
+__all__ = ["INTERVAL", "SavedSteps", "StreamCheckpoints", "key_of"]
 
 INTERVAL = 30.0
 """Time [s] of which no more is lost when the process is killed (our choice)."""
@@ -131,8 +131,8 @@ def _age_and_size(entry: os.DirEntry[str]) -> tuple[float, int]:
     return time.time() - max(one.st_mtime for one in found), sum(one.st_size for one in found)
 
 
-class KeptSteps:
-    """KeptSteps are the times of simulated steps of a scenario, by their numbers."""
+class SavedSteps:
+    """SavedSteps are the times of simulated steps of a scenario, by their numbers."""
 
     def __init__(self, key: str) -> None:
         self._path = _folder("steps") / key

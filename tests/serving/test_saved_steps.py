@@ -18,7 +18,7 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml
 from simoffload.errors import WorkLimitError
-from simoffload.extensions.serving import kept
+from simoffload.extensions.serving import saved_steps
 from simoffload.extensions.serving.prefixes import RadixCache
 from simoffload.extensions.serving.replica import Replica, turns
 from simoffload.extensions.serving.scheduler import ReplicaState, VllmScheduler
@@ -47,9 +47,9 @@ LONG = TEXT.replace("num_prompts: 40", "num_prompts: 9000").replace("replication
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of kept files, with nothing registered by other tests."""
     for name in ("families.registered_outside", "registry.registered_outside", "formats_from_outside"):
-        monkeypatch.setattr(f"simoffload.extensions.serving.kept.{name}", tuple)
+        monkeypatch.setattr(f"simoffload.extensions.serving.saved_steps.{name}", tuple)
     for name in ("registered", "extensions"):
-        monkeypatch.setattr(f"simoffload.extensions.serving.kept.{name}", ())
+        monkeypatch.setattr(f"simoffload.extensions.serving.saved_steps.{name}", ())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "simoffload"
 
@@ -125,12 +125,12 @@ def test_damaged_steps_are_simulated_again(monkeypatch: pytest.MonkeyPatch, fold
 
 def test_steps_are_kept_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = {(1, 1, 1, one): (1.0, 0.0, float(one + 1)) for one in range(160)}
-    kept.KeptSteps("key").write(dict(list(steps.items())[:100]))
-    kept.KeptSteps("key").write(dict(list(steps.items())[100:]))
-    assert kept.KeptSteps("key").read() == steps
-    monkeypatch.setattr(kept, "_MOST_POINTS", 100)
-    kept.KeptSteps("key").write({(2, 2, 2, 2): (1.0, 0.0, 1.0)})
-    found = kept.KeptSteps("key").read()
+    saved_steps.SavedSteps("key").write(dict(list(steps.items())[:100]))
+    saved_steps.SavedSteps("key").write(dict(list(steps.items())[100:]))
+    assert saved_steps.SavedSteps("key").read() == steps
+    monkeypatch.setattr(saved_steps, "_MOST_POINTS", 100)
+    saved_steps.SavedSteps("key").write({(2, 2, 2, 2): (1.0, 0.0, 1.0)})
+    found = saved_steps.SavedSteps("key").read()
     assert len(found) == 100
     assert (2, 2, 2, 2) in found
 
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "file").write_text("a file")
     (tmp_path / "closed").mkdir(mode=0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
-    monkeypatch.setattr(kept, "INTERVAL", 0.0)
+    monkeypatch.setattr(saved_steps, "INTERVAL", 0.0)
     assert counted(monkeypatch)[1] > 20
 
 
@@ -162,28 +162,30 @@ def test_nothing_is_kept_with_a_strategy_from_outside(tmp_path: Path, folder: Pa
 
 
 def test_what_was_used_first_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "INTERVAL", 0.0)
+    monkeypatch.setattr(saved_steps, "INTERVAL", 0.0)
     now = time.time()
 
     def write(key: str, *, age: float, parts: int = 1) -> None:
-        checkpoints = kept.StreamCheckpoints(key)
+        checkpoints = saved_steps.StreamCheckpoints(key)
         for part in range(parts):
             checkpoints.note(f"{part}", b"x" * 1000)
-        assert all(kept.StreamCheckpoints(key).load(f"{part}") for part in range(parts))
+        assert all(saved_steps.StreamCheckpoints(key).load(f"{part}") for part in range(parts))
         for one in (checkpoints._folder, *checkpoints._folder.rglob("*")):
             os.utime(one, (now - age, now - age))
 
     def left() -> set[str]:
-        return {key for key in ("old", "large", "search") if kept.StreamCheckpoints(key)._folder.exists()}
+        return {
+            key for key in ("old", "large", "search") if saved_steps.StreamCheckpoints(key)._folder.exists()
+        }
 
     write("old", age=40 * 86400)
     write("large", age=1000, parts=50)
     assert left() == {"large"}  # and not "old", as soon as another one is written
-    monkeypatch.setattr(kept, "_MOST_BYTES", 50_000)
+    monkeypatch.setattr(saved_steps, "_MOST_BYTES", 50_000)
     write("search", age=0, parts=100)  # never one's own
     assert left() == {"search"}
-    monkeypatch.setattr(kept, "INTERVAL", 30.0)
-    kept.KeptSteps("key").write({(1, 1, 1, 1): (1.0, 0.0, 1.0)})
+    monkeypatch.setattr(saved_steps, "INTERVAL", 30.0)
+    saved_steps.SavedSteps("key").write({(1, 1, 1, 1): (1.0, 0.0, 1.0)})
     assert left() == {"search"}  # which may be at work
 
 
@@ -193,7 +195,7 @@ def test_steps_in_use_are_removed_beyond_the_size_of_all(
     steps = {(1, 1, 1, one): (1.0, 0.0, 1.0) for one in range(100)}
 
     def write(key: str) -> None:
-        kept.KeptSteps(key).write(steps)
+        saved_steps.SavedSteps(key).write(steps)
         if (file := folder / "steps" / key).exists():
             os.utime(file, (time.time() - 60 + len(written), time.time() - 60 + len(written)))
         written.append(key)
@@ -201,10 +203,10 @@ def test_steps_in_use_are_removed_beyond_the_size_of_all(
     written = list[str]()
     write("0")
     size = (folder / "steps" / "0").stat().st_size
-    monkeypatch.setattr(kept, "_MOST_BYTES", 4 * size)
+    monkeypatch.setattr(saved_steps, "_MOST_BYTES", 4 * size)
     for key in "123":
         write(key)
-    assert kept.KeptSteps("0").read() == steps  # used last now
+    assert saved_steps.SavedSteps("0").read() == steps  # used last now
     (folder / "steps" / "4.123").write_bytes(b"")  # of a process that was killed, or is about to rename it
     for key in "456":
         write(key)
@@ -217,11 +219,11 @@ def test_a_checkpoint_holds_no_code() -> None:
         def __reduce__(self) -> object:
             return print, ("evil",)
 
-    checkpoints = kept.StreamCheckpoints("key")
-    nested = f"c{kept.__name__}\nos.system\n.".encode()
+    checkpoints = saved_steps.StreamCheckpoints("key")
+    nested = f"c{saved_steps.__name__}\nos.system\n.".encode()
     function = nested.replace(b"os.system", b"_write")
     for data in (pickle.dumps(Evil()), pickle.dumps(np.zeros(2)), nested, function):
-        kept._write(checkpoints._own / kept._hash("part"), data, checkpoints._folder)
+        saved_steps._write(checkpoints._own / saved_steps._hash("part"), data, checkpoints._folder)
         assert checkpoints.load("part") is None
 
 
@@ -259,9 +261,9 @@ def test_a_replica_goes_on_where_it_was(shared: bool) -> None:
 KILLED = """\
 import sys
 import simoffload as so
-from simoffload.extensions.serving import kept
+from simoffload.extensions.serving import saved_steps
 
-kept.INTERVAL = 0.1
+saved_steps.INTERVAL = 0.1
 so.stream(sys.argv[1])
 """
 
@@ -278,7 +280,7 @@ def test_a_stream_that_is_killed_goes_on(
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
-    monkeypatch.setattr(kept, "_ALIVE", 0)
+    monkeypatch.setattr(saved_steps, "_ALIVE", 0)
     resumed = so.stream(str(file)).to_dict()
     assert restored
     assert restored[0] > 1000
@@ -290,17 +292,17 @@ def test_a_stream_that_is_killed_goes_on(
 
 def stopped_after(monkeypatch: pytest.MonkeyPatch, parts: int, source: Path | LoadedScenario) -> str:
     """Stop a stream when so many parts of it are kept, and return the message."""
-    note, count = kept.StreamCheckpoints.note, [0]
+    note, count = saved_steps.StreamCheckpoints.note, [0]
 
-    def stop(self: kept.StreamCheckpoints, part: str, state: object, *, ended: bool = False) -> None:
+    def stop(self: saved_steps.StreamCheckpoints, part: str, state: object, *, ended: bool = False) -> None:
         note(self, part, state, ended=ended)
         count[0] += ended
         if count[0] == parts:
             raise WorkLimitError("stopped by a limit")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "INTERVAL", 0.0)
-        patch.setattr(kept.StreamCheckpoints, "note", stop)
+        patch.setattr(saved_steps, "INTERVAL", 0.0)
+        patch.setattr(saved_steps.StreamCheckpoints, "note", stop)
         try:
             return so.stream(source).stopped
         except WorkLimitError as error:
@@ -334,7 +336,7 @@ def test_streams_do_not_remove_parts_of_others() -> None:
         StreamSimulation(scenario(), exact=exact).checkpoints for exact in (True, False, False)
     )
     for number, checkpoints in enumerate((exact, one, other)):
-        checkpoints._saved = -kept.INTERVAL
+        checkpoints._saved = -saved_steps.INTERVAL
         checkpoints.note("part", number)
     one.clear()
     assert (exact.load("part"), other.load("part")) == (0, 2)
@@ -344,11 +346,11 @@ def test_streams_do_not_remove_parts_of_others() -> None:
 
 
 def test_a_part_is_kept_as_it_was_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "INTERVAL", 0.0)
+    monkeypatch.setattr(saved_steps, "INTERVAL", 0.0)
     for number in range(3):
-        kept.StreamCheckpoints("key").note("part", number)
+        saved_steps.StreamCheckpoints("key").note("part", number)
         time.sleep(0.01)
-    again = kept.StreamCheckpoints("key")
+    again = saved_steps.StreamCheckpoints("key")
     assert again.load("part") == 2
     assert len(list(again._folder.glob("*/*"))) == 1
 
