@@ -237,8 +237,8 @@ def recommended(advice: Advice, looked: Looked | None = None) -> dict[str, str]:
         if one.change.sets_program:
             exports = one.result.provenance.exports
             found |= {f"{name}.{file}": ds_config_text(content) for file, content in exports.items()}
-    for name, (point, words) in (looked.scenarios if looked else {}).items():
-        found[f"{name}.yaml"] = _scenario(advice.scenario, point, words)
+    for name, (point, description) in (looked.scenarios if looked else {}).items():
+        found[f"{name}.yaml"] = _scenario(advice.scenario, point, description)
     return found
 
 

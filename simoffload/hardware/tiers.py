@@ -13,7 +13,7 @@ _OF_DRIVES = ("read", "write", "write_cache.rate_after", "read_by_outstanding")
 
 
 class TierKind(NamedTuple):
-    """What a tier is."""
+    """A TierKind says what programs can do with a tier, and what it is to machines and reports."""
 
     name: str
     access: Access
@@ -83,7 +83,7 @@ class Tier(NamedTuple):
 
     name: str
     kind: str
-    """Name of its kind."""
+    """Name of its row in ``TIER_KINDS``."""
     capacity: int
     """Capacity [B] per GPU (hbm), per host (dram), otherwise of the whole target (local drives: of all
     hosts)."""

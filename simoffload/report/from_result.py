@@ -72,9 +72,8 @@ def advice_document(
     would gain (``curve``), then the unchanged scenario. ``service`` are the limits that it has to keep."""
     from simoffload.report.sections.advice import advice_verdict, advised
 
-    looked = beside.sections if beside is not None else ()
-    told = beside.verdicts if beside is not None else ()
-    first = tuple(Verdict.of(f"{beside.heading}: ", *one.parts) for one in told) if beside else ()
+    verdicts, looked = (beside.verdicts, beside.sections) if beside is not None else ((), ())
+    first = [Verdict.of(f"{beside.heading}: ", *one.parts) for one in verdicts if beside is not None]
     found = (*findings(Answer.of(advice.result)), *costs(advice.result, advice.economics))
     unchanged = tuple(section._replace(leads=False) for section in found)
     verdicts = (*first, advice_verdict(advice, service))

@@ -40,7 +40,7 @@ def simulate(
         return result
     runner = Runner(scenario, keep=keep_timelines, scope=scope, execution=execution)
     result = measures.timed(plan, result, runner)
-    if not runner.whole:
+    if not runner.complete:
         return result
     return with_sources(scenario, plan, result)
 

@@ -127,7 +127,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
         self.scenario.check_passes()
         passes = [one for one in plan.phases if isinstance(one, Phase)]
         (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
-        if not runner.whole:
+        if not runner.complete:
             passes = [one for one in passes if one.kind in {"allocation", "prefill"}]
         results = runner.phases(passes)
         found = dict(zip((one.kind for one in passes), results, strict=True))
@@ -146,7 +146,7 @@ class _InferenceMeasures(Measures[InferenceResult]):
             timelines=runner.timelines,
             work=tuple(runner.work),
         )
-        if not runner.whole:
+        if not runner.complete:
             return result
         method = self.scenario.scenario.strategy.traits.method or "offload"
         result = with_additions(self.scenario, plan, replace(result, traffic=traffic(plan)), runner)

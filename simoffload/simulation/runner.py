@@ -272,7 +272,7 @@ class Runner:
         self.timelines: dict[str, Timeline] = {}
         self.work: list[PassWork] = []
         self._options = scenario.scenario.engine
-        self.scope, self.whole = scope, scope in ("all", "row")
+        self.scope, self.complete = scope, scope in ("all", "row")
 
     def restart(self) -> None:
         """Discard all executed phases, so that they can be executed again with other rates."""
@@ -311,7 +311,7 @@ class Runner:
             return self._summary(phase, timeline, detailed=detailed)
 
     def _summary(self, phase: Phase, timeline: Timeline, *, detailed: bool = True) -> PassResult:
-        if self.whole:
+        if self.complete:
             detailed = self.scope == "all" or phase.kind != "first pass"
         else:
             detailed = detailed and self.scope == "steps"

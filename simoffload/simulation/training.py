@@ -62,7 +62,7 @@ class TrainingMeasures(Measures[TrainingResult]):
         workload: Any = self.scenario.scenario.workload
         steady = workload.write_caches == "steady"
         timed = steps_with_caches(plan, result, step, steady=steady)
-        if not runner.whole:
+        if not runner.complete:
             return timed
         timed = with_additions(self.scenario, plan, timed, runner)
         return replace(timed, timelines=runner.timelines, work=tuple(runner.work))

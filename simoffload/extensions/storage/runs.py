@@ -119,7 +119,7 @@ def checkpoint_times(
     cannot finish.
     """
     plan, caches = checkpoint_with_caches(plan, steps)
-    phases = plan.phases if runner.whole else plan.save()
+    phases = plan.phases if runner.complete else plan.save()
     found = list(zip(phases, runner.phases(phases), strict=True))
     saving = [(phase, one) for phase, one in found if phase.kind == "save"]
     restoring = tuple(one for phase, one in found if phase.kind == "restore")

@@ -11,11 +11,4 @@ from simoffload.planning.advise.evaluate import (
     objective_of,
 )
 
-__all__ = [
-    "WORTH",
-    "Advice",
-    "EvaluatedChange",
-    "Objective",
-    "advise",
-    "objective_of",
-]
+__all__ = ["WORTH", "Advice", "EvaluatedChange", "Objective", "advise", "objective_of"]
