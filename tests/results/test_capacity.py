@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.hardware.paths import Tier
+from simoffload.hardware.tiers import Tier
 from simoffload.results.capacity import Change, MemoryStage, MemoryTerm, TierUse, peak_uses
 from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
