@@ -15,7 +15,7 @@ from simoffload.brief import brief
 from simoffload.errors import InputError
 from simoffload.hardware.host import Host
 from simoffload.hardware.library import Entry, Library, ProfileInput, ProfileUse
-from simoffload.hardware.paths import Graph, Load, Path, Resource, Resources
+from simoffload.hardware.paths import Graph, Load, Path, Resource
 from simoffload.hardware.profiles import Accelerator, Nic, Pcie
 from simoffload.hardware.quantities import Curve, whole_rate
 from simoffload.hardware.targets import (
@@ -254,7 +254,6 @@ class Machine:
             hops=load.hops(),
             latency=service.latency,
             curve=Curve.flat(service.transfer or service.rate),
-            request_latency=service.latency,
             request_rate=service.request_rate,
             chunk=service.chunk,
             width=service.width,
@@ -477,7 +476,7 @@ class Platform:
             profiles=self.profiles,
             setting=profile.setting,
             numbers=self.inputs,
-            build_topology=lambda: _build_topology(replace(self, targets=targets), nodes),
+            build_topology=lambda: _Builder(replace(self, targets=targets), nodes).build(),
             with_cached_writes=lambda shares: self.machine(nodes, cached_writes=shares),
             overruns=lambda tiers: (*self.remarks, *overruns(self, tiers, nodes=nodes)),
         )
@@ -492,12 +491,6 @@ def _tiers(platform: Platform, nodes: int) -> dict[str, Tier]:
         copies = nodes if target.drives else 1
         tiers.append(Tier(name, target.kind, target.capacity * copies, target.id))
     return {one.name: one for one in tiers}
-
-
-def _build_topology(platform: Platform, nodes: int) -> tuple[tuple[Resource, ...], Topology]:
-    builder = _Builder(platform, nodes)
-    topology = builder.build()
-    return builder.resources.finish(), topology
 
 
 def _prefixes(nodes: int) -> list[str]:
@@ -541,10 +534,10 @@ class _Builder:
             name: adapter_rate(nic, platform.nic_pcie_link(name)) for name, (nic, _) in platform.nics.items()
         }
         self._graph = Graph()
-        self.resources = Resources()
+        self._resources = list[Resource]()
 
-    def build(self) -> Topology:
-        """Add all hosts, GPUs, adapters and storage tiers, and return the topology."""
+    def build(self) -> tuple[tuple[Resource, ...], Topology]:
+        """Add all hosts, GPUs, adapters and storage tiers, and return all resources and the topology."""
         platform, profile = self._platform, self._platform.profile
         prefixes = _prefixes(self._nodes)
         memories = tuple(self._host(prefix, profile) for prefix in prefixes)
@@ -554,11 +547,14 @@ class _Builder:
             prefix = prefixes[index // count]
             self._cable(f"{prefix}{profile.gpus[index % count]}", vertex, self._cables[index % count])
         adapters = [
-            {name: self._adapter(f"{prefix}{name}", rate) for name, rate in self._nic_rates.items()}
+            {
+                name: self._pair(f"{prefix}{name} {{}}", "in out", "nic", rate)
+                for name, rate in self._nic_rates.items()
+            }
             for prefix in prefixes
         ]
         access = {name: self._accesses(name, prefixes, adapters) for name in profile.tiers}
-        return Topology(
+        topology = Topology(
             graph=self._graph,
             cpus=tuple(f"{prefix}{CPU}" for prefix in prefixes),
             memories=memories,
@@ -571,43 +567,40 @@ class _Builder:
             gpu_pcie_links=self._links,
             access=access,
         )
+        return tuple(self._resources), topology
 
     def _host(self, prefix: str, profile: PlatformProfile) -> int:
-        memory = self.resources.add(f"{prefix}dram", self._platform.host.memory_rate, "dram")
+        memory = self._add(f"{prefix}dram", self._platform.host.memory_rate, "dram")
         for name, switch in profile.switches.items():
             self._cable(f"{prefix}{switch.to}", f"{prefix}{name}", self._switches[name])
         return memory
 
     def _cable(self, near: str, far: str, cable: Cable) -> None:
         """Add a cable whose ``near`` end is towards the CPU."""
-        away = [self.resources.add(f"{near} -> {far}", cable.down, "pcie")]
-        back = [self.resources.add(f"{far} -> {near}", cable.up, "pcie")]
-        rates = cable.both_ways
+        away = self._add(f"{near} -> {far}", cable.down, "pcie")
+        back = self._add(f"{far} -> {near}", cable.up, "pcie")
+        rates, shared = cable.both_ways, tuple[int, ...]()
         if rates.points[0][1] < cable.down + cable.up:
             by_size = rates if len(rates.points) > 1 else None
-            shared = self.resources.add(
-                f"{near} <-> {far}", whole_rate(rates.points[-1][1]), "duplex", by_size
-            )
-            away.append(shared)
-            back.append(shared)
-        self._graph.connect(near, far, there=tuple(away), back=tuple(back))
+            shared = (self._add(f"{near} <-> {far}", whole_rate(rates.points[-1][1]), "duplex", by_size),)
+        self._graph.connect(near, far, there=(away, *shared), back=(back, *shared))
 
-    def _adapter(self, name: str, rate: int) -> tuple[int, int]:
-        """Add an adapter and its slot in series: the slower of both limits each direction, to ``rate``
-        [B/s]."""
-        return self.resources.add(f"{name} in", rate, "nic"), self.resources.add(f"{name} out", rate, "nic")
+    def _add(self, name: str, capacity: int, kind: str, by_size: Curve | None = None) -> int:
+        """Append a resource and return its index."""
+        self._resources.append(Resource(name, capacity, kind, by_size))
+        return len(self._resources) - 1
+
+    def _pair(self, names: str, ways: str, kind: str, *rates: int) -> tuple[int, int]:
+        """Add a resource for each of two ``ways``, in and out, read and write; of one rate [B/s], or of
+        two."""
+        there, back = (names.format(way) for way in ways.split())
+        return self._add(there, rates[0], kind), self._add(back, rates[-1], kind)
 
     def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
         link = self._platform.accelerator.interconnect
         if self._platform.profile.gpu_links == "none" or link is None:
             return ()
-        return tuple(
-            (
-                self.resources.add(f"{gpu} link in", link.rate, "nvlink"),
-                self.resources.add(f"{gpu} link out", link.rate, "nvlink"),
-            )
-            for gpu in gpus
-        )
+        return tuple(self._pair(f"{gpu} link {{}}", "in out", "nvlink", link.rate) for gpu in gpus)
 
     def _accesses(
         self, name: str, prefixes: list[str], adapters: list[dict[str, tuple[int, int]]]
@@ -615,7 +608,7 @@ class _Builder:
         tier, target = self._platform.profile.tiers[name], self._platform.targets[name]
         if tier.at is not None:
             return tuple(self._local(f"{prefix}{name}", prefix, tier.at, target) for prefix in prefixes)
-        server = self._pair(name, target, "server")
+        server = self._pair(f"{name} {{}}", "read write", "server", target.read.rate, target.write.rate)
         accesses = []
         for prefix, ports in zip(prefixes, adapters, strict=True):
             window = self._window(f"{prefix}{name}", target)
@@ -623,14 +616,8 @@ class _Builder:
             accesses.append(StorageAccess(ingresses, (server[0], *window[0]), (server[1], *window[1])))
         return tuple(accesses)
 
-    def _pair(self, name: str, target: Target, kind: str) -> tuple[int, int]:
-        return (
-            self.resources.add(f"{name} read", target.read.rate, kind),
-            self.resources.add(f"{name} write", target.write.rate, kind),
-        )
-
     def _local(self, name: str, prefix: str, vertices: tuple[str, ...], target: Target) -> StorageAccess:
-        array = self._pair(name, target, "drive")
+        array = self._pair(f"{name} {{}}", "read write", "drive", target.read.rate, target.write.rate)
         assert target.pcie_link is not None
         ingresses = []
         for index in range(target.drives):
@@ -638,11 +625,11 @@ class _Builder:
             rate = target.pcie_link.within(self._platform.slots[at]).payload_rate
             vertex = f"{prefix}{at}"
             drive = f"{name}.{index}"
-            inward = self.resources.add(f"{drive} -> {vertex}", rate, "pcie")
-            outward = self.resources.add(f"{vertex} -> {drive}", rate, "pcie")
-            ingresses.append(Ingress(vertex, Fraction(1, target.drives), (inward,), (outward,)))
+            inward = (self._add(f"{drive} -> {vertex}", rate, "pcie"),)
+            outward = (self._add(f"{vertex} -> {drive}", rate, "pcie"),)
+            ingresses.append(Ingress(vertex, Fraction(1, target.drives), inward, outward))
         # A drive reads or writes: r / read + w / write <= 1 (an estimate; datasheets rarely say).
-        both = self.resources.add(f"{name} both ways", target.read.rate, "drive")
+        both = self._add(f"{name} both ways", target.read.rate, "drive")
         share = Fraction(target.read.rate, target.write.rate)
         return StorageAccess(tuple(ingresses), array[:1], array[1:], (both,), share)
 
@@ -662,11 +649,10 @@ class _Builder:
         if target.client_rate is None:
             return (), ()
         if target.client_both_ways:
-            shared = self.resources.add(f"{name} requests in flight", target.client_rate, "nic")
+            shared = self._add(f"{name} requests in flight", target.client_rate, "nic")
             return (shared,), (shared,)
-        read_resources = self.resources.add(f"{name} connections in", target.client_rate, "nic")
-        write_resources = self.resources.add(f"{name} connections out", target.client_rate, "nic")
-        return (read_resources,), (write_resources,)
+        read, write = self._pair(f"{name} connections {{}}", "in out", "nic", target.client_rate)
+        return (read,), (write,)
 
 
 # -- links -----------------------------------------------------------------------------------------

@@ -42,11 +42,9 @@ class Path:
     hops: tuple[tuple[int, Fraction], ...]
     """Pairs (index into ``Machine.resources``, bytes on it per byte of payload), by rising index."""
     latency: float
-    """Latency [s] of each transfer."""
+    """Latency [s] of each transfer; of storage that of one request on an idle target."""
     curve: Curve
     """Rate [B/s] of one transfer alone, by its size [B]."""
-    request_latency: float = 0.0
-    """Latency [s] of one request on an idle target (storage)."""
     request_rate: int = 0
     """Rate [B/s] at which one request streams (storage)."""
     chunk: int = 0
@@ -67,7 +65,7 @@ class Path:
             return self.by_outstanding.rate(outstanding)
         block = max(1, block)
         devices = min(self.width, -(-block // self.chunk)) if self.chunk else 1
-        per_request = self.request_latency + block / (self.request_rate * devices)
+        per_request = self.latency + block / (self.request_rate * devices)
         return max(1, int(outstanding / per_request))
 
     def file_rate(self, size: int, *, outstanding: int, block: int) -> int:
@@ -78,22 +76,6 @@ class Path:
 Hops = tuple[tuple[int, Fraction], ...]
 
 _FULL_SHARE = Fraction(1)
-
-
-class Resources:
-    """The growing list of a machine's resources."""
-
-    def __init__(self) -> None:
-        self._all: list[Resource] = []
-
-    def add(self, name: str, capacity: int, kind: str, by_size: Curve | None = None) -> int:
-        """Append a resource and return its index."""
-        self._all.append(Resource(name, capacity, kind, by_size))
-        return len(self._all) - 1
-
-    def finish(self) -> tuple[Resource, ...]:
-        """Return all resources that were added."""
-        return tuple(self._all)
 
 
 class Load:

@@ -154,15 +154,9 @@ def resolve_target(library: Library, entry: Entry, *, link: Link = None) -> Targ
     return TARGETS[entry.use.kind](library, entry, link)
 
 
-def _ports(
-    library: Library,
-    entry: Entry,
-    profile: Nfs | NvmeOf | RemoteMemory,
-    link: Link,
-    *,
-    read: int,
-    write: int,
-) -> Ports:
+def _ports(library: Library, entry: Entry, link: Link, *, read: int, write: int) -> Ports:
+    profile = entry.profile
+    assert isinstance(profile, Nfs | NvmeOf | RemoteMemory)
     reference, place = link or (profile.link, DocumentLocation(entry.document, ("link",)))
     found = library.find(reference, ("nic",), place)
     nic = found.profile
@@ -175,7 +169,7 @@ def _ports(
 def _served(library: Library, entry: Entry, link: Link) -> Target:
     profile = entry.profile
     assert isinstance(profile, Nfs)
-    ports = _ports(library, entry, profile, link, read=profile.read.value, write=profile.write.value)
+    ports = _ports(library, entry, link, read=profile.read.value, write=profile.write.value)
     read, write = min(ports.read, ports.total), min(ports.write, ports.total)
     client = profile.client_rate_over(ports.rate)
     latency, streams = profile.latency.value, min(profile.per_connection.value, ports.rate)
@@ -256,7 +250,7 @@ def _exported(library: Library, entry: Entry, link: Link) -> Target:
     cables = inner.drives * inner.pcie_link.payload_rate
     reads, writes = (one._replace(rate=min(one.rate, cables)) for one in (inner.read, inner.write))
     own_read, own_write = (whole_rate(one.rate * profile.efficiency.value) for one in (reads, writes))
-    ports = _ports(library, entry, profile, link, read=own_read, write=own_write)
+    ports = _ports(library, entry, link, read=own_read, write=own_write)
     read, write = profile.through(reads, ports.rate), profile.through(writes, ports.rate)
     sustained = (
         profile.through(inner.sustained._replace(rate=min(inner.sustained.rate, cables)), ports.rate)
@@ -281,7 +275,7 @@ def _exported(library: Library, entry: Entry, link: Link) -> Target:
 def _remote_memory(library: Library, entry: Entry, link: Link) -> Target:
     profile = entry.profile
     assert isinstance(profile, RemoteMemory)
-    ports = _ports(library, entry, profile, link, read=0, write=0)
+    ports = _ports(library, entry, link, read=0, write=0)
     rate = whole_rate(ports.total * profile.efficiency.value)
     ports, service = ports._replace(read=rate, write=rate), Service(rate, profile.latency.value, rate)
     return Target(

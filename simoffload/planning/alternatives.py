@@ -363,8 +363,7 @@ def without_offloading(
     """Return the work of the scenarios that offload weights, done without offloading, by label."""
     found: dict[str, LoadedScenario] = {}
     for label, scenario in known.items():
-        place = scenario.places[0]
-        if results[label].refused or not place or in_hbm(place):
+        if results[label].refused or in_hbm(scenario.places[0] or "hbm"):
             continue
         for kind in strategy_for(scenario.scenario.workload.kind):
             name = in_place_of_target(label, kind, scenario)

@@ -250,11 +250,10 @@ def _candidates(evaluator: Evaluator) -> Iterator[Change]:
     first."""
     strategy, machine = evaluator.strategy, evaluator.scenario.machine
     for one in evaluator.scenario.placements.possible:
-        tiers = [tier for tier in one if tier is not None]
-        rows = [machine.tiers[tier].row for tier in tiers if tier in machine.tiers]
-        if len(rows) == len(tiers) and all(row.is_memory for row in rows):
-            named = ("GPU memory" if row.is_gpu else "host memory" for row in dict.fromkeys(rows))
-            where = " and ".join(named)
+        rows = [machine.tiers[tier].row for tier in one if tier is not None]
+        if all(row.is_memory for row in rows):
+            named = ("GPU memory" if row.is_gpu else "host memory" for row in rows)
+            where = " and ".join(dict.fromkeys(named))
             held = "the weights" if one.optimizer is None else "the weights and optimizer states"
             described = f"{where} would hold {held}"
             yield Change("placement", described, moving(strategy, one, machine), key=str(one))

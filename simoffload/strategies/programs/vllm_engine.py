@@ -568,7 +568,7 @@ class ConnectorCommand(ABC):
                 f"The simulation loads {plural(tokens, 'token')} of each prompt: earlier requests must have "
                 "stored them, and HBM must not hold them any more."
             )
-        if self._in_files:
+        if self._row.has_files:
             found.append(f"Replace {self._directory} by a directory on {tier}.")
         comments = (
             fill(one, 100, initial_indent="# ", subsequent_indent="#   ")
@@ -585,10 +585,6 @@ class ConnectorCommand(ABC):
         hosts = moves.machine.nodes_of(moves.degrees.ranks) if in_dram(moves.connector.tier) else 1
         held = hosts * sum(one.size for one in self.terms if one.name in BLOCK_TERMS)
         return max(1, -(-held // (parts * _GIB)))
-
-    @property
-    def _in_files(self) -> bool:
-        return self._row.has_files
 
     @property
     def _row(self) -> TierKind:
@@ -612,14 +608,14 @@ class _Offloading(ConnectorCommand):
     def settings(self) -> dict[str, Any]:
         size = self._gib(self.moves.degrees.data) * _GIB
         found: dict[str, Any] = {"cpu_bytes_to_use": size, "offload_prompt_only": False}
-        if self._in_files:
+        if self._row.has_files:
             threads = {"n_read_threads": THREADS, "n_write_threads": THREADS}
             files = {"type": "fs", "root_dir": self._directory, **threads}
             found |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [files]}
         return found
 
     def differences(self) -> Iterator[str]:
-        if self._in_files:
+        if self._row.has_files:
             yield (
                 "vLLM keeps blocks in host memory on their way (cpu_bytes_to_use), and reads files only of "
                 "those that are not there any more; the simulation has pinned buffers."
@@ -643,13 +639,13 @@ class _LMCache(ConnectorCommand):
             "chunk_size": one.block_tokens,
             "use_layerwise": one.layerwise,
             "save_decode_cache": one.store and not one.layerwise,
-            "local_cpu": not self._in_files,
+            "local_cpu": not self._row.has_files,
             "max_local_cpu_size": each,
         }
         if one.direct:
             found |= {"gds_path": self._directory, "gds_buffer_size": each * _GIB // _MIB}
             found["extra_config"] = {"disk_io_threads": THREADS}
-        elif self._in_files:
+        elif self._row.has_files:
             found |= {"local_disk": self._directory, "max_local_disk_size": each}
             found["extra_config"] = {"disk_io_threads": THREADS, "use_odirect": True}
         piecewise = {"use_layerwise": True} if one.layerwise else {}  # which vLLM itself reads
@@ -665,7 +661,7 @@ class _LMCache(ConnectorCommand):
                 f"LMCache's buffer takes {each} of each GPU (gds_buffer_size), which the simulation does not "
                 "count."
             )
-        elif self._in_files:
+        elif self._row.has_files:
             yield (
                 f"LMCache's buffers take {each} of host memory for each GPU (max_local_cpu_size), more than "
                 "those of the simulation."
