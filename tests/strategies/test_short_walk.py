@@ -140,3 +140,25 @@ def test_programs_are_not_those_of_an_equal_machine(shipped_plan: ZeroInferenceP
     elsewhere = schedule_templates_of(plan.model, replace(plan.machine), plan.placement)
     assert elsewhere is not plan.templates
     assert elsewhere.layered is plan.templates.layered, "what is called does not depend on the machine"
+
+
+@pytest.mark.parametrize(
+    "rate",
+    ["ddn-ai400x2.read=20 GB/s", "gen4.latency=20 us", "gen4.both_ways=0.5", "ddn-ai400x2.latency=9 ms"],
+)
+def test_what_was_written_for_another_rate_is_what_would_be_written(rate: str) -> None:
+    import simoffload as so
+
+    tier = "strategy.weights=ai400x2"
+    before = so.load_scenario("ddn/bloom-7b1", overrides=(tier,))
+    after = so.load_scenario("ddn/bloom-7b1", overrides=(tier, f"profiles.{rate}"))
+    plans = [one.scenario.strategy.plan(before.model, WORK, one.machine) for one in (before, after)]
+    written = []
+    for plan, forward in ((plan, forward) for plan in plans for forward in PASSES):
+        assert isinstance(plan, ZeroInferencePlan)
+        called, durations = plan.called(forward), plan.durations(forward)
+        warm = plan.order_lasts and not forward.first
+        found = called.templates.schedule(durations, name=forward.name, warm=warm)
+        assert found == called.templates.write(durations, forward.batch, tuple, name=forward.name, warm=warm)
+        written.append(found._replace(name=""))
+    assert written[: len(PASSES)] != written[len(PASSES) :]
