@@ -579,7 +579,7 @@ class _Unrouted(PassWriter):
 
 
 _MASK = (1 << _DIGITS) - 1
-_Written = dict[tuple[bool, tuple[bool, ...]], tuple[_Unrouted, Schedule]]
+_Written = dict[tuple[bool, tuple[bool, ...]], tuple[_Unrouted, Schedule] | None]
 
 
 class ScheduleTemplates:
@@ -610,16 +610,16 @@ class ScheduleTemplates:
         """Return the schedule of a pass in which the modules occupy the GPU for ``durations`` [ps]."""
         key = warm, tuple(map(bool, durations))
         if key not in self._made:
-            if key not in self._written:
-                slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
-                self._written[key] = self._pass(
-                    _Unrouted, slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm
+            slots = [-1 - number if takes else 0 for number, takes in enumerate(key[1])]
+            write = partial(self._pass, slots, (Sequences(1, 1, 1),), tuple, name="", warm=warm)
+            if key not in self._written:  # perhaps there is no other such machine
+                self._written[key], self._made[key] = None, write(PassWriter)[1]
+            else:
+                writer, program = self._written[key] = self._written[key] or write(_Unrouted)
+                out = StreamWriter(
+                    name="", gpus=self._gpus, streams=(), machine=self.machine, routes=self._routes
                 )
-            writer, program = self._written[key]
-            out = StreamWriter(
-                name="", gpus=self._gpus, streams=(), machine=self.machine, routes=self._routes
-            )
-            self._made[key] = writer.routed(program, out)
+                self._made[key] = writer.routed(program, out)
         program = self._made[key]
 
         def timed(op: Op) -> Op:
@@ -638,14 +638,14 @@ class ScheduleTemplates:
     ) -> Schedule:
         """Return a pass in which the kernels of the modules take ``durations`` [ps], with further ``hooks``,
         such as of a cache."""
-        return self._pass(PassWriter, durations, batch, hooks, name=name, warm=warm)[1]
+        return self._pass(durations, batch, hooks, PassWriter, name=name, warm=warm)[1]
 
     def _pass(
         self,
-        writer: type[W],
         slots: Sequence[int],
         batch: tuple[Sequences, ...],
         hooks: Callable[[], tuple[Hook, ...]],
+        writer: type[W],
         *,
         name: str,
         warm: bool,
