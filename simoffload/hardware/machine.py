@@ -590,10 +590,10 @@ class _Builder:
         self._resources.append(Resource(name, capacity, kind, by_size))
         return len(self._resources) - 1
 
-    def _pair(self, names: str, ways: str, kind: str, *rates: int) -> tuple[int, int]:
-        """Add a resource for each of two ``ways``, in and out, read and write; of one rate [B/s], or of
+    def _pair(self, names: str, directions: str, kind: str, *rates: int) -> tuple[int, int]:
+        """Add a resource for each of two ``directions``, in and out, read and write; of one rate [B/s], or of
         two."""
-        there, back = (names.format(way) for way in ways.split())
+        there, back = (names.format(way) for way in directions.split())
         return self._add(there, rates[0], kind), self._add(back, rates[-1], kind)
 
     def _ports(self, gpus: tuple[str, ...]) -> tuple[tuple[int, int], ...]:

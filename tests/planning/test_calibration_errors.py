@@ -11,7 +11,7 @@ from simoffload.planning.errors import (
     CalibrationError,
     Comparable,
     ErrorTable,
-    Limit,
+    LimitedBy,
     RealTimes,
     calibration_errors,
     parsed,
@@ -34,7 +34,7 @@ def of(*rows: RealTimes, time: Comparable = TIME, without: str = "") -> Calibrat
 def test_the_shipped_table_has_an_interval_for_every_limit() -> None:
     table = calibration_errors()
     assert parsed(written(table.rows)) == table
-    for limit in get_args(Limit):
+    for limit in get_args(LimitedBy):
         low, high = table.factors(Comparable("", limit, "estimated"))
         assert 0.2 < low <= 1 < high < 5, limit
 

@@ -12,7 +12,7 @@ from simoffload.extensions.storage.result import CheckpointResult
 from simoffload.hardware import P90
 from simoffload.planning import confidence as module
 from simoffload.planning.confidence import confidence, margin, ratio_sigma, tie
-from simoffload.planning.errors import ErrorTable, Limit, RealTimes
+from simoffload.planning.errors import ErrorTable, LimitedBy, RealTimes
 from simoffload.results.inference import InferenceResult
 from simoffload.results.result import SimulationResult
 from simoffload.scenario import read_scenario, resolve
@@ -20,7 +20,7 @@ from simoffload.simulation import fit, simulate
 from tests.cli.conftest import SCENARIO
 
 
-def times(program: str, limit: Limit, error: float, *, held_out: bool = True) -> RealTimes:
+def times(program: str, limit: LimitedBy, error: float, *, held_out: bool = True) -> RealTimes:
     """Times that were an error longer or shorter than predicted."""
     ratios = (1 - error,) * 3 + (1 + error,) * 3
     return RealTimes(program, limit, "estimated", "machine", held_out, ratios)

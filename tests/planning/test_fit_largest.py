@@ -7,7 +7,7 @@ import pytest
 import simoffload
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.planning.sizing import Limit
+from simoffload.planning.sizing import LargestValue
 from simoffload.scenario import read_scenario
 from simoffload.simulation import fit
 
@@ -19,8 +19,8 @@ def fits(name: str, *overrides: str) -> bool:
 def test_bloom_176b_on_a_dgx() -> None:
     held = simoffload.largest(read_scenario("ddn/bloom-176b"))
     assert held.target == "ai400x2"
-    assert held.batch == Limit(16, 57, 1_000_000, (Edit.at("workload.batch_size", 57),))
-    assert held.context == Limit(108, 363, 10_000_100, (Edit.at("workload.prompt_length", 263),))
+    assert held.batch == LargestValue(16, 57, 1_000_000, (Edit.at("workload.batch_size", 57),))
+    assert held.context == LargestValue(108, 363, 10_000_100, (Edit.at("workload.prompt_length", 263),))
     assert held.layers.most == 251
     assert [one.assignment for one in held.layers.edits] == [
         'model={"name": "bloom-176b", "num_hidden_layers": 251}'

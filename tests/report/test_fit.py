@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simoffload.documents import Edit
-from simoffload.planning.sizing import Largest, Limit, MachineCount, MachinesNeeded
+from simoffload.planning.sizing import Largest, LargestValue, MachineCount, MachinesNeeded
 from simoffload.report.document import ReportDocument
 from simoffload.report.from_fit import largest_document, machines_document
 from simoffload.report.sections.capacity import remedies_section
@@ -79,8 +79,8 @@ def largest_lines(*found: Largest) -> list[str]:
 
 
 def test_a_limit_that_is_not_the_memorys_is_marked() -> None:
-    batch, context = Limit(1, 10**6, 10**6, ()), Limit(100, None, 10**7, ())
-    one = Largest("x", "m", "p", "dram", 1, batch, context, None, Limit(2, 3, 10**5, ()), 350_000_000)
+    batch, context = LargestValue(1, 10**6, 10**6, ()), LargestValue(100, None, 10**7, ())
+    one = Largest("x", "m", "p", "dram", 1, batch, context, None, LargestValue(2, 3, 10**5, ()), 350_000_000)
     assert largest_lines(one)[3:5] == [
         "  model  weights   batch per GPU  context  layers  parameters",
         "  m      dram     1 → ≥1,000,000  100 → –   2 → 3        350M",
@@ -99,6 +99,6 @@ def test_names_cannot_steer_the_terminal() -> None:
     [(999_400_000, "999M"), (999_600_000, "1B"), (999_600_000_000, "1T"), (36_900_000_000_000, "36.9T")],
 )
 def test_parameters_go_over_to_the_next_unit(count: int, shown: str) -> None:
-    one = Limit(1, 1, 9, ())
+    one = LargestValue(1, 1, 9, ())
     held = Largest("tuning", "m", "dgx-a100", "raid", 8, one, one, None, one, count)
     assert largest_lines(held)[4].endswith(f"  {shown}")

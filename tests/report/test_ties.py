@@ -13,7 +13,7 @@ from markupsafe import Markup
 from simoffload.hardware import P90
 from simoffload.planning import confidence as module
 from simoffload.planning.compare import Comparison
-from simoffload.planning.errors import ErrorTable, Limit, RealTimes
+from simoffload.planning.errors import ErrorTable, LimitedBy, RealTimes
 from simoffload.report.comparison import groups
 from simoffload.report.from_comparison import comparison_document
 from simoffload.report.html import write_comparison
@@ -29,7 +29,7 @@ ENDS = exp(P90 * 0.05 / sqrt(2 - 2 * 0.8))
 TABLE = ErrorTable(
     tuple(
         RealTimes("zero", limit, "estimated", f"{number}", True, (1 / ENDS,) * 5 + (ENDS,) * 5)
-        for limit in get_args(Limit)
+        for limit in get_args(LimitedBy)
         for number in range(1000)
     )
 )

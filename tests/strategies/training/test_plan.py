@@ -199,7 +199,7 @@ def test_whole_sub_groups_stay_in_memory_while_there_is_room(whole: int) -> None
     for room, kept in ((sum(groups[:whole]), whole), (sum(groups[:whole]) - 1, max(0, whole - 1))):
         zero["offload_param"]["max_in_cpu"] = max(0, room)
         updates = plan_of(zero, model=BIG).state.updates
-        assert [update.params for update in updates] == ["dram"] * kept + ["nvme"] * (17 - kept)
+        assert [update.params for update in updates] == ["cpu"] * kept + ["nvme"] * (17 - kept)
 
 
 # -- parts, floating point and places ------------------------------------------------------------------
