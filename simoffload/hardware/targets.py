@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from simoffload.documents import DocumentLocation
+from simoffload.errors import InputError
 from simoffload.hardware.library import DEVICES, KINDS, Entry, Library
 from simoffload.hardware.profiles import Nic, Pcie, Profile, Slot
 from simoffload.hardware.quantities import Curve, RateCurve, whole_rate
@@ -151,7 +152,11 @@ def resolve_target(library: Library, entry: Entry, *, link: Link = None) -> Targ
     ``link`` is the reference to the server's adapter used instead of its profile's, and where that is
     written.
     """
-    return TARGETS[entry.use.kind](library, entry, link)
+    found = TARGETS[entry.use.kind](library, entry, link)
+    if TIER_KINDS[found.kind].local and (found.drives < 1 or found.pcie_link is None):
+        text = "a tier in the host is a Target with a pcie_link and with drives, the devices that share it"
+        raise InputError.at(entry.use.id, text, path=found.kind)
+    return found
 
 
 def _ports(library: Library, entry: Entry, link: Link, *, read: int, write: int) -> Ports:

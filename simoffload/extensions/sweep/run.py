@@ -99,7 +99,10 @@ def check_workers_can_import() -> None:
     here += [name for (_, name), one in registered.items() if one.__module__ == "__main__"]
     if here:
         names = ", ".join(here)
-        text = f"workers cannot import {names}; define it in a module of its own, or give --workers 1"
+        text = (
+            f"workers cannot import {names}; define it in a module of its own, which the program that runs the "
+            "command imports, or give --workers 1"
+        )
         raise InputError.at("--workers", text)
 
 
