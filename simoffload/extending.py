@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +115,7 @@ def _named() -> dict[str, str]:
     installed, or was so before an extension came, those of this distribution are what its pyproject.toml has.
 
     The lines are read here, because importing ``importlib.metadata`` takes as long as all else of a short
-    command.
+    command; distributions in zip files are not seen.
     """
     found = _section(Path(__file__).parents[1] / "pyproject.toml", f"project.entry-points.{GROUP}")
     seen = set[str]()
@@ -133,8 +133,8 @@ def _section(file: Path, name: str) -> dict[str, str]:
     """Return the lines "name = place" of a section of a file in the form of entry_points.txt, by place."""
     with suppress(OSError, ValueError):
         lines = file.read_text("utf-8").partition(f"[{name}]\n")[2].partition("\n[")[0].splitlines()
-        pairs = [line.partition("=") for line in lines if "=" in line]
-        return {place.strip().strip("\"'"): name.strip() for name, _, place in pairs}
+        pairs = [line.partition("=") for line in lines if "=" in line and line.lstrip()[0] not in "#;"]
+        return {place.partition("[")[0].strip().strip("\"'"): name.strip() for name, _, place in pairs}
     return {}
 
 
@@ -211,7 +211,7 @@ def examples() -> dict[str, str]:
 def at(place: str) -> Any:
     """Return what stands at a place, "module:name"."""
     module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+    return reduce(getattr, name.split("."), import_module(module))
 
 
 def missing_note() -> str:

@@ -178,7 +178,7 @@ class OutputFolder:
     @classmethod
     def of(cls, arguments: Namespace) -> Self | None:
         """Return the folder that a command line names, if it names one."""
-        path = arguments.output_dir
+        path = getattr(arguments, "output_dir", None)  # of a parser without the option
         return cls(path, overwrite=arguments.overwrite) if path is not None else None
 
     def __init__(self, path: Path, *, overwrite: bool) -> None:

@@ -203,7 +203,7 @@ _SHIPPED = "hardware_profiles/"
 _LONGEST_NAME = 200
 
 
-class Looked(NamedTuple):
+class FoundBeside(NamedTuple):
     """What an extension looked for beside changes, as advice tells it."""
 
     document: ReportDocument
@@ -218,14 +218,14 @@ class Looked(NamedTuple):
     """The limits that were asked for."""
 
 
-Look = Callable[["Evaluator", "Advice", "CostList"], Looked]
+SearchBeside = Callable[["Evaluator", "Advice"], FoundBeside]
 """A search beside changes, with the time that they leave."""
-Beside = Callable[[LoadedScenario, "SimulationResult", "CostList"], Look]
+PrepareSearch = Callable[[LoadedScenario, "SimulationResult", "CostList"], SearchBeside]
 """Called before long work with the memory of the scenario; raises InputError for what cannot be asked of
 it."""
 
 
-def recommended(advice: Advice, looked: Looked | None = None) -> dict[str, str]:
+def recommended(advice: Advice, looked: FoundBeside | None = None) -> dict[str, str]:
     """Return the files to write, by name: every change that helps, and what was found beside them.
 
     A scenario that refers to files of its own needs ``user_files`` next to it.
@@ -298,13 +298,15 @@ _BEFORE_REPORT = 0.9
 
 class _Advised(NamedTuple):
     advice: Advice
-    looked: Looked | None
+    looked: FoundBeside | None
     curve: StorageCurve | None
     missing: str
     """The limit that kept the curve from being drawn."""
 
 
-def ask_advice(arguments: Namespace, console: Console, beside: Beside | None = None) -> Question[_Advised]:
+def ask_advice(
+    arguments: Namespace, console: Console, beside: PrepareSearch | None = None
+) -> Question[_Advised]:
     """Ask for changes that help with their costs, and for what is found ``beside`` them."""
     scenario = load(
         arguments.scenario,
@@ -328,7 +330,7 @@ def ask_advice(arguments: Namespace, console: Console, beside: Beside | None = N
     def ask() -> _Advised:
         with sharing(time_left() / 2 if look else None):  # the other half is for what is looked for
             advice = advise(evaluator, objective=arguments.objective, costs=prices)
-        looked = look(evaluator, advice, prices) if look else None
+        looked = look(evaluator, advice) if look else None
         return _Advised(advice, looked, *(_curve(evaluator) if advice.result.fits else (None, "")))
 
     tell = partial(_reply_advice, arguments, console)
@@ -340,7 +342,7 @@ advise = answering(ask_advice)
 """List changes that help with their costs."""
 
 
-def _status(advice: Advice, looked: Looked | None) -> ExitCode:
+def _status(advice: Advice, looked: FoundBeside | None) -> ExitCode:
     """Return whether the answer names what fits; where a limit came before it did, there is no answer."""
     helps = advice.result.fits or bool(advice.helping)
     answered = looked is None or looked.answered
@@ -417,7 +419,7 @@ def referred_platform(scenario: LoadedScenario, platform: str, option: str) -> s
     return path.relative_to(root).as_posix()
 
 
-def _recommended(advice: Advice, looked: Looked | None) -> dict[str, bytes]:
+def _recommended(advice: Advice, looked: FoundBeside | None) -> dict[str, bytes]:
     """Return recommended scenarios and settings by file name, with the user's own files that they need."""
     texts = {name: text.encode() for name, text in recommended(advice, looked).items()}
     found = [point.scenario for point, _ in looked.scenarios.values()] if looked else []

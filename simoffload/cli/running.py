@@ -45,7 +45,7 @@ def _placed(arguments: Namespace, console: Console) -> LoadedScenario:
 
 
 def _run(arguments: Namespace, console: Console) -> Question[_Simulated]:
-    """Simulate one scenario, print the answer and write the files that were asked for."""
+    """Ask for the simulation of one scenario."""
     if arguments.trace and arguments.output_dir is None:
         raise refusal("run", "--trace needs --output-dir")
     scenario, explain = _placed(arguments, console), arguments.explain

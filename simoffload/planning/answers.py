@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import simoffload.simulation as simulation
 from simoffload.extending import at
@@ -252,6 +252,12 @@ class Answer(SimulationResult):
         """Return what is pickled: the result alone, as a scenario has machines and price lists."""
         return Answer.of, (self.result,)
 
+    def __copy__(self) -> Self:
+        return replace(self)
+
+    def __deepcopy__(self, _memo: Any) -> Self:
+        return replace(self)
+
 
 _OFFERED = (
     *("all_warnings", "choice", "confidence", "costs", "explanation", "intervals", "next_changes", "plot"),
@@ -266,7 +272,7 @@ def _kind(kind: type[SimulationResult]) -> type[Answer]:
     """Return the class of answers whose results are of a kind, with its metrics."""
     if kind not in _KINDS:
         about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        made: type[Any] = ABCMeta(kind.__name__, (Answer, kind), about)
+        made: type[Any] = ABCMeta(f"Answer[{kind.__name__}]", (Answer, kind), about)
         made.declared = kind.declared
         _KINDS.setdefault(kind, dataclass(frozen=True, kw_only=True, repr=False)(made))
     return _KINDS[kind]  # one class, whichever thread was the first

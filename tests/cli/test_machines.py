@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from simoffload.errors import InputError
+from simoffload.errors import InputError, WorkLimitError
 from simoffload.extensions.purchases.machines import SPEED, Machines, compare_machines
 from simoffload.limits import time_left
 from simoffload.planning.question import question
@@ -123,6 +123,16 @@ def test_each_scenario_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> Non
     compare_machines("qwen3-32b", ("rtx-4090-desktop",))
     assert len(documents) > 1
     assert len(set(documents)) == len(documents)
+
+
+def test_what_was_stopped_is_not_known(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> SimulationResult:
+        raise WorkLimitError("stopped after 2 s")
+
+    monkeypatch.setattr("simoffload.extensions.purchases.machines.simulate", stopped)
+    done = program("compare", "qwen3-8b", "--platforms", "dgx-spark")
+    assert done.status == 1
+    assert "not known which machine runs qwen3-8b: stopped after 2 s" in " ".join(done.out.split())
 
 
 def test_machines_share_the_time(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,8 @@ def _reply(arguments: Namespace, found: Machines) -> Reply:
     from simoffload.extensions.purchases.report import which_machine_document
 
     document = which_machine_document(found, command=arguments.line)
-    return Reply(document, found.to_dict, ExitCode.of(found.answered))
+    code = ExitCode.FAILED if found.stopped else ExitCode.of(found.answered)
+    return Reply(document, found.to_dict, code)
 
 
 def _model_alone(arguments: Namespace) -> str:
@@ -178,7 +179,7 @@ def advise(arguments: Namespace, console: Console) -> Question[Any]:
 
 def _beside(
     arguments: Namespace, scenario: LoadedScenario, capacity: SimulationResult, prices: CostList
-) -> planning.Look:
+) -> planning.SearchBeside:
     """Read the limits of purchases, and return the search within them."""
     from simoffload.planning.service_levels import parse_services
 
@@ -190,7 +191,7 @@ def _beside(
     for name in platforms:  # an unknown one is refused before long work starts
         scenario.platform(Edit.at("platform", name))
 
-    def look(evaluator: Evaluator, advice: Advice, prices: CostList) -> planning.Looked:
+    def look(evaluator: Evaluator, advice: Advice) -> planning.FoundBeside:
         from simoffload.extensions.purchases.search import search_catalogue
         from simoffload.extensions.purchases.search_report import search_document
 
@@ -208,7 +209,7 @@ def _beside(
         document = search_document(found, budget=budget, service=service, owned=owned)
         looked = found.combinations - found.outcomes.get("were not looked at", 0)
         stopped = f"{looked:,} of {found.combinations:,} combinations were looked at: {found.stopped}"
-        return planning.Looked(
+        return planning.FoundBeside(
             document,
             found.to_dict(),
             dict(_scenarios(found)),

@@ -45,6 +45,8 @@ class MachineOffer:
     """Format of the weights that was chosen as GPUs do not hold the named one; "" for the named one."""
     why: str = ""
     """Reason why there is no answer; empty if there is one."""
+    stopped: bool = False
+    """Whether a limit or Ctrl-C came before an answer."""
 
     @property
     def program(self) -> str:
@@ -106,6 +108,11 @@ class Machines:
     def answered(self) -> tuple[MachineOffer, ...]:
         """Machines on which the model runs, the fastest first."""
         return tuple(one for one in self.offers if one.value(SPEED))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there is no answer because a limit or Ctrl-C came first."""
+        return not self.answered and any(one.stopped for one in self.offers)
 
     @property
     def as_fast(self) -> tuple[MachineOffer, ...]:
@@ -192,7 +199,7 @@ def _offer(
     try:
         (scenario, result), name = _best(model, platform, overrides, program)
     except (SimulationError, WorkLimitError) as error:
-        return MachineOffer(platform=platform, why=str(error))
+        return MachineOffer(platform=platform, why=str(error), stopped=isinstance(error, WorkLimitError))
     except InputError as error:
         if stated and any(one.key.startswith(("platform", "model")) for one in error.problems):
             raise

@@ -81,6 +81,9 @@ def _verdict(found: Machines) -> Verdict:
     """Return which machine is fastest, which are as fast, and which gives the most for its price."""
     if not found.answered:
         within = f" within {found.budget:,.0f} {found.currency}" if found.budget is not None else ""
+        if found.stopped:
+            why = next(one.why for one in found.offers if one.stopped)
+            return Verdict.of(f"not known which machine{within} runs {printable(found.model)}: {why}")
         return Verdict.of(f"no machine{within} runs {printable(found.model)}")
     best, value = found.answered[0], found.best_value
     assert best.result is not None

@@ -100,8 +100,8 @@ class StreamSimulation:
             self.limits = self.limits._replace(graphs=graphs)
         self.steps = SimulatedSteps(self.planned)
         self._saved = SavedSteps(key_of(self.planned, without=("stream", "name", "description")))
-        kept = {} if exact else self._saved.read()
-        self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, kept=kept)
+        saved = {} if exact else self._saved.read()
+        self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, saved=saved)
         self.checkpoints = StreamCheckpoints(f"{key_of(scenario)}{'-exact' * exact}")
 
     def _limits(self, scenario: LoadedScenario, *, recorded: bool) -> tuple[ServingLimits, LoadedScenario]:

@@ -134,7 +134,7 @@ class StepTable:
     """A StepTable has the times of the steps of one replica, for ``Replica``.
 
     ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
-    takes as long as the next one. With ``exact`` every step is simulated as it is. ``kept`` are steps that
+    takes as long as the next one. With ``exact`` every step is simulated as it is. ``saved`` are steps that
     were simulated before.
     """
 
@@ -145,10 +145,10 @@ class StepTable:
         sizes: Sequence[int] = (),
         bound: float = BOUND,
         exact: bool = False,
-        kept: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
+        saved: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._saved = kept
+        self._saved = saved
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
         self._cells: dict[Point, _Cell] = {}
@@ -344,8 +344,8 @@ class StepTable:
         """Return the times at a point, of a mixture with these numbers."""
         found = self.known.get(point)
         if found is None:
-            kept = self._saved.get(point)
-            found = self._evaluate(_mixture(point)) if kept is None else StepTime(*kept)
+            saved = self._saved.get(point)
+            found = self._evaluate(_mixture(point)) if saved is None else StepTime(*saved)
             self.known[point] = found
         return found
 

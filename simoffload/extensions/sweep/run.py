@@ -100,8 +100,8 @@ def check_workers_can_import() -> None:
     if here:
         names = ", ".join(here)
         text = (
-            f"workers cannot import {names}; define it in a module of its own, which the program that runs the "
-            "command imports, or give --workers 1"
+            f"workers cannot import {names}; define it in a module of its own, which the program that runs "
+            "the command imports, or give --workers 1"
         )
         raise InputError.at("--workers", text)
 

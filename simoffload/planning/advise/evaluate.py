@@ -432,7 +432,7 @@ def advise(
     known = load_costs() if costs is None else costs
     evaluator = evaluator_of(scenario, **machine)
     with watched_by(progress):
-        trial = _Trial(evaluator, known, objective_of(evaluator.scenario, objective))
+        trial = _Evaluating(evaluator, known, objective_of(evaluator.scenario, objective))
         try:
             listed = limited(options or options_of)(evaluator, trial.result, known)
         except WorkLimitError as error:
@@ -463,8 +463,8 @@ def advise(
     )
 
 
-class _Trial:
-    """A _Trial simulates one change of a scenario after the other."""
+class _Evaluating:
+    """An _Evaluating simulates one change of a scenario after the other."""
 
     def __init__(self, evaluator: Evaluator, costs: CostList, objective: Objective) -> None:
         self._evaluator, self._costs = evaluator, costs

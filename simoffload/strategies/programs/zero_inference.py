@@ -542,7 +542,12 @@ class _Unrouted(PassWriter):
         self._pending += self._place("cool", int(seconds))
 
     def routed(self, schedule: Schedule, out: StreamWriter) -> Schedule:
-        """Return what was written on the machine of another writer, which has written nothing."""
+        """Return what was written on the machine of another writer, which has written nothing.
+
+        Raises AssertionError if a method that has no placeholder was asked for a route.
+        """
+        if schedule.routes:
+            raise AssertionError("a route without a placeholder")
         found = [getattr(out, method)(*given, **dict(named)) for method, given, named in self.asked]
         values = list[float]()
 
