@@ -21,9 +21,9 @@ from simoffload.extensions.web.questions import answer
 from simoffload.extensions.web.state import State, Variant
 from simoffload.hardware import KINDS, STORAGE_KINDS, TIER_KINDS, TierKind, library, targets, tiers_outside
 from simoffload.models.families import FAMILIES
-from simoffload.strategies import register, registry
+from simoffload.strategies import register, registry, strategy_for
 from simoffload.strategies.authoring import Prefetched
-from simoffload.strategies.base import memory_stages
+from simoffload.strategies.base import memory_stages, tier_paths
 from simoffload.strategies.cache import kv_cache
 from simoffload.strategies.passes.pass_writer import DEPTH, REQUEST, PassWriter
 from tests.test_metric_from_outside import forget_metrics
@@ -311,6 +311,90 @@ def test_an_object_store_gives_a_client_what_its_parts_in_flight_reach() -> None
         )  # tokens, keys and values, heads, width, bytes, layers
         assert result.ttft_s > read.size / rate
     assert few.ttft_s - many.ttft_s == pytest.approx(read.size * (1 / (rate / 8) - 1 / rate), rel=0.2)
+
+
+SECTIONS: Sequence[tuple[str, dict[str, Any]]] = (
+    *(("inference", {"kind": kind}) for kind in ("best", "vllm", "transformers", "gpt_fast", "llama_cpp")),
+    ("inference", {"kind": "vllm", "cpu_offload_gb": 8}),
+    ("inference", {"kind": "vllm", "offload_group_size": 1}),
+    ("inference", {"kind": "deepspeed", "weights": "dram"}),
+    *(("inference", {"kind": "accelerate", "device_map": one}) for one in ("auto", "cpu", 16)),
+    (
+        "inference",
+        {"kind": "accelerate", "device_map": "disk", "offload_folder": "raid0", "page_cache": False},
+    ),
+    ("inference", {"kind": "flexgen", "weights_gpu_percent": 0, "weights_cpu_percent": 100}),
+    ("inference", {"kind": "flexgen", "weights_gpu_percent": 0, "disk": "raid0", "page_cache": False}),
+    *(("training", {"kind": kind}) for kind in ("best", "transformers")),
+    ("training", {"kind": "deepspeed", "weights": "dram", "optimizer": "dram"}),
+    ("training", {"kind": "fsdp", "cpu_offload": True, "ranks": 2}),
+    ("checkpoint", {"kind": "checkpoint", "ranks": 8, "tier": "raid0"}),
+)
+"""Programs with something outside HBM, where they can have that."""
+WAYS = {
+    "inference": (
+        'strategy.kv_cache={"tier": "TIER", "implementation": "streamed"}',
+        'strategy.kv_cache={"connector": {"tier": "TIER", "prefix": 256}}',
+    ),
+    "training": ('checkpoint={"tier": "TIER"}',),
+    "checkpoint": (),
+}
+"""Ways to name a tier beside those that each key of a program is."""
+WORK: dict[str, dict[str, Any]] = {
+    "inference": {"batch_size": 2, "prompt_length": 512, "output_length": 4},
+    "training": {"batch_size": 1, "sequence_length": 512},
+    "checkpoint": {},
+}
+
+
+@pytest.mark.parametrize("tier", ["cxl", "store"])
+@pytest.mark.parametrize(("work", "section"), SECTIONS, ids=str)
+def test_programs_refuse_a_tier_or_keep_bytes_there_and_take_its_time(
+    work: str, section: dict[str, Any], tier: str
+) -> None:
+    """Whichever key names it."""
+    for name in ("cxl_expander", "object_store"):
+        __import__(name)
+    tiers = {
+        "cxl": {"profile": "cxl-256gb", "at": ["cpu"]},
+        "store": {"profile": "cloud-store", "through": ["eth0"]},
+    }
+    whole = {
+        "name": "a program and a tier",
+        "model": "opt-6.7b" if section["kind"] == "flexgen" else "llama-3.1-8b",
+        "platform": "h100-storage-choices",
+        "equipment": {"tiers": tiers},
+        "workload": {"kind": work, **WORK[work]},
+        "strategy": section,
+    }
+    slower = [f'profiles."objects/cloud-store".{key}=1 MB/s' for key in ("read", "write")]
+    slower += [f'profiles."cxl/cxl-256gb".{key}=1 MB/s' for key in ("read", "write")]
+    program = registry.strategy_of(section["kind"], work)
+    assert program is not None
+    named = [f"strategy.{key}=TIER" for key in tier_paths(program) if "connector" not in key]
+    for way in ("", *named, *WAYS[work]):
+        words = [way.replace("TIER", tier)] if way else []
+
+        def simulate(changes: Sequence[str], words: Sequence[str] = words) -> Any:
+            scenario = so.load_scenario(whole, overrides=[*words, *changes])
+            return so.simulate(scenario if words else scenario.on(tier))
+
+        refusal = ""
+        try:
+            result, slow = map(simulate, ([], slower))
+        except so.InputError as error:
+            refusal = str(error)
+        if refusal:
+            assert tier in refusal or (way and way.partition("=")[0] in refusal)
+            assert len(refusal.splitlines()) == 1
+        else:
+            assert tier in {use.tier for use in result.capacity if use.needed}, way
+            assert slow.metrics() != result.metrics(), way
+
+
+def test_every_program_is_tried_on_a_tier_of_your_own() -> None:
+    kinds = {(work, kind) for work in WORK for kind in strategy_for(work)}
+    assert kinds == {(work, section["kind"]) for work, section in SECTIONS}
 
 
 def test_an_expert_cache_reads_what_it_has_not() -> None:

@@ -50,6 +50,20 @@ class TierKind(NamedTuple):
         return self.access in ("blocks", "file", "objects")
 
     @property
+    def is_dram(self) -> bool:
+        """Whether it is the DRAM of the host, which programs have that ask for no other memory."""
+        return self.name == HOST.name
+
+    @property
+    def place(self) -> Literal["gpu", "cpu", "disk"] | None:
+        """What programs with three places call it; None where they have none for it."""
+        return "gpu" if self.is_gpu else "cpu" if self.is_dram else "disk" if self.has_files else None
+
+    def chosen_by(self, choice: Literal["any", "storage", "files"]) -> bool:
+        """Return whether a key can name it that names ``any`` tier, ``storage``, or a tier with ``files``."""
+        return self.is_storage if choice == "storage" else self.has_files if choice == "files" else True
+
+    @property
     def has_files(self) -> bool:
         """Whether programs open files on it, and choose the size and number of their requests."""
         return self.access in ("blocks", "file")

@@ -48,9 +48,10 @@ def _chosen(scenario: LoadedScenario) -> LoadedScenario:
         raise next(iter(found.beyond.values()))
     if not best:
         first = found.first()
-        if limit.among and limit.uses is not None and limit.uses not in state_tiers(first.plan()):
+        if limit.uses is not None and limit.uses not in state_tiers(first.plan()):
             title = first.scenario.strategy.traits.title or first.scenario.strategy.kind
-            text = f"{title} keeps nothing on {limit.uses} here; name another program, or leave it out"
+            who, other = (title, "program") if limit.among else ("what people use", "tier")
+            text = f"{who} keeps nothing on {limit.uses} here; name another {other}, or leave it out"
             raise InputError([scenario.document.problem(("strategy", "uses"), text)])
         return first
     without: ProgramRate | None = None

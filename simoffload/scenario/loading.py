@@ -671,7 +671,7 @@ def canonical_target(target: str) -> str:
 def tier_name(name: str, machine: Machine, key: str, choice: TierChoice = "any") -> str:
     """Return the machine's name for a tier, which must be one of the ``choice``; "gpu", "cpu" and "ram" are
     aliases. Raises InputError."""
-    tiers = [one.name for one in machine.tiers.values() if choice == "any" or one.row.is_storage]
+    tiers = [one.name for one in machine.tiers.values() if one.row.chosen_by(choice)]
     meant = named(_ALIASES.get(name.lower(), name), tiers)
     if len(meant) == 1:
         return meant[0]
@@ -679,6 +679,8 @@ def tier_name(name: str, machine: Machine, key: str, choice: TierChoice = "any")
     has = ", ".join(synonyms.get(tier, tier) for tier in tiers) or "none"
     what = f"no {'tier' if choice == 'any' else 'storage tier'} {quoted(name)}"
     message = f'{what} on platform "{machine.platform}" (has: {has}){candidates(name, tiers)}'
+    if name in machine.tiers and machine.tiers[name].row.is_storage:
+        message = f"a program opens files there, and {quoted(name)} has none (with files: {has})"
     raise InputError.at(key, message)
 
 
@@ -710,7 +712,10 @@ M = TypeVar("M", bound=BaseModel)
 
 _OF_TRAINING = ("checkpoint", "dataset")
 _OF_MACHINE = ("platform", "equipment", "profiles", "nodes")
-_OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {name: {"tier": "storage"} for name in _OF_TRAINING}
+_OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {
+    "checkpoint": {"tier": "files"},
+    "dataset": {"tier": "storage"},
+}
 """The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""
 
 

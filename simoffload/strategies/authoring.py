@@ -104,7 +104,8 @@ class HookedStrategy(CachingStrategy):
     serves: ClassVar = frozenset({"inference"})
     traits: ClassVar = CachingStrategy.traits._replace(formats=tuple(QUANTIZATIONS))
     tier_keys: ClassVar[Mapping[str, TierChoice]] = {}
-    """Keys that name tiers, the first one that of the weights: of ``any`` tier, or of ``storage``."""
+    """Keys that name tiers, the first one that of the weights: of ``any`` tier, of ``storage``, or
+    of one with ``files``."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -116,7 +117,7 @@ class HookedStrategy(CachingStrategy):
                 text = f"{cls.__qualname__}.tier_keys.{key}: its field is no text"
                 raise ValueError(f"{text}; each of these keys names one tier")
             if choice not in get_args(TierChoice):
-                text = f'"any" or "storage", got {choice!r}'
+                text = f'"any", "storage" or "files", got {choice!r}'
                 raise ValueError(f"{cls.__qualname__}.tier_keys.{key}: which tiers can it name? {text}")
             cls.model_fields[key].metadata.append(NamesTier(choice))
 
@@ -153,9 +154,7 @@ class HookedStrategy(CachingStrategy):
         cache."""
         key, *_ = *self.tier_keys, ""
         choice, fixed = self.tier_keys.get(key), "the homes of its tensors are fixed (no tier_keys)"
-        tiers = [
-            name for name, one in machine.tiers.items() if choice == "any" or (key and one.row.is_storage)
-        ]
+        tiers = [name for name, one in machine.tiers.items() if choice and one.row.chosen_by(choice)]
 
         def now() -> Placement:
             if not key:

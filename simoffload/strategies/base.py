@@ -307,7 +307,7 @@ a setting that takes ``memory``; the placement of the key-value ``cache``; fewer
 ``adapters`` trained instead of the model; a ``setting`` that may make the run faster; and, of a program in
 place of another one, the ``division`` of the weights between GPUs and a larger memory, and the ``baseline``
 without offloading."""
-TierChoice = Literal["any", "storage"]
+TierChoice = Literal["any", "storage", "files"]
 RESIDENT = "resident"
 """The target that is no tier but a full copy in each GPU, by plain transformers code."""
 BEST = "best"
@@ -350,8 +350,8 @@ class NamesTier:
 
 AnyTier = Annotated[str, Field(min_length=1), NamesTier("any")]
 """Type of a field that names a tier."""
-StorageTier = Annotated[str, Field(min_length=1), NamesTier("storage")]
-"""Type of a field that names a tier of drives or servers."""
+StorageTier = Annotated[str, Field(min_length=1), NamesTier("files")]
+"""Type of a field that names a tier of drives or servers, on which a program opens files."""
 
 
 def _named(value: object) -> object:

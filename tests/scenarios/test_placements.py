@@ -196,14 +196,14 @@ def test_the_types_of_fields_say_which_keys_name_tiers() -> None:
         "ZeroInference": {"weights": "any", **CACHE},
         "ZeroTraining": {"weights": "any", "optimizer": "any"},
         "Fsdp": {},
-        "Accelerate": {"offload_folder": "storage", **CACHE},
+        "Accelerate": {"offload_folder": "files", **CACHE},
         "Transformers": CACHE,
         "TransformersTraining": {},
         "Vllm": {"offload_tier": "any", **CACHE},
         "GptFast": CACHE,
-        "LlamaCpp": {"file": "storage", **CACHE},
-        "FlexGen": {"disk": "storage"},
-        "CheckpointStorage": {"tier": "storage", "swap": "storage"},
+        "LlamaCpp": {"file": "files", **CACHE},
+        "FlexGen": {"disk": "files"},
+        "CheckpointStorage": {"tier": "files", "swap": "files"},
     }
     first = [next(iter(paths)) for paths in found.values() if len(paths) > 2]
     assert first == ["uses", "offload_tier", "weights", "offload_folder", "file"]

@@ -244,7 +244,7 @@ def test_targets_are_where_it_can_be() -> None:
     assert target(found.on("dram").plan()) == "dram"
     assert target(found.on("hbm").plan()) == "hbm"
     assert target(found.on("hbm").on("dram").plan()) == "dram"
-    with pytest.raises(so.InputError, match="only prefetched layers can be on storage"):
+    with pytest.raises(so.InputError, match="only prefetched layers can be elsewhere"):
         found.on("raid")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from simoffload.documents import Edit
+from simoffload.documents import Edit, either
 from simoffload.errors import InputError
 from simoffload.hardware import Accelerator, Machine, Tier, in_dram
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
@@ -135,10 +135,12 @@ class FlexGen(Strategy):
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of the machine for all weights, shares of weights and cache, 4 bits, and numbers of
         GPU batches."""
+        tiers = [one for one in machine.tiers.values() if one.row.place]
         yield Placements(
             now=self._slowest,
-            possible=tuple(map(Placement, machine.tiers)),
+            possible=tuple(Placement(one.name) for one in tiers),
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
+            refusal=f"FlexGen has no place for it; use {either([one.name for one in tiers])}",
             phrase="{} divided by FlexGen",
             storage=True,
         )
@@ -146,7 +148,7 @@ class FlexGen(Strategy):
             return
         yield Tunable("tier", self._cache_moves(machine))
         rest = (*_all_in("cache", "cpu"), *_all_in("activations", "cpu"))
-        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+        for tier in sorted(tiers, key=lambda one: one.capacity):
             placed, text = self._all_on(tier), f"weights on {tier.name}"
             both = Change("tier", f"{text}, cache and hidden states on dram", (*placed, *rest))
             yield Tunable("tier", (Change("tier", text, placed), both))
@@ -168,8 +170,8 @@ class FlexGen(Strategy):
         """Return edits that place all weights on another tier, or on another disk."""
         if self.weights.disk <= 0 and self._slowest().weights == tier.name:
             return ()
-        if not tier.row.has_files:
-            return _all_in("weights", "gpu" if tier.row.is_gpu else "cpu")
+        if tier.row.place in ("gpu", "cpu"):
+            return _all_in("weights", tier.row.place)
         disk = Edit.at("strategy.disk", tier.name)
         return (disk,) if self.weights.disk > 0 else (*_all_in("weights", "disk"), disk)
 

@@ -923,7 +923,7 @@ def plan_checkpoint(
 
 
 def _storage(machine: Machine, tier: str, key: str) -> str:
-    storage = [name for name, one in machine.tiers.items() if one.row.is_storage]
+    storage = [name for name, one in machine.tiers.items() if one.row.has_files]
     if tier not in storage:
         has = ", ".join(storage) or "none"
         raise InputError.at(key, f'no storage tier "{tier}" on platform "{machine.platform}" (has: {has})')
@@ -945,11 +945,12 @@ class CheckpointStorage(Strategy):
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield each tier of storage."""
         storage = [tier for tier in machine.tiers.values() if tier.row.has_files]
+        has = ", ".join(one.name for one in storage) or "none"
         yield Placements(
             now=lambda: Placement(self.tier),
             possible=tuple(Placement(tier.name) for tier in storage),
             edits=lambda other: (Edit.at("strategy.tier", other.weights),),
-            refusal=f"checkpoints go to storage (has: {', '.join(one.name for one in storage) or 'none'})",
+            refusal=f"checkpoints go to storage with files (has: {has})",
             no_copies="checkpoints go to storage",  # they would be lost with the GPU
             storage=True,
         )

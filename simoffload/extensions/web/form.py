@@ -36,7 +36,7 @@ from simoffload.planning.answers import Answer
 from simoffload.planning.profile_parameters import deciding_parameters, profile_parameters
 from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
-from simoffload.strategies.base import tier_paths
+from simoffload.strategies.base import TierChoice, tier_paths
 from simoffload.units import format_bytes
 
 _SHORT = ("quantization", "dtype", "attention")
@@ -197,9 +197,9 @@ def _formats(scenario: LoadedScenario) -> Iterator[str]:
     yield from QUANTIZATIONS
 
 
-def _tiers(scenario: LoadedScenario, choice: str) -> Iterator[str]:
+def _tiers(scenario: LoadedScenario, choice: TierChoice) -> Iterator[str]:
     for name, tier in scenario.machine.tiers.items():
-        if choice == "any" or tier.row.is_storage:
+        if tier.row.chosen_by(choice):
             yield name
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from simoffload.documents import Edit, quoted
+from simoffload.documents import Edit, either, quoted
 from simoffload.errors import InputError
 from simoffload.hardware import Curve, Machine, Path, Tier, in_dram, in_hbm
 from simoffload.models import (
@@ -165,19 +165,20 @@ class Accelerate(CachingStrategy):
     def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield the tiers of the machine for modules and cache, numbers of layers on the GPUs, a map by
         ``auto``, and pinned memory; ``instead`` divides the layers."""
-        auto = self.device_map == "auto"
+        auto, tiers = self.device_map == "auto", [one for one in machine.tiers.values() if one.row.place]
         yield Placements(
             now=self._offloaded,
-            possible=tuple(map(Placement, machine.tiers)),
+            possible=tuple(Placement(one.name) for one in tiers),
             edits=lambda other: self._all_on(machine.tiers[other.weights]),
             name="device_map auto" if auto else "",
+            refusal=f"Accelerate has no device for it; use {either([one.name for one in tiers])}",
             phrase="{} where device_map auto puts them" if auto else "",
             storage=True,
         )
         if not isinstance(plan, AcceleratePlan):
             return
         yield from self.cache_tunables(plan)
-        for tier in sorted(machine.tiers.values(), key=lambda one: one.capacity):
+        for tier in sorted(tiers, key=lambda one: one.capacity):
             yield Tunable("tier", [Change("tier", f"weights on {tier.name}", _all_modules(tier))])
         given = isinstance(self.device_map, dict) or self.max_memory
         if not given:  # fewer layers on the GPUs for HBM, then more for host memory
@@ -210,7 +211,7 @@ class Accelerate(CachingStrategy):
             named = self.device_map.items()
             homes = {name: one if isinstance(one, int) else device.value for name, one in named}
             return Edit(("strategy", "device_map"), homes), folder
-        return () if self.device_map == "auto" and in_dram(tier.name) else everywhere
+        return () if self.device_map == "auto" and tier.row.is_dram else everywhere
 
     def _faster(self, *, storage: bool) -> Iterator[Change]:
         if self.device_map != "auto":
@@ -901,9 +902,9 @@ def _is_number(value: Any) -> bool:
 
 def _all_modules(tier: Tier) -> tuple[Edit, ...]:
     """Return edits that place all modules on a tier."""
-    home = "disk" if tier.row.has_files else "cpu" if in_dram(tier.name) else "cuda"
+    home = "cuda" if tier.row.is_gpu else tier.row.place
     placed = Edit.at("strategy.device_map", home), Edit.at("strategy.max_memory", None)
-    folder = Edit.at("strategy.offload_folder", tier.name if tier.row.has_files else None)
+    folder = Edit.at("strategy.offload_folder", tier.name if home == "disk" else None)
     return placed if home == "cuda" else (*placed, folder)
 
 

@@ -210,7 +210,7 @@ class Vllm(DividedStrategy):
             text = f"{number} is more than offload_group_size {group}"
             raise InputError.at("strategy.offload_num_in_group", text)
         if not in_dram(self.offload_tier) and not group:
-            text = f"only prefetched layers can be on {self.offload_tier}: kernels read host memory"
+            text = f"only prefetched layers can be on {self.offload_tier}: kernels read weights in dram"
             raise InputError.at("strategy.offload_tier", f"{text}; set offload_group_size, or leave it out")
         step = self.offload_prefetch_step
         return OffloadOptions(int(self.cpu_offload_gb * _GIB), group, number, step, self.offload_tier)
@@ -225,7 +225,7 @@ class Vllm(DividedStrategy):
             now=lambda: now,
             possible=tuple(dict.fromkeys((now, Placement("hbm"), *map(Placement, others)))),
             edits=lambda other: () if other == now else self._elsewhere(other.weights),
-            refusal="set offload_group_size, as only prefetched layers can be on storage",
+            refusal="set offload_group_size, as only prefetched layers can be elsewhere than in dram",
             name="vLLM offload" if self._offloads else "vLLM",
             phrase=f"{{}} in GPU and {where}" if self._offloads else self.in_gpus,
         )

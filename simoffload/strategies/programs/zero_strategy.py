@@ -133,6 +133,7 @@ class ZeroStrategy(Strategy):
             now=lambda: Placement(*(self.tier(key, machine)[0] for key in self.states)),
             possible=tuple(starmap(Placement, product(tiers, repeat=len(self.states)))),
             edits=edits,
+            refusal=f"DeepSpeed has no device for it; use {either(tiers)}",
             allowing=lambda model, tier, ranks: self._allowing(model, device_of(tier, machine), ranks),
             storage=True,
         )
