@@ -136,11 +136,28 @@ def asks_for_a_tier(source: Source) -> Iterator[str]:
                 pass
             case ast.MatchValue(value=value):
                 found = [value]
+            case ast.Assign(value=ast.Tuple() as value) | ast.AnnAssign(value=ast.Tuple() as value):
+                found = [value] if len(value.elts) > 1 else []
             case _:
                 continue
         found += [one for each in found if isinstance(each, ast.Tuple | ast.List) for one in each.elts]
         if any(isinstance(one, ast.Constant) and one.value in ("hbm", "dram") for one in found):
             yield f"line {node.lineno}: asks whether a tier is hbm or dram"
+
+
+def asks_for_a_tier_by_name(source: Source) -> Iterator[str]:
+    """Calls that know no more than the name of a tier, and not what it can do."""
+    for node in source.nodes:
+        if isinstance(node, ast.Call) and name_of(node.func) in ("in_hbm", "in_dram"):
+            yield f"line {node.lineno}: {name_of(node.func)}"
+
+
+MOST_BY_NAME = 19
+"""Ceiling of such calls, which may only fall: a machine, its tiers and results know rows."""
+
+
+def test_few_ask_for_a_tier_by_its_name() -> None:
+    assert len(broken(asks_for_a_tier_by_name)) == MOST_BY_NAME
 
 
 # -- who calls whom ------------------------------------------------------------------------------
@@ -315,6 +332,8 @@ BROKEN: list[tuple[Check, str, str]] = [
     (asks_for_a_tier, "planning/a.py", "if tier not in ('', 'dram'):\n    pass"),
     (asks_for_a_tier, "planning/a.py", "_MEMORY = {'hbm', GPU}"),
     (asks_for_a_tier, "strategies/a.py", "home = {'dram': 'cpu'}.get(tier.kind, 'cuda')"),
+    (asks_for_a_tier, "planning/a.py", "class A:\n    memories: Collection[str] = (HBM.tier, 'dram')"),
+    (asks_for_a_tier, "planning/a.py", "_TAKEN = (CPU, 'hbm', 'dram')"),
     (asks_for_a_tier, "strategies/a.py", "match tier:\n    case 'hbm':\n        pass"),
     (calls_the_engine, "planning/a.py", "def run():\n    from simoffload.engine import execute"),
     (calls_the_engine, "simulation/a.py", "from simoffload.engine.network import Network"),

@@ -28,7 +28,7 @@ from simoffload.hardware.targets import (
     resolve_target,
     slowest,
 )
-from simoffload.hardware.tiers import Tier
+from simoffload.hardware.tiers import Tier, TierKind
 from simoffload.hardware.wiring import CPU, PlatformProfile, Setting, StorageTier
 from simoffload.units import format_bytes, format_rate
 
@@ -181,6 +181,10 @@ class Machine:
     def gpus_per_node(self) -> int:
         """The number of GPUs of one host."""
         return self.gpus // self.nodes
+
+    def row(self, tier: str) -> TierKind:
+        """Return what the tier of a name can do."""
+        return self.tiers[tier].row
 
     def ranks_per_node(self, ranks: int) -> int:
         """Return how many of ``ranks``, one for each GPU, share a host."""

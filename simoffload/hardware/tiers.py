@@ -83,12 +83,12 @@ TIER_KINDS = {one.name: one for one in (GPU, HOST, NVME, NVMEOF, NFS, PFS, REMOT
 
 
 def in_hbm(tier: str) -> bool:
-    """Return whether a tier is the memory of the GPUs."""
+    """Return whether the tier of a name is the memory of the GPUs, where no row is at hand."""
     return tier == GPU.name
 
 
 def in_dram(tier: str) -> bool:
-    """Return whether a tier is the DRAM of the host."""
+    """Return whether the tier of a name is the DRAM of the host, where no row is at hand."""
     return tier == HOST.name
 
 

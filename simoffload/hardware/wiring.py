@@ -13,13 +13,14 @@ from pydantic import AfterValidator, Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.hardware.profiles import Profile
 from simoffload.hardware.quantities import Name, NumberOfParts, Provenance, Reference, Sourced, Text
+from simoffload.hardware.tiers import GPU, HOST
 from simoffload.units import BytesPerSecond
 
 CPU = "cpu"
 """The vertex of the host: its sockets, their memory and the PCIe root."""
 SWITCHES = "switches."
 """The begin of the keys of all numbers in a platform file: rates that switches state."""
-_TAKEN = (CPU, "hbm", "dram")
+_TAKEN = (CPU, GPU.name, HOST.name)
 Setting = Literal["desk", "rack"]
 """Where a machine stands: at home or in an office, or in a rack of a computing centre."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from simoffload.bisection import first_with_room
 from simoffload.documents import Edit
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Machine, in_hbm
+from simoffload.hardware import Machine
 from simoffload.models import QUANTIZATIONS, ModelShape, quantized
 from simoffload.planning.evaluator import Evaluator
 from simoffload.results import (
@@ -363,7 +363,7 @@ def without_offloading(
     """Return the work of the scenarios that offload weights, done without offloading, by label."""
     found: dict[str, LoadedScenario] = {}
     for label, scenario in known.items():
-        if results[label].refused or in_hbm(scenario.places[0] or "hbm"):
+        if results[label].refused or scenario.machine.row(scenario.places[0] or "hbm").is_gpu:
             continue
         for kind in strategy_for(scenario.scenario.workload.kind):
             name = in_place_of_target(label, kind, scenario)

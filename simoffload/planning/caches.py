@@ -10,7 +10,7 @@ from typing import Any, cast
 from simoffload.bisection import least_factor
 from simoffload.brief import brief
 from simoffload.documents import Edit
-from simoffload.hardware import Machine, Path, in_dram, in_hbm
+from simoffload.hardware import Machine, Path
 from simoffload.planning.alternatives import ANSWERS_CHANGE
 from simoffload.planning.evaluator import Evaluator, EvaluatorSource, evaluator_of
 from simoffload.planning.sizing import LargestValue, batch_limit, context_limit
@@ -51,7 +51,7 @@ class CachePlacement:
     @property
     def outside(self) -> int:
         """What tiers other than HBM must hold [B]."""
-        return sum(use.needed for use in self.uses if not in_hbm(use.tier))
+        return sum(use.needed for use in self.uses if not use.row.is_gpu)
 
     @property
     def move(self) -> str:
@@ -421,7 +421,7 @@ def _named(limit: str, machine: Machine, tier: str) -> str:
     def links(*given: Path) -> set[str]:
         return {machine.resources[at].name for path in given for at, _ in path.hops}
 
-    memory = {one.name for one in machine.resources if in_dram(one.kind)}
+    memory = {machine.resources[at].name for at in machine.topology.memories}
     paths = (machine.host_to_device(0, pinned=True), machine.device_to_host(0, pinned=True))
     if limit in memory:
         return f"host memory ({limit})"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from simoffload.documents import Edit, edited, quoted, resolved, same_name
 from simoffload.errors import InputError, PlacementError, Problem
-from simoffload.hardware import in_hbm, is_path
+from simoffload.hardware import is_path
 from simoffload.planning.question import chosen_once
 from simoffload.scenario import (
     LoadedScenario,
@@ -102,7 +102,8 @@ def placements_instead(scenario: LoadedScenario, target: str) -> list[str]:
     if part not in scenario.weights_called:
         return []
     tier = placement_of(tier, scenario.machine).weights
-    known = sorted(scenario.placements.possible, key=lambda one: (one.optimizer != tier, in_hbm(one.weights)))
+    possible, row = scenario.placements.possible, scenario.machine.row
+    known = sorted(possible, key=lambda one: (one.optimizer != tier, row(one.weights).is_gpu))
     with_tier = [one for one in known if tier in one]
     for some in (with_tier, [one for one in known if tier not in one]):
         if found := list(islice((str(one) for one in some if _can_be_planned(scenario, one)), _MOST_NAMED)):

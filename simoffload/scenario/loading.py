@@ -385,9 +385,10 @@ class LoadedScenario:
         """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
         HBM and another part is not."""
         first, *_ = self.weights_called
-        if any(tier and not in_hbm(tier) for tier in self.places):
+        row = self.machine.row
+        if any(tier and not row(tier).is_gpu for tier in self.places):
             return first
-        return next((name for name, one in self.parts.items() if not in_hbm(one.tier)), first)
+        return next((name for name, one in self.parts.items() if not row(one.tier).is_gpu), first)
 
     def named(self, target: str) -> tuple[str, str]:
         """Return what a target moves, and the tiers. Raises InputError for what the scenario does not
@@ -710,11 +711,10 @@ ScenarioSource = LoadedScenario | str | Path | Mapping[str, Any]
 """A scenario, its content as a mapping, the path of its file, or the name of a shipped one."""
 M = TypeVar("M", bound=BaseModel)
 
-_OF_TRAINING = ("checkpoint", "dataset")
+_OF_TRAINING: dict[str, TierChoice] = {"checkpoint": "files", "dataset": "storage"}
 _OF_MACHINE = ("platform", "equipment", "profiles", "nodes")
 _OTHER_TIERS: dict[str, Mapping[str, TierChoice]] = {
-    "checkpoint": {"tier": "files"},
-    "dataset": {"tier": "storage"},
+    name: {"tier": one} for name, one in _OF_TRAINING.items()
 }
 """The tiers that a scenario names outside its strategy: which tiers are valid, by section and key."""
 

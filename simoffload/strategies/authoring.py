@@ -16,7 +16,7 @@ from typing import Any, ClassVar, get_args
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_dram
+from simoffload.hardware import Machine
 from simoffload.models import QUANTIZATIONS, ModelShape, Module
 from simoffload.results import Change
 from simoffload.schedule import Cause, Dependency
@@ -141,7 +141,7 @@ class HookedStrategy(CachingStrategy):
             if tier is None:
                 text = f'"{home.tier}" is no tier of {machine.platform} (has: {", ".join(machine.tiers)})'
                 raise InputError.at("strategy.kind", f"{self.kind} keeps weights there, and {text}")
-            if home.in_place and not (in_dram(home.tier) and home.pinned):
+            if home.in_place and not (tier.row.is_dram and home.pinned):
                 text = f"reads weights on {home.tier} in place, but kernels read pinned host memory only"
                 raise InputError.at("strategy.kind", f"{self.kind} {text}")
         if any(home.in_place for home in homes.outside):

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from simoffload.documents import Edit, Frozen
 from simoffload.errors import InputError, PlacementError
-from simoffload.hardware import Machine, Provenance, in_dram
+from simoffload.hardware import Machine, Provenance
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import Change, Facts, HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
@@ -285,9 +285,10 @@ def held_weights(
         sums.setdefault((home.tier, home.pinned), []).extend(sizes)
     for (tier, pinned), sizes in sums.items():
         local = tier in targets and bool(targets[tier].drives)
-        own = ranks if machine.tiers[tier].row.is_host else hosts if local else 1
-        each = machine.ranks_per_node(ranks) if in_dram(tier) else own
-        why = remedy if in_dram(tier) else ""
+        row = machine.row(tier)
+        own = ranks if row.is_host else hosts if local else 1
+        each = machine.ranks_per_node(ranks) if row.is_dram else own
+        why = remedy if row.is_dram else ""
         yield Held(tier, "weights", each * sum(sizes), pinned, why, kind="weights")
         if pinned:
             yield Held(tier, ROUNDING, each * pinned_rounding(sizes), pinned, why)

@@ -152,7 +152,9 @@ def test_what_is_not_whole_is_refused_when_it_is_registered() -> None:
             tier_keys: ClassVar = {"disks": "storage"}
             kind: Literal["listed"] = "listed"  # type: ignore[assignment]
 
-    with pytest.raises(ValueError, match=r"""tier_keys\.disk: .* "any" or "storage", got 'drives'"""):
+    with pytest.raises(
+        ValueError, match=r"""tier_keys\.disk: .* "any", "storage" or "files", got 'drives'"""
+    ):
 
         class Driven(Streamed):
             disk: str = "raid"

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit, either
 from simoffload.errors import InputError
-from simoffload.hardware import Accelerator, Machine, Tier, in_dram
+from simoffload.hardware import Accelerator, Machine, Tier
 from simoffload.models import SINGLE, ModelShape, Module, ModuleCost, Sequences
 from simoffload.results import FLEXGEN_4BIT, Change, HeldKind
 from simoffload.schedule import Cause, CauseKind, Dependency, OpKind
@@ -409,9 +409,8 @@ class FlexGenPlan(InferencePlan):
         """Whether the files on disk are in the page cache after the first pass."""
         if self.strategy.page_cache is not None:
             return self.strategy.page_cache
-        needed = sum(
-            one.size for one in self.held if in_dram(one.tier) or one.tier == self.strategy.disk_tier
-        )
+        row, disk = self.machine.row, self.strategy.disk_tier
+        needed = sum(one.size for one in self.held if row(one.tier).is_dram or one.tier == disk)
         return needed <= self.machine.tiers["dram"].capacity
 
     @property
@@ -485,8 +484,8 @@ class FlexGenPlan(InferencePlan):
         return max(scores, 2 * tokens * model.intermediate_size * size, tokens * model.vocab_size * size)
 
     def _in_host(self) -> tuple[Held, ...]:
-        options, slots = self.strategy, self.slots
-        here = [(one, count) for one, count in slots.tensors if in_dram(one.home.tier)]
+        options, slots, row = self.strategy, self.slots, self.machine.row
+        here = [(one, count) for one, count in slots.tensors if row(one.home.tier).is_dram]
         sizes = [size for one, count in here if one.home.pinned for size in one.sizes * count]
         sizes += [self._hidden] * (options.gpu_batches if options.activations.place == "cpu" else 0)
         pageable = sum(count * one.size for one, count in here if not one.home.pinned)

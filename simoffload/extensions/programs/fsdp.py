@@ -20,7 +20,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_dram
+from simoffload.hardware import Machine
 from simoffload.models import SINGLE, ModelShape, Module
 from simoffload.results import Change, HeldKind, cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind, Schedule
@@ -106,13 +106,13 @@ class Fsdp(Strategy):
             return super().description
         return super().description._replace(program=PEFT, trains="adapters")
 
-    def tunables(self, _machine: Machine, plan: Plan | None = None) -> Tunables:
+    def tunables(self, machine: Machine, plan: Plan | None = None) -> Tunables:
         """Yield all states in HBM or all in host memory, moments in 8 bit or paged, and adapters."""
         here = "dram" if self.cpu_offload else "hbm"
         yield Placements(
             now=lambda: Placement(here, here),
             possible=(Placement("hbm", "hbm"), Placement("dram", "dram")),
-            edits=lambda other: (Edit.at("strategy.cpu_offload", in_dram(other.weights)),),
+            edits=lambda other: (Edit.at("strategy.cpu_offload", machine.row(other.weights).is_dram),),
             refusal="it keeps parameters and optimizer together, in HBM (hbm+hbm) or with CPUOffload in host "
             "memory (dram+dram)",
             kept=work_of(self.lora),

@@ -99,6 +99,11 @@ class CheckpointPart(NamedTuple):
     same_file: bool = False
     """Whether all writers write the same bytes to one file."""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the bytes are in the memory of the GPUs."""
+        return in_hbm(self.device)
+
 
 class File(NamedTuple):
     """One file of a checkpoint."""
@@ -437,7 +442,7 @@ class PhaseWriter(StreamWriter):
         if writer.use_gds:
             filled = 2 * size / self.machine.accelerator.hbm_rate
             self._work(-(-size // writer.portion) * call + filled, label="fill", after=free)
-        elif in_hbm(self._part.device):
+        elif self._part.on_gpu:
             self._copy(size, pinned=True, each=writer.portion, call_s=call, after=free)
         else:
             self._in_host("to-io-buffer", size, after=free)
@@ -459,7 +464,7 @@ class PhaseWriter(StreamWriter):
 
     def _to_host(self, size: int) -> None:
         """Copy to new pages of host memory, wait for that, and compute the zip format's checksum."""
-        if in_hbm(self._part.device):
+        if self._part.on_gpu:
             self._new_pages(size * self._part.fresh, self._new_memory.from_gpu)
             self._copy(size, after=self.so_far(HOST))
         if self._writer.checkpoint_serialization:
@@ -486,7 +491,7 @@ class PhaseWriter(StreamWriter):
     def snapshot(self, size: int) -> None:
         """Copy into host memory while training waits (``async_save``, BlockingAsyncStager)."""
         pinned, fresh = self._workload.pin_memory, size * self._part.fresh
-        if in_hbm(self._part.device):
+        if self._part.on_gpu:
             if not pinned:
                 self._new_pages(fresh, self._new_memory.from_gpu, COPY)
             self._copy(size, pinned=pinned, after=self.so_far(HOST))
@@ -523,7 +528,7 @@ class PhaseWriter(StreamWriter):
 
     def place(self, size: int) -> None:
         """Copy from pageable memory to the GPU, or to the optimizer's own tensors in host memory."""
-        if in_hbm(self._part.device):
+        if self._part.on_gpu:
             cause, path = copy_cause(to_device=True, pinned=False), self.machine.host_to_device
             after = self.so_far(HOST, COPY)
             self._transfer(COPY, cause, partial(path, pinned=False), size, after=after, kind="copy")
@@ -808,7 +813,7 @@ class CheckpointPlan(Plan):
             yield Held("dram", "I/O buffers", each * crowded, pinned=True, remedy=_BUFFER)
         if not writer.is_direct and self.workload.mode != "snapshot":
             # A copy from the GPU, and a NumPy array.
-            largest = max((part.largest for part in self.parts if in_hbm(part.device)), default=0)
+            largest = max((part.largest for part in self.parts if part.on_gpu), default=0)
             size = largest * (2 if fast else 1) * crowded
             yield Held("dram", "tensors on their way from the GPU", size, remedy=_HOSTS)
         if not fast:

@@ -11,7 +11,7 @@ from math import ceil
 from shlex import quote
 from typing import NamedTuple
 
-from simoffload.hardware import Machine, in_dram
+from simoffload.hardware import Machine
 from simoffload.models import SINGLE, CpuAttentionCode, Layer, ModelShape, Sequences, window_of
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, Op, OpKind, Schedule, alone_rate, transfer_time
@@ -378,15 +378,14 @@ def streamed_memory(
         name = "keys and values of a prompt in a layer"
         found.append(cache_term("hbm", prompt, name=name, kind="working"))
     pinned = [size for one in layers for size in one]
-    if in_dram(cache.tier):
+    row = machine.row(cache.tier)
+    if row.is_dram:
         found.append(cache_term(cache.tier, copies * sum(pinned), pinned=True))
     else:
-        paged = machine.tiers[cache.tier].row.has_files
-        stored = sum(
-            gpus * on_tier(one, paged=paged) for own, gpus in parts for one in _kept(cache, own, workload)
-        )
+        kept = ((one, gpus) for own, gpus in parts for one in _kept(cache, own, workload))
+        stored = sum(gpus * on_tier(one, paged=row.has_files) for one, gpus in kept)
         found.append(cache_term(cache.tier, stored)._replace(traffic=traffic))
-        pinned = [] if machine.tiers[cache.tier].row.is_host else list(_buffers(cache, shard, workload))
+        pinned = [] if row.is_host else list(_buffers(cache, shard, workload))
         name, size = "buffers of the cache", copies * sum(pinned)
         found.append(cache_term("dram", size, name=name, pinned=True, kind="staging"))
     rounding = copies * pinned_rounding(pinned)

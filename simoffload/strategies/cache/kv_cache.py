@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError
-from simoffload.hardware import TIER_KINDS, Machine, in_dram, in_hbm
+from simoffload.hardware import TIER_KINDS, Machine, in_hbm
 from simoffload.models import CacheForm, Layer, ModelShape, Sequences, window_of
 from simoffload.results import Change, StorageTraffic, peak_uses, quality_of_cache
 from simoffload.schedule import Dependency, OpKind, Schedule
@@ -282,7 +282,7 @@ class BlockMoves:
         prefix = one.loaded // one.block_tokens
         known = self._all([self._blocks(number, prefix) for number in numbers])
         new = self._all(list(map(self.stores, numbers)))
-        hosts = machine.nodes_of(self.degrees.ranks) if in_dram(one.tier) else 1
+        hosts = machine.nodes_of(self.degrees.ranks) if tier.row.is_dram else 1
         remedy = "lower strategy.kv_cache.connector.prefix or batch_size"
         transfers = self.traffic
         found = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from simoffload.hardware import Machine, in_dram
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Module, stored_bytes
 from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
@@ -310,7 +310,8 @@ class DeviceMemory:
     @cached_property
     def weights_on_cpu(self) -> int:
         """Size of the weights in host memory [B]."""
-        stored = sum(size for (tier, _), size in self._weights.items() if in_dram(tier))
+        row = self.machine.row
+        stored = sum(size for (tier, _), size in self._weights.items() if row(tier).is_dram)
         return stored - self.placement.kept_bytes(self.model)
 
     @cached_property

@@ -24,7 +24,7 @@ class Prefetched(Hook):
     """
 
     streams = STAGING
-    memories: Collection[str] = (HBM.tier, "dram")
+    memories: Collection[str] = ()
     """Tiers that are memory of the machine, set by the plan: of what is there no buffers are needed."""
 
     def __init__(self, homes: Homes, *, ahead: int = 1) -> None:

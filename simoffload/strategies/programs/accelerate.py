@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from simoffload.documents import Edit, either, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Curve, Machine, Path, Tier, in_dram, in_hbm
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.models import (
     FORMATS,
     QUANTIZATIONS,
@@ -461,7 +461,7 @@ class AcceleratePlan(InferencePlan):
         """Whether the files on disk are in the page cache after the first pass."""
         if self.strategy.page_cache is not None:
             return self.strategy.page_cache
-        needed = sum(one.size for one in self.held if in_dram(one.tier))
+        needed = sum(one.size for one in self.held if self.machine.row(one.tier).is_dram)
         return needed + self.bytes_at("disk") <= self.machine.tiers["dram"].capacity
 
     @property
@@ -485,7 +485,7 @@ class AcceleratePlan(InferencePlan):
         about what is assumed of the page cache."""
         stored = (one.storage for module in self.modules for one in module.parameters)
         triton = any(one is not None and one.format is FORMATS["mxfp4"] for one in stored)
-        on_gpu = (_ON_GPU,) if triton and not in_hbm(target(self)) else ()
+        on_gpu = (_ON_GPU,) if triton and not self.machine.row(target(self)).is_gpu else ()
         if not self.strategy.initialized and self.bytes_at("cpu"):
             return (*on_gpu, "weights that were never written are copied faster than those of a real model")
         if self.strategy.page_cache is not None or not self.bytes_at("disk"):
@@ -502,9 +502,9 @@ class AcceleratePlan(InferencePlan):
     @cached_property
     def held(self) -> tuple[Held, ...]:
         """What each tier holds while tokens are generated; on the GPUs that of the fullest one."""
-        on_gpus = map(self._on_gpu, range(self.strategy.num_gpus))
-        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if in_hbm(each.tier)))
-        elsewhere = {home: sizes for home, sizes in self.stored.items() if not in_hbm(home.tier)}
+        on_gpus, row = map(self._on_gpu, range(self.strategy.num_gpus)), self.machine.row
+        fullest = max(on_gpus, key=lambda one: sum(each.size for each in one if row(each.tier).is_gpu))
+        elsewhere = {home: sizes for home, sizes in self.stored.items() if not row(home.tier).is_gpu}
         largest = max(self.stored.get(self.home("disk"), ()), default=0)
         read = Held("dram", "tensor read from disk", largest, kind="staging")
         return (*fullest, *held_weights(elsewhere, self.machine, remedy=_MORE), read)
@@ -515,9 +515,9 @@ class AcceleratePlan(InferencePlan):
         layers = [
             layer for layer, gpus in zip(self.model.layers, self._gpus[1:-1], strict=True) if gpu in gpus
         ]
-        part = replace(self.model, groups=grouped(layers))
-        on_gpu = (one for one in self.cache_memory(part, copies=1) if in_hbm(one.tier))
-        everywhere = (one for one in self.cache_memory(self.model, copies=1) if not in_hbm(one.tier))
+        part, row = replace(self.model, groups=grouped(layers)), self.machine.row
+        on_gpu = (one for one in self.cache_memory(part, copies=1) if row(one.tier).is_gpu)
+        everywhere = (one for one in self.cache_memory(self.model, copies=1) if not row(one.tier).is_gpu)
         brought = [sum(sizes) for piece in set(self._pieces) for sizes in piece.copied]
         loaded = max(brought, default=0) if gpu == self.main else 0
         return (

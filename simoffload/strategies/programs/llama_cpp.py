@@ -18,7 +18,7 @@ from pydantic import Field
 from simoffload.bisection import first_that_holds
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_hbm
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences, has_gguf, in_gguf
 from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
@@ -343,8 +343,8 @@ class LlamaPlan(HookedPlan):
     @property
     def held(self) -> tuple[Held, ...]:
         """Weights, cache and buffers of a graph, of the fullest GPU, and what the systems take."""
-        held = self.memory.held
-        return held if self.strategy.num_gpus else tuple(one for one in held if not in_hbm(one.tier))
+        held, row = self.memory.held, self.machine.row
+        return held if self.strategy.num_gpus else tuple(one for one in held if not row(one.tier).is_gpu)
 
     def micro_batches(self, forward: ForwardPass) -> Sequence[tuple[Sequences, ...]]:
         """Return the parts of a pass that are computed at once."""

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_hbm
+from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
@@ -161,7 +161,7 @@ class TensorParallelPlan(InferencePlan):
     @property
     def _paged(self) -> VllmEngine | None:
         """The engine, if its cache is in blocks in HBM."""
-        return self.engine if in_hbm(self.cache.tier) and self.fused else None
+        return self.engine if self.machine.row(self.cache.tier).is_gpu and self.fused else None
 
     def cache_memory(self, shard: ModelShape, *, copies: int) -> tuple[Held, ...]:
         """Return the memory of the cache: of vLLM's, the blocks that are stated, or that the sequences need,

@@ -310,7 +310,7 @@ _ZERO = (Edit.at("strategy.kind", "deepspeed"),)
 def whole_copies(plan: Plan) -> Plan | None:
     """Return the plan of the same work with a copy of the weights in each GPU; None if this plan has one, or
     divides layers among GPUs, or has kernels of its own."""
-    if not isinstance(plan, InferencePlan) or plan.fused or in_hbm(target(plan)):
+    if not isinstance(plan, InferencePlan) or plan.fused or plan.machine.row(target(plan)).is_gpu:
         return None
     if plan.degrees.tensor > 1 or plan.driven > 1:
         return None

@@ -327,7 +327,7 @@ class Vllm(DividedStrategy):
     def exports(self, plan: Plan) -> dict[str, Any]:
         """Return the command that serves the model; none for layers on a tier from which vLLM has none."""
         assert isinstance(plan, VllmPlan)
-        if not in_dram(self.offload_tier):
+        if not plan.machine.row(self.offload_tier).is_dram:
             return {}
         given = [f"--cpu-offload-gb {self.cpu_offload_gb:g}"] if self.cpu_offload_gb else []
         if self.offload_group_size:
@@ -444,7 +444,7 @@ class VllmOffloadPlan(VllmPlan):
     def facts(self) -> Facts:
         """Also how often a prefill brings an offloaded weight over the link, and whether vLLM has it."""
         found = replace(super().facts, weight_moves=self.weight_moves)
-        if in_dram(self.options.tier) or not any(map(size_of, self.offloaded)):
+        if self.machine.row(self.options.tier).is_dram or not any(map(size_of, self.offloaded)):
             return found
         return found.what_if("vLLM prefetches layers from host memory only")
 
@@ -509,7 +509,7 @@ class VllmOffloadPlan(VllmPlan):
             yield one._replace(size=one.size - size_of(self.offloaded[self.fullest_stage]))
         if not pinned.size:
             return
-        if not in_dram(tier):
+        if not self.machine.row(tier).is_dram:
             yield Held(tier, "weights", pinned.size * tensor * data, remedy=_LESS, kind="weights")
             return
         nodes, remedy = self.machine.nodes_of(self.degrees.ranks), "" if self.options.group else _LESS

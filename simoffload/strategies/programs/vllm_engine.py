@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, TierKind, in_dram
+from simoffload.hardware import Machine, TierKind
 from simoffload.models import Kernel, ModelShape, Module, Sequences, window_of
 from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
@@ -582,13 +582,13 @@ class ConnectorCommand(ABC):
         """Return one of equal ``parts`` of all blocks of a generation, prefixes and new ones, in whole
         GiB."""
         moves = self.moves
-        hosts = moves.machine.nodes_of(moves.degrees.ranks) if in_dram(moves.connector.tier) else 1
+        hosts = moves.machine.nodes_of(moves.degrees.ranks) if self._row.is_dram else 1
         held = hosts * sum(one.size for one in self.terms if one.name in BLOCK_TERMS)
         return max(1, -(-held // (parts * _GIB)))
 
     @property
     def _row(self) -> TierKind:
-        return self.moves.machine.tiers[self.moves.connector.tier].row
+        return self.moves.machine.row(self.moves.connector.tier)
 
     @property
     def _directory(self) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from simoffload.documents import Edit, quoted
 from simoffload.errors import InputError
-from simoffload.hardware import Curve, Machine, Path, Tier, in_dram
+from simoffload.hardware import Curve, Machine, Path, Tier
 from simoffload.limits import count_elements
 from simoffload.models import GROWING, CacheForm, ModelShape, Module, Sequences
 from simoffload.recent import Recent
@@ -365,7 +365,7 @@ class ZeroInferencePlan(InferencePlan):
         if settings.device == "nvme":
             pool = settings.buffer_count * settings.buffer_size * size
             tier, copies = ("hbm", 1) if settings.use_gds else ("dram", per_host)
-            pinned = in_dram(tier)
+            pinned = not settings.use_gds
             yield Held(tier, "swap buffers", pool * copies, pinned, remedy=_BUFFERS, kind="staging")
             there = sum(part * count for part, count, swapped in parts if swapped)
             yield Held(place.tier, "weights", there * self.degrees.ranks, kind="weights")

@@ -249,9 +249,7 @@ def _tier(key: str, named: str | None, written: Written, machine: Machine) -> tu
 def _tier_of_path(path: str, machine: Machine) -> str | None:
     """Return the storage tier that the innermost possible folder of a path names, if any."""
     folders = reversed(PurePosixPath(path).parts)
-    return next(
-        (one for one in folders if one in machine.tiers and machine.tiers[one].row.device == "nvme"), None
-    )
+    return next((one for one in folders if one in machine.tiers and machine.row(one).device == "nvme"), None)
 
 
 def gathered(tier: str, ranks: int) -> str:
@@ -291,7 +289,7 @@ def training_moves(
         if tier.row.is_storage and name != now.optimizer:
             both = (*weights_on(dram), optimizer)
             places.setdefault((dram.name, name), (f"weights on {dram.name}, optimizer on {name}", both))
-        if not in_hbm(name):
+        if not tier.row.is_gpu:
             both = (*weights_on(machine.tiers["hbm"]), optimizer)
             places.setdefault(("hbm", name), (f"weights on hbm, optimizer on {name}", both))
         places.pop((now.weights, now.optimizer), None)

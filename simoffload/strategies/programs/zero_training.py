@@ -169,7 +169,8 @@ class ZeroTraining(ZeroStrategy):
         yield from memory_settings(self.ds_config, self._use(plan))
         yield Tunable("precision", self._precisions(plan.model))
         if self.lora is None:
-            on_gpu = (Edit.at("strategy.weights", "hbm"),) if not in_hbm(plan.places.weights) else ()
+            there = machine.row(plan.places.weights).is_gpu
+            on_gpu = () if there else (Edit.at("strategy.weights", "hbm"),)
             yield Tunable("adapters", lora_moves(plan.model, self.kind, self.ranks, packed=on_gpu))
         yield self.faster(plan)
 

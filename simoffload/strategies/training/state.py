@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from simoffload.documents import Edit
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, in_hbm
+from simoffload.hardware import Machine
 from simoffload.models import SINGLE, Layer, ModelShape, Module, Parameter, Repeated
 from simoffload.results import STATES_8BIT, Change
 from simoffload.strategies.base import INITIALISATION, Held
@@ -785,7 +785,7 @@ def with_paging(held: Iterable[Held], machine: Machine, *, per_host: int) -> Ite
     room = machine.tiers["hbm"].capacity
     for stage, group in groupby(held, key=lambda one: one.stage):
         found = list(group)
-        needed = sum(one.size for one in found if in_hbm(one.tier))
+        needed = sum(one.size for one in found if machine.row(one.tier).is_gpu)
         out = min(sum(one.size for one in found if one.name == PAGED), max(0, needed - room))
         for one in found:
             # What stays makes room for other allocations as well, so that it counts as free.
