@@ -16,14 +16,15 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from math import isfinite
+from operator import methodcaller
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from simoffload.extending import from_outside
@@ -93,14 +94,32 @@ def _read(path: Path) -> bytes | None:
     return data[4:] if data[:4] == zlib.crc32(data[4:]).to_bytes(4, "big") else None
 
 
-def _write(path: Path, data: bytes, entry: Path) -> None:
+class _Checked:
+    """A file that is written after the checksum of what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._sum = file, 0
+        file.write(bytes(4))
+
+    def write(self, data: bytes) -> int:
+        self._sum = zlib.crc32(data, self._sum)
+        return self._file.write(data)
+
+    def end(self) -> None:
+        self._file.seek(0)
+        self._file.write(self._sum.to_bytes(4, "big"))
+
+
+def _write(path: Path, write: Callable[[_Checked], object], entry: Path) -> None:
     """Replace a file of an entry of its kind's folder as a whole, and remove entries that were used first."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with new.open("wb") as file:
-                file.writelines((zlib.crc32(data).to_bytes(4, "big"), data))
+                checked = _Checked(file)
+                write(checked)
+                checked.end()
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
@@ -153,7 +172,7 @@ class SavedSteps:
         if steps.keys() - known.keys():
             kept = islice({**steps, **known}.items(), _MOST_POINTS)
             data = json.dumps([[*point, *times[:3]] for point, times in kept])
-            _write(self._path, data.encode(), self._path)
+            _write(self._path, methodcaller("write", data.encode()), self._path)
 
 
 class _Plain(pickle.Unpickler):
@@ -168,7 +187,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint")
 
 
-_BUILTIN = {("array", "array"), ("array", "_array_reconstructor"), ("collections", "deque")}
+_BUILTIN = {("builtins", "range"), ("builtins", "bytearray"), ("collections", "deque")}
 
 
 class StreamCheckpoints:
@@ -201,7 +220,7 @@ class StreamCheckpoints:
             self._ended[part] = state
         if time.monotonic() - self._saved >= INTERVAL:
             for name, one in {**self._ended, part: state}.items():
-                _write(self._own / _hash(name), pickle.dumps(one, protocol=5), self._folder)
+                _write(self._own / _hash(name), partial(pickle.dump, one, protocol=5), self._folder)
             self._ended.clear()
             self._saved = time.monotonic()
 
