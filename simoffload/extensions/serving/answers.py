@@ -155,7 +155,8 @@ class RequestMetrics(WithMetrics):
         good = np.ones(len(self.served.queued), dtype=bool)
         for name in ("ttft", "tpot", "e2el"):
             if (limit := getattr(self._limits, name)) is not None:
-                good &= np.nan_to_num(getattr(self, f"{name}_s"), nan=0.0) <= limit
+                values = getattr(RequestMetrics(self.served), f"{name}_s")  # which are not kept
+                good &= np.nan_to_num(values, copy=False, nan=0.0) <= limit
         return good
 
 

@@ -94,32 +94,21 @@ def _read(path: Path) -> bytes | None:
     return data[4:] if data[:4] == zlib.crc32(data[4:]).to_bytes(4, "big") else None
 
 
-class _Checked:
-    """A file that is written after the checksum of what is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._sum = file, 0
-        file.write(bytes(4))
-
-    def write(self, data: bytes) -> int:
-        self._sum = zlib.crc32(data, self._sum)
-        return self._file.write(data)
-
-    def end(self) -> None:
-        self._file.seek(0)
-        self._file.write(self._sum.to_bytes(4, "big"))
-
-
-def _write(path: Path, write: Callable[[_Checked], object], entry: Path) -> None:
+def _write(path: Path, write: Callable[[BinaryIO], object], entry: Path) -> None:
     """Replace a file of an entry of its kind's folder as a whole, and remove entries that were used first."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with new.open("wb") as file:
-                checked = _Checked(file)
-                write(checked)
-                checked.end()
+            with new.open("w+b") as file:
+                file.write(bytes(4))
+                write(file)
+                file.seek(4)
+                checksum = 0
+                while block := file.read(1 << 20):
+                    checksum = zlib.crc32(block, checksum)
+                file.seek(0)
+                file.write(checksum.to_bytes(4, "big"))
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)

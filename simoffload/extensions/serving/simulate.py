@@ -212,9 +212,8 @@ class StreamSimulation:
                 replica.expect(requests, after=None if requests.is_open else requests.after)
             except InputError as error:
                 raise self._placed(error) from None
-        follow = None if requests.is_open else (requests.arrival, requests.after)
-        count = len(requests.prompt)
-        del requests  # of a long stream, half of the memory
+        count, closed = len(requests.prompt), None if requests.is_open else requests
+        del requests  # of a long stream, a third of the memory
         with stage(count) as serving:
             for _ in turns(replica):
                 serving.reach(replica.done)
@@ -227,11 +226,10 @@ class StreamSimulation:
             skip = 0
         first = mser(served.ttft[served.counted()]) if skip is None else int(skip * len(served.queued))
         until = served.scheduled
-        if follow is not None:
-            arrival, after = follow
-            until = until[after == -1]
-            if (next_user := after == AFTER_ANY).any():
-                until = (served.queued - arrival)[next_user]
+        if closed is not None:
+            until = until[closed.after == -1]
+            if (next_user := closed.after == AFTER_ANY).any():
+                until = (served.queued - closed.arrival)[next_user]
         return StreamMeasures(served, limits=options.slo, skip=first, until=float(until.max(initial=0.0)))
 
     def _state(self, replica: Replica) -> tuple[Any, ...]:
