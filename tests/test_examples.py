@@ -21,6 +21,8 @@ from simoffload.extensions.web.questions import answer
 from simoffload.extensions.web.state import State, Variant
 from simoffload.hardware import KINDS, STORAGE_KINDS, TIER_KINDS, TierKind, library, targets, tiers_outside
 from simoffload.models.families import FAMILIES
+from simoffload.planning.bandwidth import storage_curve
+from simoffload.report.formatting import place
 from simoffload.strategies import register, registry, strategy_for
 from simoffload.strategies.authoring import Prefetched
 from simoffload.strategies.base import memory_stages, tier_paths
@@ -283,6 +285,19 @@ def test_gpus_copy_memory_behind_cxl_at_its_rate_and_not_by_way_of_dram() -> Non
     in_dram = simulated("cxl_expander", "strategy.offload_tier=dram")[1]
     assert moved(in_dram, "dram").size == pytest.approx(weights)
     assert [one.key for one in scenario.machine.parts if one.tier == "cxl"] == ["cxl/cxl-256gb"]
+
+
+def test_reports_call_memory_behind_cxl_memory() -> None:
+    scenario, result = simulated("cxl_expander")
+    assert [place(one, result.capacity) for one in ("hbm", "cxl", "raid8")] == [
+        "in HBM",
+        "in cxl",
+        "on raid8",
+    ]
+    curve = storage_curve(scenario)
+    assert curve is not None
+    assert curve.sentences[0] == "the memory (cxl) reads 24 GB/s"
+    assert "drive" not in "".join(curve.sentences)
 
 
 def test_a_copy_from_pageable_memory_behind_cxl_goes_through_dram() -> None:

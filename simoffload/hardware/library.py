@@ -568,4 +568,5 @@ def _unknown_kind(kind: object) -> str:
         return f"missing; a profile must state its kind, one of {known}"
     if not isinstance(kind, str):
         return f"must be text, one of {known}"
-    return f"{quoted(kind)} is not a kind of profile{suggest(kind, tuple(KINDS))}; known: {known}"
+    wrong = f"{quoted(kind)} is not a kind of profile{suggest(kind, tuple(KINDS))}"
+    return f"{wrong}; known: {known}; or import the module that registers it"

@@ -81,6 +81,8 @@ class StorageCurve:
     """Lowest rate above which faster storage gains less than 2 %."""
     held_back: str
     """Resource that limits the storage once it is a thousand times faster."""
+    what: str = "storage"
+    """What the tier is: storage, or memory."""
     scope: str = ""
     """Effect of more drives where drive slots limit the rate; else empty."""
 
@@ -92,10 +94,11 @@ class StorageCurve:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Sentences about how fast the storage is, and how fast it would have to be."""
-        own = f"the storage ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
+        own = f"the {self.what} ({self.tier}) {self.verb} {format_rate(self.own.rate)}"
         if self.hidden is None:
             why = f": {self._limit}" if self.held_back else ""
-            return own, f"however fast the drives are, storage takes the most time{why}", self._gains()
+            fast = "the drives are" if self.what == "storage" else "it is"
+            return own, f"however fast {fast}, {self.what} takes the most time{why}", self._gains()
         return own, f"it is the bottleneck below {format_rate(self.hidden.rate)}", self._gains()
 
     @property
@@ -109,12 +112,12 @@ class StorageCurve:
         gain, enough = self.fastest / self.own.throughput, format_rate(self.enough.rate)
         if self.enough.factor <= 1:
             most = f"{format_number(gain)} times the throughput at most{self.scope}"
-            return f"faster storage gains less than 2 %; {enough} would be enough ({most})"
+            return f"faster {self.what} gains less than 2 %; {enough} would be enough ({most})"
         if gain < _HARDLY:
             most = f"{(gain - 1) * 100:.0f} % at most{self.scope}"
             return f"a higher rate hardly helps: it gains {most}, above {enough} less than 2 %"
         most = f"{format_number(gain)} times the throughput at most{self.scope}"
-        return f"above {enough} faster storage gains less than 2 % ({most})"
+        return f"above {enough} faster {self.what} gains less than 2 % ({most})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -181,6 +184,7 @@ class _Storage:
     def __init__(self, evaluator: Evaluator, tier: str) -> None:
         self._evaluator, self._tier = evaluator, tier
         self._scenario, self._result = evaluator.answer()
+        self._what = "memory" if self._scenario.machine.row(tier).is_memory else "storage"
         self._writes = _writes(self._scenario.machine, self._result, tier)
         self._runs: dict[float, _BandwidthRun] = {1.0: self._run(self._scenario, self._result)}
 
@@ -201,6 +205,7 @@ class _Storage:
             hidden=self._least(self._others) if self._others(fastest) >= 0 else None,
             enough=self._least(lambda run: run.throughput * _ENOUGH - fastest.throughput),
             held_back=held_back,
+            what=self._what,
             scope=self._scope(held_back),
         )
 
@@ -217,6 +222,8 @@ class _Storage:
         if f"{self._tier}." not in held_back:  # no cable of a drive
             return ""
         slots = f"the slots of its {drives} drives" if drives > 1 else "the slot of its drive"
+        if self._what == "memory":
+            return " in its slot"
         return f" in {slots}; more drives have more slots"
 
     def at(self, factor: float) -> _BandwidthRun:

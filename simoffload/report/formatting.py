@@ -58,10 +58,13 @@ def uncapitalized(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def place(target: str) -> str:
-    """Return the place of the weights as text: "in HBM", "in DRAM", "on raid"."""
-    memory = in_hbm(target) or in_dram(target)
-    return f"in {target.upper()}" if memory else f"on {printable(target)}"
+def place(target: str, uses: Sequence[TierUse] = ()) -> str:
+    """Return the place of the weights as text: "in HBM", "in DRAM", "on raid"; of other tiers ``uses``
+    know which are memory."""
+    if in_hbm(target) or in_dram(target):
+        return f"in {target.upper()}"
+    memory = any(use.row.is_memory for use in uses if use.tier == target)
+    return f"{'in' if memory else 'on'} {printable(target)}"
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:

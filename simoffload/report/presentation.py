@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
@@ -10,7 +10,7 @@ from simoffload.extending import at, works
 from simoffload.planning.confidence import confidence
 from simoffload.report.document import Datum, Entry, number
 from simoffload.report.formatting import at_most, place, span
-from simoffload.results import InferenceResult, Metric, PassResult, SimulationResult, TrainingResult
+from simoffload.results import InferenceResult, Metric, PassResult, SimulationResult, TierUse, TrainingResult
 from simoffload.units import format_seconds, plural
 
 
@@ -132,14 +132,14 @@ def headline(result: SimulationResult) -> tuple[str, ...]:
     return result.model, result.dtype, *presentation(result).work, result.platform
 
 
-def placed_text(places: tuple[TierAssignment, ...], phrase: str = "") -> str:
+def placed_text(places: Sequence[TierAssignment], phrase: str = "", uses: Sequence[TierUse] = ()) -> str:
     """Return "its weights in HBM and its optimizer on raid", or ``phrase`` for all of them together."""
     together = f"its {' and '.join(each.what for each in places)}"
     if phrase:
         return phrase.format(together)
     if len(places) > 1 and len({each.tier for each in places}) == 1:
-        return f"{together} {place(places[0].tier)}"
-    return " and ".join(f"its {each.what} {place(each.tier)}" for each in places)
+        return f"{together} {place(places[0].tier, uses)}"
+    return " and ".join(f"its {each.what} {place(each.tier, uses)}" for each in places)
 
 
 def labels(name: str, tiers: str) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def _inference(result: InferenceResult) -> Presentation:
         ),
         step="TPOT" if several else "TTFT",
         places=places,
-        placed=placed_text(places, result.placement_words),
+        placed=placed_text(places, result.placement_words, result.capacity),
         labels=labels(result.name, weights),
         exact=f"{result.name}@{weights}",
         legend={
@@ -244,7 +244,7 @@ def _training(result: TrainingResult) -> Presentation:
         work=(batch, f"{result.sequence_length:,} token{'' if result.sequence_length == 1 else 's'}"),
         step="step",
         places=places,
-        placed=placed_text(places, result.placement_words),
+        placed=placed_text(places, result.placement_words, result.capacity),
         labels=labels(result.name, weights if result.placement_name else f"{weights}+{states}"),
         exact=f"{result.name}@{weights}+{states}",
         legend={"ratio": ratio_legend(result, "time per step")},
