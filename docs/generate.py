@@ -16,8 +16,12 @@ from typing import Any
 
 from simoffload.cli.arguments import program
 from simoffload.cli.schemas import kinds, schema_of
+from simoffload.hardware.storage import Service
+from simoffload.hardware.targets import Target, register_tier
+from simoffload.hardware.tiers import TierKind
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
+from simoffload.models.shape import Routing
 from simoffload.models.sizes import find_model
 from simoffload.planning.economics import COST_METRICS
 from simoffload.results import kinds_of_results
@@ -90,6 +94,24 @@ A program derives from `HookedStrategy` and imports all of this from `simoffload
 Rates for a closed form: `machine.host_to_device(gpu, pinned=True)` and `machine.storage_read(tier, gpu)`
 return a path with its `latency` [s], its `curve.rate(size)` [B/s] of copies, and `file_rate` [B/s] of files.
 {}"""
+_TIERS = """
+## A kind of tier
+
+[cxl_expander.py](../../examples/cxl_expander.py) and
+[object_store.py](../../examples/object_store.py) are whole ones.
+They import from `simoffload.hardware.targets` (`register_tier`, `Target`, `Link`, `pcie_link`),
+`hardware.tiers` (`TierKind`), `hardware.storage` (`Service`) and `hardware.profiles` (`Profile`, `Slot`).
+
+A platform or a scenario names a tier in `equipment.tiers`.
+A tier in the host (`TierKind.local`) has `at` there, its slots,
+and its `Target` has `drives` and a `pcie_link`: each of the drives has a cable of its own.
+A tier behind network adapters has `through` there, and its `Target` has none of these.
+
+A request takes `latency`, then its bytes stream at `request_rate`.
+With several in flight a transfer reaches the bytes in flight over that time, up to `transfer`,
+and all transfers of all clients together `rate`; the lowest of these limits is what it gets.
+An object store therefore states in `transfer` what a client reaches with its connections.
+"""
 _PROGRAM = """# Reference: the command line
 
 {}
@@ -173,8 +195,10 @@ def _programs(caches: str) -> str:
 def _authoring(extend: str) -> str:
     """Return a section for each class and function that programs from outside use, with its members."""
     sections = []
-    for name in authoring.__all__:
-        one = getattr(authoring, name)
+    for name, one in [(name, getattr(authoring, name)) for name in authoring.__all__] + _OF_TIERS:
+        if one is None:
+            sections.append(name)
+            continue
         if not inspect.isclass(one) and not inspect.isfunction(one):
             continue
         inherits = [base.__name__ for base in getattr(one, "__bases__", ()) if base.__name__ in _NAMES]
@@ -188,6 +212,12 @@ def _authoring(extend: str) -> str:
     return _AUTHORING.format(_WRITTEN.format(f"[CONTRIBUTING]({extend})"), "".join(sections))
 
 
+_OF_TIERS: list[tuple[str, Any]] = [
+    ("Routing", Routing),
+    (_TIERS, None),
+    *((one.__name__, one) for one in (register_tier, TierKind, Target, Service)),
+]
+"""What programs reach by what they import, then what a kind of tier is made of."""
 _BASES = ("StreamWriter",)
 """Bases whose members are listed with those of a class."""
 _NAMES = frozenset({*authoring.__all__, "InferencePlan", "CachingStrategy"})

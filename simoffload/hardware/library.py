@@ -310,6 +310,7 @@ class Library:
         if not hint:
             every = f"; list: simoffload profiles list {kinds[0].replace('accelerator', 'gpu')}"
             hint = f"; known: {listing(known)}" if len(known) <= _FEW else every
+            hint += "; or import the module that registers its kind" if "remote" in kinds else ""
         raise _error(f"there is no {either(kinds)} {quoted(reference)}{hint}", written)
 
     def hint(self, reference: str) -> str:

@@ -17,6 +17,7 @@ class TierKind(NamedTuple):
 
     name: str
     access: Access
+    """How a GPU comes to its bytes: "gpu", "memory", "peer", "blocks", "file" or "objects"."""
     scope: str = "in all"
     """Whose memory counts as one tier."""
     device: Literal["none", "cpu", "nvme"] | None = None

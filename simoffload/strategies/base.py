@@ -65,6 +65,8 @@ class Held(NamedTuple):
     spare: bool = False
     """Whether the program leaves the memory free."""
     kind: HeldKind = "working"
+    """What it is: "weights", "optimizer", "cache", "activations" or "checkpoints" at home there, "staging" on
+    its way to a GPU, or "working", what is needed for work beside these."""
     stage: str = ""
     """Name of the stage of the run in which it is held; "" for all of them."""
     traffic: Traffic | None = None

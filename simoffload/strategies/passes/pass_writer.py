@@ -691,7 +691,7 @@ class PassWriter(StreamWriter):
         self.stage_number = 0
         """Number of the stage that is written."""
         self.now: StagePass
-        """What is written of it."""
+        """What is written of it, with its ``tokens``."""
 
     def _acting(self, name: str) -> list[Any]:
         """Return a method of those hooks that have one of their own: most do nothing at most modules."""
