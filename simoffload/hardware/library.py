@@ -68,8 +68,6 @@ OTHER_NAMES = {
     **dict.fromkeys(("cpu", "hosts"), "host"),
 }
 """Kinds by other names under which people look for them."""
-_OPTIONS = {"platform": "--set platform=", "accelerator": "--gpu "}
-"""How a command line names a profile, by its kind."""
 _FEW = 12
 """Profiles that a message lists: our choice."""
 _ID = re.compile(ID_PATTERN)
@@ -321,7 +319,8 @@ class Library:
         if not one:
             return ""
         kind = ids[one]
-        option = _OPTIONS.get(kind, "--drive " if kind in STORAGE_KINDS else "")
+        options = {"platform": "--set platform=", "accelerator": "--gpu "}
+        option = options.get(kind, "--drive " if kind in STORAGE_KINDS else "")
         called = {"accelerator": "a GPU", "platform": "a machine", "drive": "a drive"}
         what = called.get(kind, f"a profile of the kind {kind}")
         return f"; {one} is {what}" + (f": {option}{one}" if option else "")

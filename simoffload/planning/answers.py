@@ -271,8 +271,9 @@ _KINDS: dict[type[SimulationResult], type[Answer]] = {}
 def _kind(kind: type[SimulationResult]) -> type[Answer]:
     """Return the class of answers whose results are of a kind, with its metrics."""
     if kind not in _KINDS:
-        about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        made: type[Any] = ABCMeta(f"Answer[{kind.__name__}]", (Answer, kind), about)
+        qualified = f"Answer[{kind.__qualname__}]"
+        about = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": qualified}
+        made: type[Any] = ABCMeta(kind.__name__, (Answer, kind), about)
         made.declared = kind.declared
         _KINDS.setdefault(kind, dataclass(frozen=True, kw_only=True, repr=False)(made))
     return _KINDS[kind]  # one class, whichever thread was the first

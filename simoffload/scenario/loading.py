@@ -385,10 +385,9 @@ class LoadedScenario:
         """Name of what a target moves that does not say it: the weights, unless they and the optimizer are in
         HBM and another part is not."""
         first, *_ = self.weights_called
-        row = self.machine.row
-        if any(tier and not row(tier).is_gpu for tier in self.places):
+        if any(tier and not in_hbm(tier) for tier in self.places):  # which may be of another platform
             return first
-        return next((name for name, one in self.parts.items() if not row(one.tier).is_gpu), first)
+        return next((name for name, one in self.parts.items() if not in_hbm(one.tier)), first)
 
     def named(self, target: str) -> tuple[str, str]:
         """Return what a target moves, and the tiers. Raises InputError for what the scenario does not

@@ -59,7 +59,7 @@ def test_jumps_equal_single_steps(ahead: bool) -> None:
 
 def _gaps(served: Served) -> np.ndarray:
     """Return the time between tokens, one for each token that follows another of its request."""
-    log = served.log.whole
+    log = served.log.joined
     ranges = [np.arange(steps) for steps in log.steps]
     steps = [time + growth * one for time, growth, one in zip(log.time, log.growth, ranges, strict=True)]
     return np.concatenate([np.repeat(one, n) for one, n in zip(steps, log.sequences, strict=True)])
@@ -255,7 +255,7 @@ def test_the_same_stream_has_the_same_bytes() -> None:
     one, other = (replay(poisson(100, 3.0), **SCARCE) for _ in range(2))  # type: ignore[arg-type]
     for mine, others in zip(one[:8], other[:8], strict=True):
         assert np.array(mine).tobytes() == np.array(others).tobytes()
-    assert one.log.whole.time.tobytes() == other.log.whole.time.tobytes()
+    assert one.log.joined.time.tobytes() == other.log.joined.time.tobytes()
 
 
 def test_streams_at_their_edges() -> None:

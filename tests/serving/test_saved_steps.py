@@ -257,7 +257,7 @@ def test_a_replica_goes_on_where_it_was(shared: bool) -> None:
     assert list(turns(going)) == []
     for one, other in zip(whole[:8], going.served[:8], strict=True):
         np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(whole.log.whole, going.served.log.whole)
+    np.testing.assert_array_equal(whole.log.joined, going.served.log.joined)
 
 
 KILLED = """\

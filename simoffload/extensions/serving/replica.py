@@ -198,7 +198,7 @@ class StepLog:
             self.rows = bytearray()
 
     @property
-    def whole(self) -> Steps:
+    def joined(self) -> Steps:
         """All of it in one part."""
         return Steps(*map(np.concatenate, zip(*self, strict=True)))
 
@@ -206,8 +206,8 @@ class StepLog:
         """Return the sum of the steps with chunks of prompts, or of those without, from one time to another
         [s]."""
         times, mixes = zip(*(one.mix(begin, end, chunks=chunks) for one in self), strict=True)
-        whole = StepMix(*map(sum, zip(*mixes, strict=True)))
-        return whole._replace(time=float(np.concatenate(times).sum()))
+        total = StepMix(*map(sum, zip(*mixes, strict=True)))
+        return total._replace(time=float(np.concatenate(times).sum()))
 
 
 class Served(NamedTuple):
