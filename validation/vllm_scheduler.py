@@ -175,7 +175,7 @@ def simulated(load: Load, *, jump: bool = False) -> Log:
     )
     after = np.array(load.after)
     served = serve(replica, requests, after=after if (after >= 0).any() else None)
-    log = served.log.joined
+    log = served.log
     begins = log.begin[(log.tokens > 0) | (log.contexts > 0)].tolist()
     steps = [(*step, float(begin)) for step, begin in zip(times.steps, begins, strict=True)]
     first, last = served.first.tolist(), served.finished.tolist()

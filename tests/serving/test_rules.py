@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from simoffload.errors import InputError
-from simoffload.extensions.serving import replica
 from simoffload.extensions.serving.replica import Served
 from simoffload.extensions.serving.scheduler import ReplicaState, StaticBatches
 from simoffload.strategies import ONE_GROUP, CacheGroups
@@ -59,7 +57,7 @@ def test_jumps_equal_single_steps(ahead: bool) -> None:
 
 def _gaps(served: Served) -> np.ndarray:
     """Return the time between tokens, one for each token that follows another of its request."""
-    log = served.log.joined
+    log = served.log
     ranges = [np.arange(steps) for steps in log.steps]
     steps = [time + growth * one for time, growth, one in zip(log.time, log.growth, ranges, strict=True)]
     return np.concatenate([np.repeat(one, n) for one, n in zip(steps, log.sequences, strict=True)])
@@ -84,17 +82,6 @@ def test_every_token_has_one_gap(ahead: bool) -> None:
     gaps = _gaps(served)
     assert len(gaps) == (requests.output - 1).sum()
     assert gaps.sum() == pytest.approx((served.finished - served.first).sum(), rel=1e-9)
-
-
-def test_a_finished_request_keeps_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "_PACKED", 4096)
-    requests = poisson(8_000, 8.0, prompt=(1, 500), output=(1, 40))
-    tracemalloc.start()
-    served = replay(requests, async_scheduling=True)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(list(served.log)) > 1  # that of the first ones is compressed
-    assert kept < 150 * 8_000
 
 
 def test_one_place_is_a_queue_of_lindley() -> None:
@@ -255,7 +242,7 @@ def test_the_same_stream_has_the_same_bytes() -> None:
     one, other = (replay(poisson(100, 3.0), **SCARCE) for _ in range(2))  # type: ignore[arg-type]
     for mine, others in zip(one[:8], other[:8], strict=True):
         assert np.array(mine).tobytes() == np.array(others).tobytes()
-    assert one.log.joined.time.tobytes() == other.log.joined.time.tobytes()
+    assert one.log.time.tobytes() == other.log.time.tobytes()
 
 
 def test_streams_at_their_edges() -> None:

@@ -11,11 +11,11 @@ all by the time to the last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import cos, nan, pi, sin, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,6 @@ __all__ = [
 ]
 
 Times = npt.NDArray[np.float64]
-Weighted = tuple[Times, npt.NDArray[np.int64]]
-"""Values, and how often each occurs."""
 CONFIDENCE = 0.9
 """Share of intervals that contain the long-run value (our choice)."""
 _PARTS = {"mean": nan, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -47,10 +45,6 @@ _BATCH = 5
 """Number of values that MSER-5 averages."""
 _POINTS = 200
 """Points of a timeline (our choice)."""
-_STEPS = 1 << 17
-"""Number of steps whose times are in memory at once (our choice)."""
-_KEY = 40
-"""Number of the 52 bits of a fraction that are left out where values are counted: 0.02 % (our choice)."""
 
 
 def mser(values: Times) -> int:
@@ -70,41 +64,19 @@ def mser(values: Times) -> int:
     return _BATCH * (count - int(number[kept][errors[kept].argmin()]))
 
 
-def quantiles(pieces: Callable[[], Iterable[Weighted]], parts: Sequence[float]) -> list[float]:
-    """Return the mean and quantiles, as ``np.percentile`` with linear interpolation, of values from zero on
-    of which each occurs as often as its weight; NaN of none.
-
-    There are two looks at the pieces, none of which is empty: values that begin alike are counted, then
-    those among which a quantile is are sorted.
-    """
-    amount, keys, number = 0.0, np.zeros(0, np.int64), np.zeros(0)
-    for values, weights in pieces():
-        amount += float(values @ weights)
-        key = values.view(np.int64) >> _KEY
-        counted = np.bincount(key - (low := key.min()), weights)
-        here = counted.nonzero()[0]
-        keys, rank = np.unique(np.concatenate([keys, here + low]), return_inverse=True)
-        number = np.bincount(rank, np.concatenate([number, counted[here]])).astype(np.float64)
-    if not (total := int(number.sum())):
-        return [nan] * (1 + len(parts))
-    ends = number.cumsum()
-    both = [min(part * (total - 1) // 1 + more, total - 1) for part in parts for more in (0, 1)]
-    near = np.unique(ends.searchsorted(both, side="right"))
-    looked = [
-        (values[inside], weights[inside])
-        for values, weights in pieces()
-        for inside in [np.isin(values.view(np.int64) >> _KEY, keys[near])]
-    ]
-    values, weights = (np.concatenate(one) for one in zip(*looked, strict=True))
+def quantiles(values: Times, weights: npt.NDArray[np.integer[Any]], parts: Sequence[float]) -> list[float]:
+    """Return quantiles of values of which each occurs as often as its weight, as ``np.percentile`` with
+    linear interpolation; NaN of none."""
+    total = int(weights.sum())
+    if not total:
+        return [nan] * len(parts)
     order = values.argsort()
-    number[near] = 0
-    left_out, before = number.cumsum(), weights[order].cumsum()
+    ends = weights[order].cumsum()
 
     def at(place: int) -> float:
-        inside = place - left_out[ends.searchsorted(place, side="right")]
-        return float(values[order[before.searchsorted(inside, side="right")]])
+        return float(values[order[ends.searchsorted(place, side="right")]])
 
-    found = [amount / total]
+    found = []
     for part in parts:
         place, rest = divmod(part * (total - 1), 1)
         low = at(int(place))
@@ -155,8 +127,7 @@ class RequestMetrics(WithMetrics):
         good = np.ones(len(self.served.queued), dtype=bool)
         for name in ("ttft", "tpot", "e2el"):
             if (limit := getattr(self._limits, name)) is not None:
-                values = getattr(RequestMetrics(self.served), f"{name}_s")  # which are not kept
-                good &= np.nan_to_num(values, copy=False, nan=0.0) <= limit
+                good &= np.nan_to_num(getattr(self, f"{name}_s"), nan=0.0) <= limit
         return good
 
 
@@ -196,8 +167,9 @@ class StreamMeasures(WithMetrics):
         until: float | None = None,
     ) -> None:
         self._until = float(served.scheduled.max(initial=0.0)) if until is None else until
-        self.served, self.skip, self._counted = served, skip, served.counted(skip)
-        self._good = RequestMetrics(served, limits=limits).attain
+        self.served, self.skip, self._requests = served, skip, RequestMetrics(served, limits=limits)
+        order = np.argsort(served.queued, kind="stable")
+        self._counted = order[skip:]
 
     def _of(self, values: Times) -> Times:
         return values[self._counted]
@@ -205,7 +177,7 @@ class StreamMeasures(WithMetrics):
     @property
     def number(self) -> int:
         """Number of requests after the warm-up."""
-        return len(self._of(self.served.queued))
+        return len(self._counted)
 
     @cached_property
     def _begin(self) -> float:
@@ -230,9 +202,7 @@ class StreamMeasures(WithMetrics):
     def _inside(self, since: Times, until: Times) -> Times:
         """Return how much of each of some times is in the window [s]."""
         begin, end = self.window
-        found = np.minimum(until, end)
-        found -= np.maximum(since, begin)
-        return np.maximum(0.0, found, out=found)
+        return np.asarray(np.maximum(0.0, np.minimum(until, end) - np.maximum(since, begin)))
 
     def _happens(self, times: Times) -> npt.NDArray[np.bool_]:
         begin, end = self.window
@@ -244,47 +214,46 @@ class StreamMeasures(WithMetrics):
         return int(self._happens(self.served.finished).sum())
 
     @cached_property
-    def _tokens(self) -> tuple[float, float]:
-        """Tokens in the window of all requests, those after the first one of each at equal distances, and of
-        those that keep all limits."""
+    def _generated(self) -> Times:
+        """Tokens of each request in the window, those after the first one at equal distances."""
         served = self.served
         lasting = served.finished - served.first
-        lasting[~(lasting > 0)] = 1.0
-        tokens = self._inside(served.first, served.finished)
-        tokens /= lasting
-        tokens *= served.output - 1
-        tokens += self._happens(served.first)
-        return float(tokens.sum()), float(tokens[self._good].sum())
+        share = self._inside(served.first, served.finished) / np.where(lasting > 0, lasting, 1.0)
+        return np.asarray(self._happens(served.first) + (served.output - 1) * share)
 
     @property
     def tokens(self) -> float:
         """Number of tokens that are generated in the window."""
-        return self._tokens[0]
+        return float(self._generated.sum())
 
     @cached_property
     def _latencies(self) -> dict[str, dict[str, float]]:
+        each = {name: self._of(getattr(self._requests, f"{name}_s")) for name in ("ttft", "tpot", "e2el")}
+        each["tpot"] = each["tpot"][~np.isnan(each["tpot"])]
         parts = [part for part in _PARTS.values() if part == part]
         found = {}
-        for name in ("ttft", "tpot", "e2el"):
-            values = self._of(getattr(RequestMetrics(self.served), f"{name}_s"))
-            values = values[~np.isnan(values)] if name == "tpot" else values
+        for name, values in each.items():
             some = len(values) > 0
             shares = np.quantile(values, parts).tolist() if some else [nan] * len(parts)
             found[name] = dict(zip(_PARTS, [float(values.mean()) if some else nan, *shares], strict=True))
-        found["itl"] = dict(zip(_PARTS, quantiles(self._gaps, parts), strict=True))
+        gaps, weights = self._gaps
+        total = weights.sum()
+        mean = float(gaps @ weights / total) if total else nan
+        found["itl"] = dict(zip(_PARTS, [mean, *quantiles(gaps, weights, parts)], strict=True))
         return found
 
-    def _gaps(self) -> Iterator[Weighted]:
-        """Yield times between tokens, and how many requests had each."""
-        for log in self.served.log:
-            inside = ((log.begin >= self._begin) & (log.sequences > 0)).nonzero()[0]
-            pieces = log.steps[inside].cumsum() // _STEPS
-            for rows in np.split(inside, np.diff(pieces).nonzero()[0] + 1) if len(inside) else ():
-                steps = log.steps[rows]
-                times, growth = np.repeat(log.time[rows], steps), np.repeat(log.growth[rows], steps)
-                growth *= np.arange(len(times)) - np.repeat(steps.cumsum() - steps, steps)
-                times += growth
-                yield times, np.repeat(log.sequences[rows], steps)
+    @cached_property
+    def _gaps(self) -> tuple[Times, npt.NDArray[np.int32]]:
+        """Times between tokens, and how many requests had each."""
+        log = self.served.log
+        inside = (log.begin >= self._begin) & (log.sequences > 0)
+        steps = log.steps[inside]
+        place = np.arange(steps.sum(), dtype=np.int32)
+        place -= np.repeat((steps.cumsum() - steps).astype(np.int32), steps)
+        times, growth = np.repeat(log.time[inside], steps), np.repeat(log.growth[inside], steps)
+        growth *= place
+        times += growth
+        return times, np.repeat(log.sequences[inside].astype(np.int32), steps)
 
     def latency(self, kind: str, part: str) -> float:
         """Return the mean or a percentile of a latency [s]: ``latency("ttft", "p99")``."""
@@ -333,18 +302,18 @@ class StreamMeasures(WithMetrics):
     @property
     def tokens_within(self) -> float:
         """Number of those that are of requests which keep all limits."""
-        return self._tokens[1]
+        return float(self._generated[self._requests.attain].sum())
 
     @metric(text=_per_second)
     def goodput_per_s(self) -> float:
         """Goodput [1/s]: requests that keep all limits and finish in the window over its length."""
-        good = self._good & self._happens(self.served.finished)
+        good = self._requests.attain & self._happens(self.served.finished)
         return self._rate(float(good.sum()))
 
     @metric(better="higher")
     def attained(self) -> float:
         """Requests within limits []: requests that keep all limits over all requests."""
-        return float(self._good[self._counted].mean()) if self.number else nan
+        return float(self._requests.attain[self._counted].mean()) if self.number else nan
 
     @metric(text=format_number)
     def running(self) -> float:

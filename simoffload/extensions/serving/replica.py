@@ -11,13 +11,13 @@ had arrived when the step two before it was done, and its output is seen when th
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from heapq import heappop, heappush
 from math import ceil, inf, nan, sqrt
 from struct import Struct
 from typing import Any, NamedTuple, Protocol
-from zlib import compress, decompress
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from simpy import Environment, Event, Interrupt
 from simoffload.extensions.serving.scheduler import (
     AFTER_ANY,
     NOTHING,
-    Column,
     Outputs,
     ReplicaState,
     Runs,
@@ -40,7 +39,6 @@ __all__ = [
     "Replica",
     "ReplicaProcess",
     "Served",
-    "StepLog",
     "StepMix",
     "StepTime",
     "StepTimes",
@@ -149,17 +147,17 @@ class Steps(NamedTuple):
     attention: Times
     """Attention of the chunks, as of ``ScheduledWork``."""
 
-    def mix(self, begin: float, end: float, *, chunks: bool) -> tuple[Times, StepMix]:
+    def mix(self, begin: float, end: float, *, chunks: bool) -> StepMix:
         """Return the sum of the steps with chunks of prompts, or of those without, from one time to another
-        [s]; of jumps over these the time between them, of each by itself, and all steps."""
+        [s]; of jumps over these the time between them, and all steps."""
         lasting = self.steps * (self.time + self.growth * (self.steps - 1) / 2)
         inside = np.minimum(self.begin + lasting, end) - np.maximum(self.begin, begin)
         rows = self.tokens > 0 if chunks else (self.tokens == 0) & (self.contexts > 0)
         rows &= inside > 0
         _, _, _, steps, sequences, tokens, contexts, attention = (one[rows] for one in self)
         half = (steps - 1) / 2
-        return inside[rows], StepMix(
-            0.0,
+        return StepMix(
+            float(inside[rows].sum()),
             int(steps.sum()),
             int(tokens.sum()),
             float(attention.sum()),
@@ -170,44 +168,6 @@ class Steps(NamedTuple):
 
 _ROW = Struct("=dddqqqqd")
 """Row of the log in memory."""
-_PACKED = 1 << 15
-"""Number of rows of the log that are compressed together, of some 14,000 requests of a chat (our choice)."""
-
-
-class StepLog:
-    """A StepLog yields the Steps of a replica in parts, of which all but the last one are compressed."""
-
-    def __init__(self) -> None:
-        self._packed: list[bytes] = []
-        self.rows = bytearray()
-        """Rows of the last part."""
-
-    def __iter__(self) -> Iterator[Steps]:
-        for one in self._packed:
-            yield self._steps(np.frombuffer(decompress(one)).reshape(len(Steps._fields), -1))
-        yield self._steps(np.frombuffer(self.rows).reshape(-1, len(Steps._fields)).T.copy())
-
-    def _steps(self, columns: Times) -> Steps:
-        return Steps(*(one.view(kind) for one, kind in zip(columns, _ROW.format[1:], strict=True)))
-
-    def pack(self) -> None:
-        """Compress the last part, if it has enough rows: columns take a third, rows more."""
-        if len(self.rows) >= _PACKED * _ROW.size:
-            columns = np.frombuffer(self.rows).reshape(-1, len(Steps._fields)).T.copy()
-            self._packed.append(compress(columns.data, 1))
-            self.rows = bytearray()
-
-    @property
-    def joined(self) -> Steps:
-        """All of it in one part."""
-        return Steps(*map(np.concatenate, zip(*self, strict=True)))
-
-    def mix(self, begin: float, end: float, *, chunks: bool) -> StepMix:
-        """Return the sum of the steps with chunks of prompts, or of those without, from one time to another
-        [s]."""
-        times, mixes = zip(*(one.mix(begin, end, chunks=chunks) for one in self), strict=True)
-        total = StepMix(*map(sum, zip(*mixes, strict=True)))
-        return total._replace(time=float(np.concatenate(times).sum()))
 
 
 class Served(NamedTuple):
@@ -226,15 +186,9 @@ class Served(NamedTuple):
     preemptions: npt.NDArray[np.int64]
     cached: npt.NDArray[np.int64]
     """Tokens of its prompt that were found in the prefix cache."""
-    log: StepLog
+    log: Steps
     events: int
     """Number of jumps and single steps that were simulated."""
-
-    def counted(self, skip: int = 0) -> slice | npt.NDArray[np.int64]:
-        """Return where the requests are but the first ones, in the order in which they arrived."""
-        if (self.queued[1:] >= self.queued[:-1]).all():
-            return slice(skip, None)
-        return self.queued.argsort(kind="stable")[skip:]
 
     @property
     def ttft(self) -> Times:
@@ -244,10 +198,8 @@ class Served(NamedTuple):
     @property
     def tpot(self) -> Times:
         """Time per output token after the first one [s]; NaN for requests with one token."""
-        found = self.finished - self.first
-        found /= np.maximum(self.output - 1, 1)
-        found[self.output < 2] = nan
-        return found
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.output > 1, (self.finished - self.first) / (self.output - 1), nan)
 
 
 _Flight = tuple[float, Outputs, list[int]]
@@ -275,18 +227,15 @@ class Replica:
         self._ahead, self._jump = async_scheduling, jump
         if async_scheduling:
             state.look_ahead()
-        self.first, self.finished, self._last = Column("d"), Column("d"), dict[int, float]()
-        """Time of the first and of the last token of each request, and of the last one of those that were
-        preempted [s]."""
-        self.log = StepLog()
+        self.first, self.finished, self._last = array("d"), array("d"), array("d")
+        self._log = bytearray()
         self.events = self.done = 0
         """Number of jumps and single steps, and of requests that are finished."""
         self.until = self._now = 0.0
         """Time at which it must go on, and time of what it did last [s]."""
         self._launch: _Launch | None = None
         self._flight: _Flight | None = None
-        self._expected: tuple[Column, Sequence[int]] = Column("d"), ()
-        self._place = 0
+        self._expected, self._place = (array("d"), array("q")), 0
         """Arrivals [s] in order, their requests, and how many of them have happened."""
         self._called: list[tuple[float, int]] = []
         """Heap of arrivals after the end of other requests."""
@@ -327,16 +276,14 @@ class Replica:
         Raises InputError if the replica can never serve one.
         """
         prompt, output = arrivals.prompt, arrivals.output
-        for rank in (np.minimum(prompt, output), -prompt - output) if len(prompt) else ():
-            row = rank.argmin()
-            self.state.check(int(prompt[row]), int(output[row]))
-        lengths = Column("q", prompt.tobytes()), Column("q", output.tobytes())
-        first = self.state.add(*lengths, arrivals.runs)
+        for rank in (np.minimum(prompt, output), -prompt - output):
+            for row in rank.argsort(kind="stable")[:1]:
+                self.state.check(int(prompt[row]), int(output[row]))
+        first = self.state.add(prompt.tolist(), output.tolist(), arrivals.runs)
         self._unknown(len(prompt))
-        self._expected = Column("d", arrivals.arrival.tobytes()), range(first, first + len(prompt))
+        alone = np.arange(len(prompt)) if after is None else np.flatnonzero(after == -1)
+        self._expected = array("d", arrivals.arrival[alone]), array("q", first + alone)
         if after is not None:
-            alone = np.flatnonzero(after == -1)
-            self._expected = Column("d", arrivals.arrival[alone]), Column("q", first + alone)
             rows = np.flatnonzero(after >= 0)
             following = zip((first + rows).tolist(), arrivals.arrival[rows].tolist(), strict=True)
             self._followers = dict(zip((first + after[rows]).tolist(), following, strict=True))
@@ -345,29 +292,25 @@ class Replica:
         self._look_ahead()
 
     def _unknown(self, count: int) -> None:
-        for times in (self.first, self.finished):
-            times.extend(Column("d", (nan,)) * count)
-
-    def close(self) -> None:
-        """Forget what only the requests needed that are finished."""
-        self._expected, self._place = (Column("d"), ()), 0
-        self.state.runs.clear()
+        for times in (self.first, self.finished, self._last):
+            times.extend([nan] * count)
 
     @property
     def served(self) -> Served:
         """Times of all requests, NaN for what has not happened."""
         state = self.state
-        column = np.asarray if self.until == inf else np.array  # goes on where it has not ended
+        rows = self._log if self.until == inf else bytes(self._log)  # goes on where it has not ended
+        log = np.frombuffer(rows, dtype=[*zip(Steps._fields, _ROW.format[1:], strict=True)])
         return Served(
-            queued=column(state.queued),
-            scheduled=column(state.scheduled),
-            first=column(self.first),
-            finished=column(self.finished),
-            prompt=column(state.prompt),
-            output=column(state.output),
-            preemptions=column(state.preemptions),
-            cached=column(state.cached),
-            log=self.log,
+            queued=np.array(state.queued),
+            scheduled=np.array(state.scheduled),
+            first=np.array(self.first),
+            finished=np.array(self.finished),
+            prompt=np.array(state.prompt),
+            output=np.array(state.output),
+            preemptions=np.array(state.preemptions),
+            cached=np.array(state.cached),
+            log=Steps(*(log[name] for name in Steps._fields)),
             events=self.events,
         )
 
@@ -454,7 +397,7 @@ class Replica:
             self._output(flight, begin if jumps else then)
         _, tokens, attention, sequences, contexts, _ = work
         first = one.time if steps > 1 else end - begin
-        self.log.rows += _ROW.pack(begin, first, one.growth, steps, sequences, tokens, contexts, attention)
+        self._log += _ROW.pack(begin, first, one.growth, steps, sequences, tokens, contexts, attention)
         flight = end, self.state.advance(work, steps), []
         if self._ahead:
             self._flight = flight
@@ -499,7 +442,7 @@ class Replica:
                 self.first[request] = now
             else:  # it was preempted: its token follows one of before
                 last = self._last[request]
-                self.log.rows += _ROW.pack(last, now - last, 0.0, 1, 1, 0, 0, 0.0)
+                self._log += _ROW.pack(last, now - last, 0.0, 1, 1, 0, 0, 0.0)
         for request in finished:
             self.finished[request] = now
             if request in self._followers or self._queue:
@@ -556,7 +499,4 @@ def turns(replica: Replica) -> Iterator[None]:
     while replica.until < inf:
         with uncollected():
             replica.until = replica.resume(replica.until, _TURN)
-            replica.log.pack()
-        if replica.until == inf:
-            replica.close()
         yield

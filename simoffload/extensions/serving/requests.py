@@ -72,9 +72,9 @@ class Requests(NamedTuple):
     @property
     def digest(self) -> str:
         """Hash of all rows, equal for equal requests."""
-        found = sha256()
-        for one in (self.arrival, self.prompt, self.output, self.after):
-            found.update(np.ascontiguousarray(one).data)
+        found = sha256(
+            b"".join(one.tobytes() for one in (self.arrival, self.prompt, self.output, self.after))
+        )
         for begin in range(0, len(self.runs), _HASHED):
             found.update(repr(self.runs[begin : begin + _HASHED]).encode())
         return found.hexdigest()

@@ -16,15 +16,14 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from math import isfinite
-from operator import methodcaller
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, BinaryIO
+from typing import Any
 from uuid import uuid4
 
 from simoffload.extending import from_outside
@@ -94,21 +93,14 @@ def _read(path: Path) -> bytes | None:
     return data[4:] if data[:4] == zlib.crc32(data[4:]).to_bytes(4, "big") else None
 
 
-def _write(path: Path, write: Callable[[BinaryIO], object], entry: Path) -> None:
+def _write(path: Path, data: bytes, entry: Path) -> None:
     """Replace a file of an entry of its kind's folder as a whole, and remove entries that were used first."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with new.open("w+b") as file:
-                file.write(bytes(4))
-                write(file)
-                file.seek(4)
-                checksum = 0
-                while block := file.read(1 << 20):
-                    checksum = zlib.crc32(block, checksum)
-                file.seek(0)
-                file.write(checksum.to_bytes(4, "big"))
+            with new.open("wb") as file:
+                file.writelines((zlib.crc32(data).to_bytes(4, "big"), data))
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
@@ -161,7 +153,7 @@ class SavedSteps:
         if steps.keys() - known.keys():
             kept = islice({**steps, **known}.items(), _MOST_POINTS)
             data = json.dumps([[*point, *times[:3]] for point, times in kept])
-            _write(self._path, methodcaller("write", data.encode()), self._path)
+            _write(self._path, data.encode(), self._path)
 
 
 class _Plain(pickle.Unpickler):
@@ -176,7 +168,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a checkpoint")
 
 
-_BUILTIN = {("builtins", "range"), ("builtins", "bytearray"), ("collections", "deque")}
+_BUILTIN = {("array", "array"), ("array", "_array_reconstructor"), ("collections", "deque")}
 
 
 class StreamCheckpoints:
@@ -209,7 +201,7 @@ class StreamCheckpoints:
             self._ended[part] = state
         if time.monotonic() - self._saved >= INTERVAL:
             for name, one in {**self._ended, part: state}.items():
-                _write(self._own / _hash(name), partial(pickle.dump, one, protocol=5), self._folder)
+                _write(self._own / _hash(name), pickle.dumps(one, protocol=5), self._folder)
             self._ended.clear()
             self._saved = time.monotonic()
 

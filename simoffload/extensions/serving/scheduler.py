@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import nan
-from pickle import PickleBuffer
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from simoffload.errors import InputError
 from simoffload.strategies import ONE_GROUP, CacheGroups
@@ -26,7 +25,6 @@ from simoffload.strategies import ONE_GROUP, CacheGroups
 __all__ = [
     "AFTER_ANY",
     "NOTHING",
-    "Column",
     "Outputs",
     "PrefixCache",
     "ReplicaState",
@@ -121,63 +119,51 @@ class Outputs(NamedTuple):
 NOTHING = Outputs((), (), ())
 
 
-class Column(array):  # type: ignore[type-arg]
-    """A Column is an array with a number of each request, which is pickled without a copy in memory."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return Column, (self.typecode, PickleBuffer(self))
-
-
 class _Requests:
-    """The _Requests of a replica are rows, in the order in which they were added; what only those have that
-    are computed is by their numbers."""
+    """The _Requests of a replica are rows, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.prompt, self.output = Column("q"), Column("q")
+        self.prompt, self.output = array("q"), array("q")
         self.runs: list[Runs] = []
-        self.length: dict[int, int] = {}
+        self.length = array("q")
         """Tokens that a request computes before it generates: its prompt, and what it had generated when it
         was preempted."""
-        self.target: dict[int, int] = {}
+        self.target = array("q")
         """Tokens of output after which a request is computed no more."""
-        self.computed: dict[int, int] = {}
+        self.computed = array("q")
         """Computed tokens of a request that does not generate."""
-        self.generated: dict[int, int] = {}
+        self.generated = array("q")
         """Generated tokens, those since ``since`` excepted."""
-        self.since: dict[int, int] = {}
+        self.since = array("q")
         """Step after which a request generates one token a step; -1 if it does not."""
-        self.cached, self.preemptions = Column("q"), Column("i")
-        self.order: dict[int, int] = {}
+        self.cached, self.preemptions = array("q"), array("q")
+        self.order = array("q")
         """Number of admissions before that of a request."""
-        self._passed: dict[int, int] = {}
+        self._passed = array("q")
         """Blocks of a request that its window has left in sliding groups, and that it holds no more."""
-        self._done: dict[int, int] = {}
+        self._done = array("q")
         """Computed tokens of a request before its last chunk, and the step of that one."""
-        self._chunk: dict[int, int] = {}
-        self._shared: dict[int, int] = {}
+        self._chunk = array("q")
+        self._shared = array("q")
         """Blocks of a request that others may find before it ends, or that it found."""
-        self.queued, self.scheduled = Column("d"), Column("d")
+        self.queued, self.scheduled = array("d"), array("d")
 
     def add(self, prompt: Sequence[int], output: Sequence[int], runs: Sequence[Runs] | None = None) -> int:
         """Add requests that have not arrived, and return the number of the first one."""
         first, count = len(self.prompt), len(prompt)
         self.prompt.extend(prompt)
         self.output.extend(output)
+        self.length.extend(prompt)
+        self.target.extend(output)
         self.runs.extend(runs or (None,) * count)
-        for zero in (self.cached, self.preemptions):
-            zero.frombytes(bytes(zero.itemsize * count))
+        for zero in (self.computed, self.generated, self.cached, self.preemptions, self.order):
+            zero.extend([0] * count)
+        for zero in (self._passed, self._done, self._chunk, self._shared):
+            zero.extend([0] * count)
+        self.since.extend([-1] * count)
         for unknown in (self.queued, self.scheduled):
-            unknown.extend(Column("d", (nan,)) * count)
+            unknown.extend([nan] * count)
         return first
-
-    def _forget(self, request: int) -> None:
-        """Forget what only a request has that is computed."""
-        for one in (self.length, self.target, self.computed, self.generated, self.since, self.order):
-            del one[request]
-        for one in (self._passed, self._done, self._chunk, self._shared):
-            one.pop(request, None)
 
 
 class ReplicaState(_Requests):
@@ -313,7 +299,7 @@ class ReplicaState(_Requests):
         if self._late:
             return 1
         ends = self._ends
-        while self.since.get(ends[0][1]) != ends[0][2]:
+        while self.since[ends[0][1]] != ends[0][2]:
             heappop(ends)
         steps, free, size = ends[0][0] - self.step, self.free, self.block_size
         if wanted and self._sliding:
@@ -419,12 +405,7 @@ class ReplicaState(_Requests):
         self.running[request] = self.prefilling[request] = None
         self._admissions += 1
         self.order[request] = self._admissions
-        if request not in self.since:
-            self.computed[request] = self.generated[request] = 0
-            self.since[request] = -1
-            self.target.setdefault(request, self.output[request])
         if self._sliding:
-            self._passed.setdefault(request, 0)
             self._shared[request] = max(self._shares(request), cached // self.block_size)
         if cached and self.cache is not None:
             self.cache.pin(request, self.runs[request], cached)
@@ -478,7 +459,7 @@ class ReplicaState(_Requests):
         left: list[int] = []
         while ends and ends[0][0] <= self.step:
             _, request, since = heappop(ends)
-            if self.since.get(request) != since:
+            if self.since[request] != since:
                 continue
             done = self.generated[request] + self.step - since
             if done == self.output[request]:
@@ -546,11 +527,10 @@ class ReplicaState(_Requests):
         for request in requests:
             if request not in self.leaving:  # it was preempted
                 self.waiting.remove(request)
-            else:
-                self.leaving.discard(request)
-                del self.running[request]
-                self._release(request, ended=True)
-            self._forget(request)
+                continue
+            self.leaving.discard(request)
+            del self.running[request]
+            self._release(request, ended=True)
 
     def _release(self, request: int, *, ended: bool) -> None:
         """Free the blocks of a request that no other uses.
@@ -622,8 +602,8 @@ class ReplicaState(_Requests):
                 self._uses[key] = self._uses.get(key, 0) + 1
             self._counted += 1
         key, tokens = runs[-1]
-        shared: int = self.prompt[request] - tokens * (self._uses[key] == 1)
-        return -(-shared // self.block_size)
+        tokens = self.prompt[request] - tokens * (self._uses[key] == 1)
+        return -(-tokens // self.block_size)
 
     def _reach(self, request: int) -> None:
         """Note when the window of a request that generates leaves its next block."""
@@ -648,7 +628,7 @@ class ReplicaState(_Requests):
         leaving = self._leaving[step % self.block_size]
         while self._reaching and self._reaching[0][0] <= step:
             _, request, since = heappop(self._reaching)
-            if self.since.get(request) == since:
+            if self.since[request] == since:
                 self._leave_each(request, step)
         for request in sorted((*self._late, *leaving), key=self.order.__getitem__):
             self._pass(request, self._processed(request, step))
@@ -670,7 +650,7 @@ class ReplicaState(_Requests):
         while self._reaching and self._reaching[0][0] < end:
             due.append(heappop(self._reaching))
             _, request, since = due[-1]
-            if self.since.get(request) != since:
+            if self.since[request] != since:
                 due.pop()
             elif self._passed[request] < self._shared[request]:
                 self._findable.add(request)
@@ -759,7 +739,7 @@ class VllmScheduler:
             left -= new
         while not preempted and left > 0 and state.waiting and len(state.running) < self._seqs:
             request = state.waiting[0]
-            length = state.prompt[request] + state.generated.get(request, 0)
+            length = state.prompt[request] + state.generated[request]
             cached, unused = state.match(request, length)
             new = min(length - cached, left)
             need = state.added(cached, cached + new)

@@ -212,9 +212,7 @@ class StreamSimulation:
                 replica.expect(requests, after=None if requests.is_open else requests.after)
             except InputError as error:
                 raise self._placed(error) from None
-        count, closed = len(requests.prompt), None if requests.is_open else requests
-        del requests  # of a long stream, a third of the memory
-        with stage(count) as serving:
+        with stage(len(requests.prompt)) as serving:
             for _ in turns(replica):
                 serving.reach(replica.done)
                 self.checkpoints.note(part, self._state(replica), ended=replica.until == inf)
@@ -224,12 +222,11 @@ class StreamSimulation:
         skip = options.warm_up
         if skip is None and self._is_recorded(options):
             skip = 0
-        first = mser(served.ttft[served.counted()]) if skip is None else int(skip * len(served.queued))
-        until = served.scheduled
-        if closed is not None:
-            until = until[closed.after == -1]
-            if (next_user := closed.after == AFTER_ANY).any():
-                until = (served.queued - closed.arrival)[next_user]
+        order = np.argsort(served.queued, kind="stable")
+        first = mser(served.ttft[order]) if skip is None else int(skip * len(order))
+        until = served.scheduled[requests.after == -1]
+        if (next_user := requests.after == AFTER_ANY).any():
+            until = (served.queued - requests.arrival)[next_user]
         return StreamMeasures(served, limits=options.slo, skip=first, until=float(until.max(initial=0.0)))
 
     def _state(self, replica: Replica) -> tuple[Any, ...]:
