@@ -1,4 +1,4 @@
-"""How commands with a report answer: each says what it asks and how that is told, ``answering`` does the rest.
+"""How commands with a report answer: each says what it asks and how that is told; ``answering`` is the rest.
 
 The rest is to check the folder, to ask within the limits, to show how far it is, to take Ctrl-C for "tell
 what you have", to write the files, and to print a text or one JSON document.
