@@ -175,6 +175,64 @@ Parallel = Literal["whole", "column", "keys", "fused", "row", "experts", "heads"
 """
 
 
+class Heads(NamedTuple):
+    """Heads are the sizes of the attention of one module."""
+
+    number: int
+    """Number of heads of queries."""
+    shared: int
+    """Heads of keys and values, each for several of queries."""
+    keys: int
+    """Elements of a head of keys."""
+    values: int
+    """Width of a head of values; 0 where only scores are computed, as by an indexer."""
+    joint: bool = False
+    """Whether values are the rows of keys themselves, which are kept and read once."""
+
+    @property
+    def widths(self) -> int:
+        """The elements of one head of keys and one of values."""
+        return self.keys + self.values
+
+    @property
+    def row(self) -> int:
+        """The elements that are kept of a token."""
+        return self.shared * (self.keys if self.joint else self.widths)
+
+    def part(self, degree: int) -> Heads:
+        """Return those on one of ``degree`` GPUs."""
+        return self._replace(number=self.number // degree, shared=max(1, self.shared // degree))
+
+
+class StatePart(NamedTuple):
+    """A StatePart is one thing that a module keeps of every sequence between passes.
+
+    It grows with the sequence, by a row for each token or for some tokens together, or ends with a window, or
+    has a ``fixed`` size.
+    """
+
+    name: str
+    """What it is: "keys and values", "latent rows", "indexer keys", "recurrent state", …"""
+    width: int = 0
+    """Elements of a row, in the type of the cache."""
+    served: int | None = None
+    """Size [B] of a row in serving engines that keep it in a type of its own; None: as the others."""
+    every: int = 1
+    """Tokens of a row; above 1 where several are compressed to one."""
+    window: int | None = None
+    """Last tokens of which rows are kept, the new one included; None: all."""
+    chosen: int | None = None
+    """Most rows that sparse attention reads for a token, where an indexer chooses them; None: all."""
+    fixed: int = 0
+    """Size [B] whatever the length of the sequence, of a part without rows."""
+    borrowed: bool = False
+    """Whether the rows are those that an earlier layer keeps."""
+
+    def part(self, degree: int) -> StatePart:
+        """Return it on one of ``degree`` GPUs, among which states are divided, but no rows."""
+        return self._replace(fixed=-(-self.fixed // degree))
+
+
 class Strided(NamedTuple):
     """What kernels that PyTorch does not vectorize do for each token, biases excepted: they broadcast a row
     or a column, change the type, or have operands of different strides."""
@@ -242,9 +300,16 @@ class Module(NamedTuple):
     expert: int | None = None
     """Number of the expert of which it is a part, if that expert's modules are only called when a token is
     routed to it; None for all other modules."""
-    state: int = 0
-    """Size [B] of what it keeps of each sequence between passes, whatever the length: the state of linear
-    attention, which keeps no keys and values."""
+    heads: Heads | None = None
+    """Sizes of attention, where those of the model are not its own."""
+    keeps: tuple[StatePart, ...] | None = None
+    """What it keeps of each sequence between passes; None: keys and values of attention, nothing of another
+    module."""
+
+    @property
+    def state(self) -> int:
+        """Size [B] of what it keeps of each sequence whatever the length."""
+        return sum(one.fixed for one in self.keeps or ())
 
     @property
     def bias(self) -> Parameter | None:

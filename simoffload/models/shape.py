@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from simoffload.bisection import first_that_holds
 from simoffload.brief import brief
 from simoffload.documents import Frozen
-from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Module, Traits
+from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Heads, Module, StatePart, Traits
 
 # -- routing ---------------------------------------------------------------------------------------
 # How often a token is sent to each expert, and how many experts the tokens of a pass need together.
@@ -369,6 +369,23 @@ class ModelShape:
                 blocks = min(blocks, -(-(window - 1) // block) + 1)
             positions += count * blocks * block
         return batch * positions * self.cache_width * self.dtype_bytes
+
+    def heads_of(self, module: Module) -> Heads:
+        """Return the sizes of attention of a module: its own, or those of the model."""
+        return module.heads or Heads(
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.value_head_dim or self.head_dim,
+        )
+
+    def parts_of(self, module: Module) -> tuple[StatePart, ...]:
+        """Return what a module keeps of each sequence."""
+        if module.keeps is not None or module.kind != "attention":
+            return module.keeps or ()
+        if module.heads is None and self.latent_width is not None:
+            return (StatePart("latent rows", self.latent_width),)
+        return (StatePart("keys and values", self.heads_of(module).row, window=module.window),)
 
     @property
     def state_bytes(self) -> int:

@@ -223,7 +223,10 @@ def _own_heads(_model: ModelShape, module: Module, degree: int) -> Module:
     if module.kind == "norm":
         return part
     tensors = (one.part(_equal(module, one.numel, degree)) for one in module.parameters)
-    return part._replace(parameters=tuple(tensors), state=-(-module.state // degree))
+    keeps = None if module.keeps is None else tuple(one.part(degree) for one in module.keeps)
+    return part._replace(
+        parameters=tuple(tensors), keeps=keeps, heads=module.heads and module.heads.part(degree)
+    )
 
 
 def _vocabulary(model: ModelShape, module: Module, degree: int) -> Module:

@@ -1,13 +1,16 @@
 """Model families, one file a lineage: from a configuration in Hugging Face's names to a list of modules.
 
-A family of your own is a class that derives from :class:`FamilyConfig`, in a module that calls
+A file that is no lineage's has the name of its family and defines that one class. A family of your own is a
+class that derives from :class:`FamilyConfig`, in a module that calls
 :func:`register`; from then on every command, schema and message includes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
+from inspect import isabstract
+from pkgutil import iter_modules
 from typing import TypeVar
 
 from simoffload.models.families.base import FamilyConfig
@@ -40,27 +43,32 @@ _OWN = {
     "minimax_m2": "mixtures.MiniMaxM2",
     "qwen3_next": "qwen.Qwen3Next",
 }
-"""The package's own families: the module and class of each."""
+"""Families of lineages that share a file: the module and class of each."""
+_SHARED = {"base", "experts", "rotary", *(one.partition(".")[0] for one in _OWN.values())}
+_FILES = [one.name for one in iter_modules(__path__) if one.name not in _SHARED]
+"""Families with a file of their own, which has the name of the family."""
 
 
 class _Families(MutableMapping[str, type[FamilyConfig]]):
     """The package's own families, each imported on first use, and those that were registered."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys(_OWN)
+        self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys((*_OWN, *_FILES))
 
     def __getitem__(self, name: str) -> type[FamilyConfig]:
+        name = _key(name)
         family = self._known[name]
         if family is None:
-            module, kind = _OWN[name].split(".")
-            family = self._known[name] = getattr(import_module(f"{__name__}.{module}"), kind)
+            module, _, kind = _OWN.get(name, name).partition(".")
+            found = vars(import_module(f"{__name__}.{module}"))
+            family = self._known[name] = found[kind] if kind else _only(found)
         return family
 
     def __setitem__(self, name: str, family: type[FamilyConfig]) -> None:
-        self._known[name] = family
+        self._known[_key(name)] = family
 
     def __delitem__(self, name: str) -> None:
-        del self._known[name]
+        del self._known[_key(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._known)
@@ -69,7 +77,18 @@ class _Families(MutableMapping[str, type[FamilyConfig]]):
         return len(self._known)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known  # without importing it
+        return _key(name) in self._known  # without importing it
+
+
+def _key(name: object) -> str:
+    """Return the name of a family as files have it."""
+    return str(name).replace("-", "_")
+
+
+def _only(found: Mapping[str, object]) -> type[FamilyConfig]:
+    """Return the family that a file defines."""
+    named = [one for one in found.values() if isinstance(one, type) and issubclass(one, FamilyConfig)]
+    return next(one for one in named if one.__module__ == found["__name__"] and not isabstract(one))
 
 
 FAMILIES = _Families()
@@ -93,4 +112,4 @@ def register(family: Family) -> Family:
 
 def registered_outside() -> tuple[type[FamilyConfig], ...]:
     """Return the families from outside of this package, which another process has to import first."""
-    return tuple(FAMILIES[name] for name in FAMILIES if name not in _OWN)
+    return tuple(FAMILIES[name] for name in FAMILIES if name not in (*_OWN, *_FILES))

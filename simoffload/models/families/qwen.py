@@ -21,6 +21,7 @@ from simoffload.models.modules import (
     SINGLE,
     Module,
     Parameter,
+    StatePart,
     Traits,
     activation,
     container,
@@ -55,11 +56,12 @@ class DeltaNet(NamedTuple):
     """Width of the convolution [tokens]."""
 
     @property
-    def state(self) -> int:
-        """Size [B] of the state of a sequence: a matrix for each head in single precision, and the last
-        inputs of the convolution in 16 bits."""
+    def keeps(self) -> tuple[StatePart, ...]:
+        """The state of a sequence: a matrix for each head in single precision, and the last inputs of the
+        convolution in 16 bits."""
         matrices = self.value_heads * self.key_dim * self.value_dim * SINGLE
-        return matrices + 2 * self.kernel * self._mixed
+        inputs = StatePart("convolution state", fixed=2 * self.kernel * self._mixed)
+        return (StatePart("recurrent state", fixed=matrices), inputs)
 
     @property
     def _mixed(self) -> int:
@@ -75,7 +77,7 @@ class DeltaNet(NamedTuple):
             Parameter(f"{name}.conv1d.weight", mixed * self.kernel),
         )
         core = activation(f"{name}.delta_rule", values, reads=1, writes=1)._replace(
-            hooked=False, in_features=mixed + values, state=self.state
+            hooked=False, in_features=mixed + values, keeps=self.keeps
         )
         return (
             container(name)._replace(parameters=own, parallel="heads"),
