@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 from simoffload.models.modules import (
     GROWING,
+    SINGLE,
     Attention,
     CacheForm,
+    Heads,
     Module,
     Strided,
     activation,
-    attended_keys,
+    attended_rows,
 )
 from simoffload.models.shape import ModelShape
 
@@ -233,86 +235,123 @@ def _vectors(shape: ModelShape, module: Module) -> int:
 
     Fused kernels write the result in the layout of the queries, so that heads need no copy to be merged.
     """
-    merged = 2 * _result_width(shape) if shape.attention == "sdpa" else 0
+    merged = 2 * _result_width(shape.heads_of(module)) if shape.attention == "sdpa" else 0
     return module.in_features + module.out_features - merged
 
 
-def _result_width(shape: ModelShape) -> int:
+def _result_width(heads: Heads) -> int:
     """Return the elements of the result of attention for one token."""
-    return shape.num_attention_heads * (shape.value_head_dim or shape.head_dim)
+    return heads.number * heads.values
 
 
-def _copied_keys(shape: ModelShape) -> int:
+def _copied_keys(shape: ModelShape, module: Module) -> int:
     """Return the elements that latent attention reads and writes for each position to join its expanded keys
     with the rotated part (``expand_kv``)."""
-    return 0 if shape.latent_width is None else 2 * shape.num_attention_heads * shape.head_dim
+    return 2 * shape.num_attention_heads * shape.head_dim if shape.expands(module) else 0
+
+
+def _attended(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> tuple[int, int]:
+    """Return the rows on which attention works, summed over the new tokens of a sequence, and those that it
+    reads.
+
+    Kernels that read chosen rows only gather them for each token.
+    """
+    _, new, context = sequences
+    fused, total, read = shape.attention == "sdpa", 0, 0
+    for part in shape.parts_of(module):
+        chosen = part.chosen if shape.served else None
+        if part.every == 1 and chosen is None:
+            rows, held = cache.seen(new_tokens=new, context=context, window=part.window, fused=fused)
+        else:
+            rows = attended_rows(new_tokens=new, context=context, every=part.every, chosen=chosen)
+            held = context // part.every if chosen is None else rows
+        total, read = total + rows, read + held
+    return total, read
+
+
+def _scores_bytes(shape: ModelShape, module: Module, new_tokens: int, held: int) -> int:
+    """Return the traffic [B] of the scores of one sequence: of eager attention, and of an indexer, whose sum
+    over its heads is written and read in single precision once, in transformers before it also the scores of
+    each head (product, ReLU)."""
+    heads = shape.heads_of(module)
+    if not heads.values:
+        return new_tokens * held * 2 * SINGLE * (1 if shape.served else 1 + 2 * heads.number)
+    if shape.attention != "eager":
+        return 0
+    return heads.number * new_tokens * held * attention_scores_bytes(shape)
 
 
 def attention_kernels(
     shape: ModelShape,
+    module: Module,
     sequences: Sequences,
     *,
-    window: int | None = None,
     backward: bool = False,
     cache: CacheForm = GROWING,
 ) -> ModuleCost:
     """Return the part of the cost of attention that its kernels for scores, softmax and values have, in one
-    pass, with a sliding ``window`` or without.
+    pass.
 
     The remaining bytes are those of rotation, scaling and the cache.
     """
-    number, new_tokens, context = sequences
-    heads = shape.num_attention_heads
-    own = heads * shape.head_widths + (0 if shape.attention == "sdpa" else 2 * _result_width(shape))
-
-    keys, held = cache.seen(
-        new_tokens=new_tokens, context=context, window=window, fused=shape.attention == "sdpa"
-    )
-    element = cache.paged or shape.dtype_bytes
-    vectors = number * shape.num_key_value_heads * shape.head_widths * held * element
+    number, new_tokens, _ = sequences
+    heads = shape.heads_of(module)
+    own = heads.number * heads.widths + (0 if shape.attention == "sdpa" else 2 * _result_width(heads))
+    keys, held = _attended(shape, module, sequences, cache)
+    vectors = number * held * _read_bytes(shape, module, cache)
     vectors += number * own * new_tokens * shape.dtype_bytes
-    scores = number * heads * new_tokens * held if shape.attention == "eager" else 0
-    flops = number * heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-    bytes_moved = vectors + scores * attention_scores_bytes(shape)
+    flops = number * heads.number * keys * (2 * heads.widths + _SOFTMAX_FLOPS)
+    bytes_moved = vectors + number * _scores_bytes(shape, module, new_tokens, held)
     products, traffic = _BACKWARD[shape.attention] if backward else (1, 1)
     return ModuleCost(float(products * flops), float(traffic * bytes_moved))
 
 
-def absorbed_kernels(shape: ModelShape, sequences: Sequences, cache: CacheForm = GROWING) -> ModuleCost:
+def _read_bytes(shape: ModelShape, module: Module, cache: CacheForm) -> float:
+    """Return the bytes [B] that kernels read of a row: of expanded latent rows keys and values."""
+    element = cache.paged or shape.dtype_bytes
+    if module.keeps and module.heads is not None:
+        return shape.row_bytes(module.keeps[0], element)
+    return shape.heads_of(module).row * element
+
+
+def absorbed_kernels(
+    shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm = GROWING
+) -> ModuleCost:
     """Return the cost of the kernels of latent attention that reads the latent cache itself.
 
     The expansion is multiplied into queries and results instead, so that all heads attend to one head as wide
     as the cache, whose first ``latent_rank`` elements are the values (DeepSeek-V2, arXiv 2405.04434, section
     2.1.2).
     """
-    number, new_tokens, context = sequences
+    number, new_tokens, _ = sequences
     width, rank = shape.latent_width or 0, shape.latent_rank or 0
-    keys = attended_keys(new_tokens=new_tokens, context=context)
+    keys, held = _attended(shape, module, sequences, cache)
     flops = number * shape.num_attention_heads * keys * (2 * (width + rank) + _SOFTMAX_FLOPS)
-    vectors = number * width * context * (cache.paged or shape.dtype_bytes)
+    vectors = number * width * held * (cache.paged or shape.dtype_bytes)
     vectors += number * shape.num_attention_heads * (width + rank) * new_tokens * shape.dtype_bytes
     return ModuleCost(float(flops), float(vectors))
 
 
 def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> ModuleCost:
     batch, new_tokens, context = sequences
-    keys, held = cache.seen(
-        new_tokens=new_tokens, context=context, window=module.window, fused=shape.attention == "sdpa"
-    )
-    flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
+    heads = shape.heads_of(module)
+    keys, held = _attended(shape, module, sequences, cache)
+    flops = batch * heads.number * keys * (2 * heads.widths + _SOFTMAX_FLOPS)
     # The append moves the cache within HBM; the kernels read keys and values.
-    appended = batch * cache.append_bytes(
-        new_tokens=new_tokens,
-        context=context,
-        window=module.window,
-        width=shape.cache_width,
-        size=shape.dtype_bytes,
-    )
-    keys_and_values = batch * held * shape.num_key_value_heads * shape.head_widths
-    vectors = batch * (held * _copied_keys(shape) + new_tokens * _vectors(shape, module))
-    scores = batch * shape.num_attention_heads * new_tokens * held if shape.attention == "eager" else 0
-    bytes_moved = keys_and_values * (cache.paged or shape.dtype_bytes) + vectors * shape.dtype_bytes
-    bytes_moved += scores * attention_scores_bytes(shape)
+    appended = 0.0
+    for part in shape.parts_of(module):
+        if not part.borrowed:
+            moved = cache.append_bytes(
+                new_tokens=new_tokens,
+                context=context,
+                window=part.window,
+                width=part.width,
+                size=shape.dtype_bytes,
+            )
+            appended += batch * moved / part.every
+    vectors = batch * (held * _copied_keys(shape, module) + new_tokens * _vectors(shape, module))
+    bytes_moved = batch * held * _read_bytes(shape, module, cache) + vectors * shape.dtype_bytes
+    bytes_moved += batch * _scores_bytes(shape, module, new_tokens, held)
     return ModuleCost(float(flops), float(bytes_moved + appended))
 
 
@@ -367,8 +406,8 @@ def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     more = batch * length * module.share * module.more * shape.dtype_bytes
     if module.kind == "attention":
         sequences = Sequences(batch, length, length)
-        kernels = attention_kernels(shape, sequences, window=module.window, backward=True)
-        rest = forward.bytes - attention_kernels(shape, sequences, window=module.window).bytes
+        kernels = attention_kernels(shape, module, sequences, backward=True)
+        rest = forward.bytes - attention_kernels(shape, module, sequences).bytes
         return ModuleCost(kernels.flops, kernels.bytes + 2 * rest + more)
     if module.kind == "embedding":  # the gradient of the whole table is cleared, then rows are added
         return ModuleCost(0.0, 2 * forward.bytes + gradients if trained else 0.0)
@@ -407,11 +446,10 @@ def training_forward_flops(shape: ModelShape, *, batch: int, length: int) -> tup
 
 
 def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:
-    width = shape.num_key_value_heads * shape.head_widths + _copied_keys(shape)
-    kept = batch * width * length
-    vectors = batch * length * _vectors(shape, module)
-    scores = batch * shape.num_attention_heads * length * length if shape.attention == "eager" else 0
-    bytes_moved = (kept + vectors) * shape.dtype_bytes + scores * attention_scores_bytes(shape)
-    keys = attended_keys(new_tokens=length, context=length, window=module.window)
-    flops = batch * shape.num_attention_heads * keys * (2 * shape.head_widths + _SOFTMAX_FLOPS)
-    return ModuleCost(float(flops), float(bytes_moved))
+    heads = shape.heads_of(module)
+    keys, held = _attended(shape, module, Sequences(1, length, length), GROWING)
+    width = heads.row + _copied_keys(shape, module)
+    vectors = length * (width + _vectors(shape, module))
+    moved = vectors * shape.dtype_bytes + _scores_bytes(shape, module, length, held)
+    flops = heads.number * keys * (2 * heads.widths + _SOFTMAX_FLOPS)
+    return ModuleCost(float(batch * flops), float(batch * moved))

@@ -119,6 +119,22 @@ def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -
     return pairs_total + (new_tokens - growing) * (window or 0)
 
 
+def attended_rows(*, new_tokens: int, context: int, every: int, chosen: int | None) -> int:
+    """Return the rows of ``every`` tokens to which ``new_tokens`` tokens attend, summed, each to those that
+    are full, at most to ``chosen``."""
+
+    def until(last: int) -> int:
+        growing = last if chosen is None else min(last, chosen * every - 1)
+        full = growing // every
+        return (
+            every * full * (full - 1) // 2
+            + full * (growing - full * every + 1)
+            + (last - growing) * (chosen or 0)
+        )
+
+    return until(context) - until(context - new_tokens)
+
+
 class CpuAttentionCode(NamedTuple):
     """What attention on the CPU does in DeepSpeed's fork of transformers (kvcache-offload-cpu).
 
@@ -305,6 +321,11 @@ class Module(NamedTuple):
     keeps: tuple[StatePart, ...] | None = None
     """What it keeps of each sequence between passes; None: keys and values of attention, nothing of another
     module."""
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is the attention of a layer, not the scores of an indexer alone."""
+        return self.kind == "attention" and (self.heads is None or self.heads.values > 0)
 
     @property
     def state(self) -> int:

@@ -117,7 +117,7 @@ Layer = tuple[Module, ...]
 def window_of(layer: Layer) -> int | None:
     """Return the number of tokens to which a token attends in a layer, itself included; None: all before it;
     0: the layer has no attention, and thus no keys and values."""
-    return next((one.window for one in layer if one.kind == "attention"), 0)
+    return next((one.window for one in layer if one.attends), 0)
 
 
 class LayerGroup(NamedTuple):
@@ -184,6 +184,9 @@ class ModelShape:
     """How unevenly tokens are routed to the experts."""
     called_only: bool = False
     """Whether separate experts to which no token is routed are left out, so that the others are read."""
+    served: bool = False
+    """Whether its kernels are those of a serving engine, which read chosen rows of a cache alone, and keep
+    some in types of their own."""
     softcapped: bool = False
     """Whether scores of eager attention are divided, passed through tanh and multiplied: three more
     kernels."""
@@ -249,12 +252,14 @@ class ModelShape:
         return len(self.groups) == 1 and len(self.groups[0].layers) == 1
 
     def as_served(self) -> Self:
-        """Return the model as vLLM runs it, which caches keys and values as they are projected."""
-        if self.projected_key_value_heads is None:
+        """Return the model as vLLM runs it, which caches keys and values as they are projected, and reads
+        only those rows of a cache that an indexer chooses."""
+        projected = self.projected_key_value_heads or self.num_key_value_heads
+        parts = [part for one in self.distinct_modules for part in one.keeps or ()]
+        served = any(one.served is not None or one.chosen is not None for one in parts)
+        if projected == self.num_key_value_heads and served == self.served:
             return self
-        return replace(
-            self, num_key_value_heads=self.projected_key_value_heads, projected_key_value_heads=None
-        )
+        return replace(self, num_key_value_heads=projected, projected_key_value_heads=None, served=served)
 
     def of_layers(self, count: int) -> Self:
         """Return the model with ``count`` layers: its first ones, more only of a model whose layers are
@@ -353,22 +358,38 @@ class ModelShape:
         return max(-(-each // size) for one in owned for _, each in one.stored_tensors(size))
 
     def kv_cache_bytes(self, *, batch: int, tokens: int, windows: bool = True, block: int = 1) -> int:
-        """Return the size [B] of keys and values of ``tokens`` positions of ``batch`` sequences, in all
-        layers.
+        """Return the size [B] of all that grows with ``tokens`` positions of ``batch`` sequences, in all
+        layers: keys and values, latent rows, keys of indexers.
 
         A sliding layer keeps those of its window, or without ``windows`` all of them. Every sequence has
         whole blocks of ``block`` positions; a window that begins within a block touches one more.
         """
-        positions = 0
+        blocks, total = -(-tokens // block), 0
         for layer, count in self.kinds:
-            window = window_of(layer)
-            if window == 0:
-                continue
-            blocks = -(-tokens // block)
-            if window is not None and windows:
-                blocks = min(blocks, -(-(window - 1) // block) + 1)
-            positions += count * blocks * block
-        return batch * positions * self.cache_width * self.dtype_bytes
+            for part in self.growing(layer):
+                kept = blocks
+                if part.window is not None and windows:
+                    kept = min(blocks, -(-(part.window - 1) // block) + 1)
+                total += count * round(kept * block // part.every * self.row_bytes(part))
+        return batch * total
+
+    def growing(self, layer: Layer) -> tuple[StatePart, ...]:
+        """Return what a layer keeps in rows of its own."""
+        parts = [part for one in layer for part in self.parts_of(one)]
+        return tuple([one for one in parts if not (one.fixed or one.borrowed)])
+
+    def row_bytes(self, part: StatePart, element: float | None = None) -> float:
+        """Return the size [B] of a row; ``element`` is that of an element of the cache [B], by default the
+        model's."""
+        if self.served and part.served is not None:
+            return part.served
+        return part.width * (self.dtype_bytes if element is None else element)
+
+    def token_bytes(self, modules: Iterable[Module], element: float | None = None) -> float:
+        """Return the size [B] of the rows that modules keep of a token, those of all parts together; a row of
+        several tokens counts as its part of one."""
+        parts = [part for one in modules for part in self.parts_of(one) if not (part.fixed or part.borrowed)]
+        return sum([self.row_bytes(part, element) / part.every for part in parts])
 
     def heads_of(self, module: Module) -> Heads:
         """Return the sizes of attention of a module: its own, or those of the model."""
@@ -379,12 +400,21 @@ class ModelShape:
             self.value_head_dim or self.head_dim,
         )
 
+    @property
+    def attends(self) -> Module:
+        """The attention of the first layer that has one. Raises StopIteration if none has."""
+        return next(one for one in self.distinct_modules if one.attends)
+
+    def expands(self, module: Module) -> bool:
+        """Return whether attention of a module computes its keys and values from latent rows."""
+        return self.latent_width is not None and module.heads is None
+
     def parts_of(self, module: Module) -> tuple[StatePart, ...]:
         """Return what a module keeps of each sequence."""
         if module.keeps is not None or module.kind != "attention":
             return module.keeps or ()
-        if module.heads is None and self.latent_width is not None:
-            return (StatePart("latent rows", self.latent_width),)
+        if self.expands(module):
+            return (StatePart("latent rows", self.latent_width or 0),)
         return (StatePart("keys and values", self.heads_of(module).row, window=module.window),)
 
     @property
@@ -407,16 +437,6 @@ class ModelShape:
     def num_sliding_layers(self) -> int:
         """Number of layers with a sliding window."""
         return sum(count for layer, count in self.kinds if any(one.window is not None for one in layer))
-
-    @cached_property
-    def head_widths(self) -> int:
-        """The elements of one head of keys and one of values."""
-        return self.head_dim + (self.value_head_dim or self.head_dim)
-
-    @cached_property
-    def cache_width(self) -> int:
-        """The elements that the cache keeps of each token in one layer."""
-        return self.latent_width or self.num_key_value_heads * self.head_widths
 
     def touched_share(self, module: Module, tokens: int) -> float:
         """Return the mean part of the tensors of ``module`` that ``tokens`` tokens need.

@@ -606,7 +606,12 @@ class CacheGroups(NamedTuple):
     keeps its blocks in groups with full attention, and in sliding groups those that its window reaches. That
     counts one more than need be where a window begins with a block, 1 in 9 for a window of 128 tokens.
 
-    Source: ``v1/core/kv_cache_utils.py`` and ``v1/core/single_type_kv_cache_manager.py`` of vLLM 0.25.1.
+    A block of recurrent layers has their states after its last token. They count as sliding groups: of a
+    sequence the last block is kept, which a window of one token reaches; with prefix caching, that of two
+    tokens, also the state where an earlier block ends, from which a sequence that shares the prefix goes on.
+
+    Source: ``v1/core/kv_cache_utils.py`` and ``v1/core/single_type_kv_cache_manager.py`` of vLLM 0.25.1
+    (``MambaManager`` in the mode ``align``).
     """
 
     full: int = 1
@@ -617,11 +622,19 @@ class CacheGroups(NamedTuple):
     """Tokens to which one attends in a sliding group."""
     step: int = 1
     """Most new tokens of a step; those before them leave the window when the next step begins."""
+    size: int = 16
+    """Tokens of a block."""
+    recurrent: bool = False
+    """Whether the sliding groups are of recurrent layers."""
 
     @property
     def number(self) -> int:
         """Number of groups of both kinds together."""
         return self.full + self.sliding
+
+    def caching(self) -> CacheGroups:
+        """Return the groups of an engine that caches prefixes."""
+        return self._replace(window=2) if self.recurrent else self
 
     def reach(self, size: int) -> int:
         """Return the most blocks of ``size`` tokens that a window touches."""
@@ -642,7 +655,8 @@ class CacheGroups(NamedTuple):
         first ``past`` ones are computed, in as many steps as it takes."""
         blocks = -(-tokens // size)
         left = blocks - max(0, past - self.window + 1) // size
-        return self.full * blocks + self.sliding * min(blocks, self.most(size), max(left, self.reach(size)))
+        most = self.window if self.recurrent else self.most(size)
+        return self.full * blocks + self.sliding * min(blocks, most, max(left, self.reach(size)))
 
 
 ONE_GROUP = CacheGroups()

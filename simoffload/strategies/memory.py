@@ -39,7 +39,9 @@ def activation_bytes(model: ModelShape, *, batch: int, tokens: int, fused: bool 
     """
     together = batch * tokens
     hidden = _HIDDEN_COPIES * together * model.hidden_size * model.dtype_bytes
-    scores = together * model.num_attention_heads * tokens * (2 * model.dtype_bytes + 4)
+    heads = [model.heads_of(one) for one in model.distinct_modules if one.kind == "attention"]
+    most = max([one.number for one in heads], default=0)
+    scores = together * most * tokens * (2 * model.dtype_bytes + 4)
     if model.attention == "sdpa":
         scores = 0  # fused kernels keep them in on-chip memory
     inside = [one.width for one in model.distinct_modules if one.kind == "activation" and one.share == 1.0]
@@ -49,7 +51,8 @@ def activation_bytes(model: ModelShape, *, batch: int, tokens: int, fused: bool 
     routed = experts_bytes(model, chosen, fused=fused)
     expanded = 0
     if model.latent_width is not None:
-        expanded = 2 * together * model.num_attention_heads * model.head_widths * model.dtype_bytes
+        widest = max([one.number * one.widths for one in heads], default=0)
+        expanded = 2 * together * widest * model.dtype_bytes
     logits = batch * model.vocab_size * (model.dtype_bytes + 4)
     return hidden + max(scores, expanded, intermediate, routed) + logits
 
@@ -94,7 +97,8 @@ def prompt_in_layer(model: ModelShape, workload: Inference) -> int:
     While a prefill attends to them they are whole and in the model's type, also those of a layer that then
     keeps only its window (``DynamicSlidingWindowLayer.update``) or fewer bits.
     """
-    return workload.batch_size * workload.prompt_length * model.cache_width * model.dtype_bytes
+    widest = max([model.token_bytes(layer) for layer, _ in model.kinds], default=0)
+    return round(workload.batch_size * workload.prompt_length * widest)
 
 
 CACHE_TERM = "key-value cache"
@@ -271,9 +275,10 @@ def saved_by_layer(model: ModelShape, layer: Layer, *, batch: int, length: int) 
             elif _of_stream(module):
                 inputs[module.width] = tokens * module.width * size
         elif module.kind == "attention":
-            total += _attention(model, batch=batch, length=length)
+            total += _attention(model, module, batch=batch, length=length)
+            own = model.heads_of(module)
             eager = model.attention == "eager"
-            inputs[_result_width(model)] = tokens * _result_width(model) * size if eager else 0
+            inputs[own.number * own.values] = tokens * own.number * own.values * size if eager else 0
         elif module.kind == "activation":
             wide = tokens * module.width * module.share
             total += int(code.kept * wide * size)
@@ -289,22 +294,23 @@ def saved_by_layer(model: ModelShape, layer: Layer, *, batch: int, length: int) 
     return total
 
 
-def _attention(model: ModelShape, *, batch: int, length: int) -> int:
+def _attention(model: ModelShape, module: Module, *, batch: int, length: int) -> int:
     """Return the bytes of queries, keys and values, and of the probabilities (eager) or of result and sums
     (fused)."""
     size, tokens = model.dtype_bytes, batch * length
-    heads, key_heads, widths = model.num_attention_heads, model.num_key_value_heads, model.head_widths
+    own = model.heads_of(module)
+    heads, key_heads, widths = own.number, own.shared, own.widths
     if model.attention == "sdpa":
-        sums = SINGLE * tokens * model.num_attention_heads
+        sums = SINGLE * tokens * heads
         # Values that are a view keep queries and keys before rotation; the result is copied.
-        fused = 2 * _query_width(model) + key_heads * model.head_dim
+        fused = 2 * heads * own.keys + key_heads * own.keys
         fused = fused if model.traits.saved.fused_projection else 0
         return tokens * size * ((heads + key_heads) * widths + fused) + sums
     # Keys and values are repeated for every query head. Softmax is in single precision, then cast.
     copies = SINGLE + (size if size < SINGLE else 0) + (size if model.softcapped else 0)
     if model.traits.half_softmax:
         copies = size
-    inputs = tokens * size * (_query_width(model) + heads * widths)
+    inputs = tokens * size * (heads * own.keys + heads * widths)
     return inputs + batch * heads * length * length * copies
 
 
@@ -319,9 +325,12 @@ def _layer_peak(model: ModelShape, layer: Layer, *, batch: int, length: int, sav
     norms = _norms(layer)
     kept = sum(_norm(model, one, keeps_output=True) for one in norms[:1]) * tokens
     kept += sum(_norm(model, one, keeps_output=False) for one in norms if not _of_stream(one)) * tokens
-    kept += 3 * tokens * _query_width(model) * size + _SCORE_GRADIENTS * narrow
+    heads = [model.heads_of(one) for one in layer if one.kind == "attention"]
+    wide_queries = max([one.number * one.keys for one in heads], default=0)
+    kept += 3 * tokens * wide_queries * size + _SCORE_GRADIENTS * narrow
     scores = code.scores * size // 2 if model.traits.half_softmax else code.scores
-    return max(forward, kept + scores * batch * model.num_attention_heads * length * length)
+    most = max([one.number for one in heads], default=0)
+    return max(forward, kept + scores * batch * most * length * length)
 
 
 def _wide(model: ModelShape, layer: Layer) -> tuple[float, float]:
@@ -361,14 +370,6 @@ def _is_layer_norm(module: Module) -> bool:
 def _of_stream(module: Module) -> bool:
     """Return whether the norm is applied to the hidden states of the layer, not to queries or keys."""
     return "." not in module.name
-
-
-def _query_width(model: ModelShape) -> int:
-    return model.num_attention_heads * model.head_dim
-
-
-def _result_width(model: ModelShape) -> int:
-    return model.num_attention_heads * (model.value_head_dim or model.head_dim)
 
 
 def _norms(modules: Sequence[Module]) -> list[Module]:

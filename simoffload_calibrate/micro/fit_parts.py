@@ -310,7 +310,7 @@ def _merged_s(row: dict[str, Any], gpu: Accelerator) -> float:
 
 def _attention(row: dict[str, Any], attention: Attention) -> ModuleCost:
     shape = replace(load_model({"name": row["model"]}), attention=attention)
-    return attention_kernels(shape, Sequences(row["batch"], row["new"], row["context"]))
+    return attention_kernels(shape, shape.attends, Sequences(row["batch"], row["new"], row["context"]))
 
 
 # -- the CPU ---------------------------------------------------------------------------------------

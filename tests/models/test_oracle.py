@@ -82,7 +82,8 @@ def matrix_flops(shape: ModelShape, module: Module, *, context: int) -> float:
     """What torch counts: products of matrices, without biases and the softmax."""
     flops = module_cost(shape, module, batch=1, new_tokens=1, context=context).flops
     if module.kind == "attention":
-        return flops * 2 * shape.head_widths / (2 * shape.head_widths + 5)
+        widths = shape.heads_of(module).widths
+        return flops * 2 * widths / (2 * widths + 5)
     if module.kind in ("linear", "router"):
         return flops - sum(p.numel for p in module.parameters if p.name.endswith("bias"))
     return 0.0

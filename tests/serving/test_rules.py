@@ -96,10 +96,19 @@ def test_one_place_is_a_queue_of_lindley() -> None:
     assert 0.5 < alone.sum() / requests.arrival[-1] < 2
 
 
-@pytest.mark.parametrize("options", [SCARCE, SLIDING, {**SLIDING, "groups": CacheGroups(0, 1, 200)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        SCARCE,
+        SLIDING,
+        {**SLIDING, "groups": CacheGroups(0, 1, 200)},
+        {**SLIDING, "groups": CacheGroups(1, 3, 1, recurrent=True)},
+        {**SLIDING, "groups": CacheGroups(1, 3, 1, recurrent=True).caching()},
+    ],
+)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_littles_law_and_conservation(ahead: bool, options: dict[str, Any]) -> None:
-    full, sliding, window, _ = options.get("groups", ONE_GROUP)
+    full, sliding, window = options.get("groups", ONE_GROUP)[:3]
     kept = []
     requests = poisson(150, 3.0)
     seen = []

@@ -90,7 +90,7 @@ def test_attention_has_the_measured_share_of_its_ideal_speed(machine: Machine, a
     curve = gpu.fused_attention if attention == "sdpa" else gpu.eager_attention
     assert curve is not None
     name = "self_attn.attention"
-    kernels = attention_kernels(model, BATCH)
+    kernels = attention_kernels(model, module(model, name), BATCH)
     total = module_cost(model, module(model, name), batch=16, new_tokens=512, context=512)
     ideal = kernels.flops / gpu.matmul_rate(kernels.flops, "float16") + kernels.bytes / gpu.hbm_rate
     joined = 16 * 512 * 2 * OPT.hidden_size * 4  # keys and values, read and written
@@ -148,7 +148,7 @@ def test_backward_of_attention_has_the_speed_of_forward(machine: Machine) -> Non
     timing = TrainingTiming(machine=machine, model=OPT, batch=4, length=512, zero3=True)
     layer, gpu = module(OPT, "self_attn.attention"), machine.accelerator
     forward, backward = (
-        attention_kernels(OPT, Sequences(4, 512, 512), backward=backward) for backward in (False, True)
+        attention_kernels(OPT, layer, Sequences(4, 512, 512), backward=backward) for backward in (False, True)
     )
     assert backward == (2.5 * forward.flops, 4.25 * forward.bytes)
     assert gpu.fused_attention is not None

@@ -199,7 +199,7 @@ def test_blocks_of_a_model_with_sliding_layers() -> None:
 def test_groups_of_layers(model: Any, groups: tuple[int, int], layers: int) -> None:
     plan: Any = scenario(model=model).plan()
     assert plan.engine.groups[:2] == groups
-    token = plan.model.cache_width * plan.model.dtype_bytes
+    token = plan.model.token_bytes([plan.model.attends])
     assert block_bytes(plan.model, plan.engine.groups, element=2) == 16 * layers * token
 
 

@@ -958,7 +958,7 @@ class SlotTiming(Timing):
     def cost(self, module: Module) -> ModuleCost:
         """Return FLOP and HBM bytes of one call of ``module``; attention computes all scores and masks them,
         and does not copy the cache."""
-        if module.kind != "attention":
+        if not module.attends:
             return super().cost(module)
         total = ModuleCost(0.0, 0.0)
         for one in self._batch:

@@ -267,8 +267,13 @@ def _memory(found: StreamResult) -> ReportSection:
     limits = found.limits
     tokens, groups = f"{limits.cache_tokens:,} tokens in all", limits.groups
     if groups.number > 1:
-        tokens = f"in one of {groups.number} groups of layers, {tokens}; a sequence takes no more blocks in "
-        tokens += f"{plural(groups.sliding, 'group')} after {groups.window:,} tokens"
+        tokens = f"in one of {groups.number} groups of layers, {tokens}; a sequence "
+        if groups.recurrent:
+            tokens += f"has its states in a block of {plural(groups.sliding, 'group')} of recurrent layers"
+        else:
+            tokens += (
+                f"takes no more blocks in {plural(groups.sliding, 'group')} after {groups.window:,} tokens"
+            )
     sentences = [
         f"{limits.blocks:,} KV blocks of {limits.block_size} tokens, {tokens}",
         f"at most {limits.tokens:,} tokens and {limits.sequences:,} sequences in a step",

@@ -192,7 +192,7 @@ class StreamSimulation:
         state = ReplicaState(
             blocks=limits.blocks,
             block_size=limits.block_size,
-            groups=limits.groups,
+            groups=limits.groups.caching() if caching else limits.groups,
             cache=cache,
             null_blocks=int(options.scheduler == "vllm"),
         )

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from simoffload.hardware import Machine
-from simoffload.models import SINGLE, CpuAttentionCode, Layer, ModelShape, Sequences, window_of
+from simoffload.models import SINGLE, CpuAttentionCode, Layer, ModelShape, Sequences, StatePart, window_of
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, Dependency, Op, OpKind, Schedule, alone_rate, transfer_time
 from simoffload.strategies.base import Held, Traffic, pinned_block, pinned_rounding
@@ -60,7 +60,8 @@ def layer_updates(
     layers = shard.layers
     if not cache.offloaded:
         return (None,) * len(layers)
-    offloaded = [number for number, layer in enumerate(layers) if not (cache.static and window_of(layer))]
+    moves = shard.by_layer(lambda layer: _moves(cache, shard, layer))
+    offloaded = [number for number, moving in enumerate(moves) if moving]
 
     def sizes(contexts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return shard.by_layer(lambda layer: tensor_sizes(cache, shard, layer, batch, contexts, length=length))
@@ -85,37 +86,58 @@ def tensor_sizes(
     *,
     length: int,
 ) -> tuple[int, ...]:
-    """Return the sizes [B] of the two tensors of a layer's cache with ``contexts`` tokens of each sequence.
+    """Return the sizes [B] of the tensors of a layer's cache with ``contexts`` tokens of each sequence.
 
-    They are keys and values, or with latent attention the latent vectors and the rotated elements of keys.
+    They are keys and values, or with latent attention the latent vectors and the rotated elements of keys,
+    and the keys of an indexer. States of recurrent layers are not among them: they stay where they are
+    (``Cache.prefetch`` of transformers 5.23).
     """
-    window, tokens = window_of(layer), 0
-    for one, context in zip(batch, contexts, strict=True):
-        if not context:
-            continue
-        kept = max(length, context) if cache.static else context
-        if window is not None:  # a growing cache keeps no token that the next one does not see
-            kept = min(kept, window if cache.static else window - 1)
-        tokens += one.number * kept
-    return tuple(tokens * width * shard.dtype_bytes for width in _widths(shard)) if tokens else ()
+    found = []
+    for part, width in _rows(shard, layer):
+        tokens = 0
+        for one, context in zip(batch, contexts, strict=True):
+            if not context:
+                continue
+            kept = max(length, context) if cache.static else context
+            if part.window is not None:  # a growing cache keeps no token that the next one does not see
+                kept = min(kept, part.window if cache.static else part.window - 1)
+            tokens += one.number * kept // part.every
+        found.append(tokens * width * shard.dtype_bytes)
+    return tuple(found) if any(found) else ()
 
 
-def _widths(shard: ModelShape) -> tuple[int, int]:
-    """Return the elements of the two tensors of a layer for each token."""
-    first = shard.num_key_value_heads * shard.head_dim
-    if shard.latent_width is not None:
-        first = shard.latent_rank or shard.latent_width
-    return first, shard.cache_width - first
+def _rows(shard: ModelShape, layer: Layer) -> tuple[tuple[StatePart, int], ...]:
+    """Return the elements of a row of each tensor in which a layer keeps something that grows."""
+    found: list[tuple[StatePart, int]] = []
+    for module in layer:
+        for part in shard.parts_of(module):
+            if part.fixed or part.borrowed:
+                continue
+            heads, first = shard.heads_of(module), part.width
+            if module.kind == "attention" and shard.expands(module):
+                first = shard.latent_rank or part.width
+            elif module.kind == "attention" and not heads.joint:
+                first = heads.shared * heads.keys
+            found += [(part, width) for width in (first, part.width - first) if width]
+    return tuple(found)
+
+
+def _moves(cache: KvCache, shard: ModelShape, layer: Layer) -> bool:
+    """Return whether an offloaded cache moves what a layer keeps: not of a sliding layer of a static one."""
+    return bool(_rows(shard, layer)) and not (cache.static and window_of(layer))
 
 
 def _joined(cache: KvCache, shard: ModelShape, layer: Layer, batch: Sequence[Sequences]) -> int:
-    """Return the traffic [B] of ``torch.cat``, which reads and writes all of both tensors; in place only new
+    """Return the traffic [B] of ``torch.cat``, which reads and writes all of the tensors; in place only new
     tokens."""
-    window, tokens = window_of(layer), 0
-    for number, new_tokens, context in batch:
-        held = context if window is None else min(context, window - 1 + new_tokens)
-        tokens += number * (new_tokens if cache.static else held)
-    return 2 * tokens * shard.cache_width * shard.dtype_bytes
+    total = 0
+    for part, width in _rows(shard, layer):
+        tokens = 0
+        for number, new_tokens, context in batch:
+            held = context if part.window is None else min(context, part.window - 1 + new_tokens)
+            tokens += number * (new_tokens if cache.static else held) // part.every
+        total += tokens * width
+    return 2 * total * shard.dtype_bytes
 
 
 CACHE_LABEL = "keys and values"
@@ -135,8 +157,9 @@ def cache_memory(
     """
     if cache.offloaded:
         return _offloaded_memory(cache, shard, workload, copies)
+    states = workload.batch_size * shard.state_bytes
     if cache.static:
-        return (cache_term("hbm", sum(map(sum, _tensors(cache, shard, workload)))),)
+        return (cache_term("hbm", sum(map(sum, _tensors(cache, shard, workload))) + states),)
     size = cache_bytes(shard, workload, block=VLLM_BLOCK if paged else 0)
     if cache.format is None:
         return (cache_term("hbm", size),)
@@ -145,7 +168,9 @@ def cache_memory(
     stored = cache_term("hbm", round(size * cache.element_bytes(shard.dtype_bytes) / shard.dtype_bytes))
     if paged:
         return (stored,)
-    first, second = (workload.batch_size * workload.max_context * width for width in _widths(shard))
+    tokens = workload.batch_size * workload.max_context
+    rows = [[width for _, width in _rows(shard, layer)] for layer, _ in shard.kinds]
+    first, second = (tokens * width for width in (*max(rows, key=sum), 0, 0)[:2])
     # In single precision before and after the scale is multiplied (Fp8QuantizedLayer), values after keys.
     decoded = max(2 * SINGLE * first, shard.dtype_bytes * first + 2 * SINGLE * second)
     return (stored, Held("hbm", _DECODED, decoded))
@@ -197,7 +222,7 @@ def _offloaded_memory(
     as the host thread is ahead of the GPU; PyTorch keeps blocks that have become too small.
     """
     sizes = _tensors(cache, shard, workload)
-    moves = [not (cache.static and window_of(layer)) for layer in shard.layers]
+    moves = shard.by_layer(lambda layer: _moves(cache, shard, layer))
     offloaded = [sum(one) for one, moving in zip(sizes, moves, strict=True) if moving]
     pairs = zip(offloaded, (*offloaded[1:], *offloaded[:1]), strict=True)
     most = max((one + following for one, following in pairs), default=0)
@@ -205,6 +230,8 @@ def _offloaded_memory(
     found = [cache_term("hbm", min(most, sum(offloaded)), name=two, kind="staging")]
     if kept := sum(map(sum, sizes)) - sum(offloaded):
         found.append(cache_term("hbm", kept, name="key-value cache of sliding layers"))
+    if states := workload.batch_size * shard.state_bytes:
+        found.append(cache_term("hbm", states, name="states of recurrent layers"))
     if not cache.static:
         last = (Sequences(workload.batch_size, 1, workload.max_context),)
         joined = [_joined(cache, shard, layer, last) // 2 for layer, _ in shard.kinds]
@@ -227,7 +254,7 @@ def _pinned_blocks(cache: KvCache, shard: ModelShape, layer: Layer, workload: In
     filled in some pass one block, or two if it has done so in several passes."""
     first, last = workload.prompt_length, workload.max_context
     found = 0
-    for at in range(2):
+    for at in range(len(_rows(shard, layer))):
 
         def block(context: int, at: int = at) -> int:
             batch = (Sequences(workload.batch_size, 1, context),)
@@ -618,7 +645,7 @@ class MovedCache(Hook):
 
     def kernels(self, call: Call, duration: int, after: tuple[Dependency, ...], out: PassWriter) -> bool:
         """Write attention with the update of the layer's cache."""
-        if self._now is None or call.module.kind != "attention":
+        if self._now is None or not call.module.attends:
             return False
         if isinstance(self._now, LayerUpdate):
             self._offloaded(self._now, call, duration, after, out)
@@ -637,7 +664,7 @@ class MovedCache(Hook):
         its compute stream. ``duration`` includes the time of joining.
         """
         compute, prefetch, to = COMPUTE + call.gpu, self.first, self._to
-        host, joining = out.so_far(HOST), out.now.timing.joining(update.joined, duration)
+        host, joining = out.so_far(HOST), out.now.timing.joining(call.module, update.joined, duration)
         ahead = bool(update.fetched) and to == self._main
         if update.fetched:
             behind = out.so_far(HOST, compute) if ahead else host
@@ -956,7 +983,7 @@ class AttentionOnCpu(Hook):
         Keys and values of a prompt leave before the kernels are launched; for later tokens the kernels are
         those before the CPU's part.
         """
-        if call.module.kind != "attention":
+        if not call.module.attends:
             return False
         work, compute = self._work, COMPUTE + call.gpu
         if work.prompt:

@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError
 from simoffload.hardware import TIER_KINDS, Machine, in_hbm
-from simoffload.models import CacheForm, Layer, ModelShape, Sequences, window_of
+from simoffload.models import CacheForm, Layer, ModelShape, Sequences
 from simoffload.results import Change, StorageTraffic, peak_uses, quality_of_cache
 from simoffload.schedule import Dependency, OpKind, Schedule
 from simoffload.strategies.base import (
@@ -235,20 +235,33 @@ class BlockMoves:
         if not number:
             return ()
         one, part, sequences = self.connector, self.stages[stage], self.workload.batch_size
-        width = one.block_tokens * part.cache_width * self.element
 
-        def counted(layer: Layer) -> int:
-            window = window_of(layer)
-            return min(number, -(-window // one.block_tokens)) if windows and window is not None else number
+        def counted(layer: Layer) -> dict[tuple[int, int], int]:
+            """Return the number of pieces of a sequence by their blocks and size: rows of a window and of all
+            tokens, and of a recurrent layer the state after the last block."""
+            sizes: dict[int, float] = {}
+            for kept in part.growing(layer):
+                blocks = number
+                if windows and kept.window is not None:
+                    blocks = min(number, -(-kept.window // one.block_tokens))
+                size = one.block_tokens * part.row_bytes(kept, self.element) / kept.every
+                sizes[blocks] = sizes.get(blocks, 0) + size
+            if state := sum([module.state for module in layer]):
+                sizes[1] = sizes.get(1, 0) + state
+            return {(blocks, round(size)): 1 for blocks, size in sizes.items()}
 
         if one.layerwise:
-            return tuple(Blocks(sequences * counted(layer), width, 1) for layer in part.layers)
-        layers: dict[int, int] = {}
+            every = part.by_layer(counted)
+            return tuple(Blocks(sequences * blocks, size, 1) for each in every for blocks, size in each)
+        layers: dict[int, list[int]] = {}
         for layer, count in part.kinds:
-            layers[counted(layer)] = layers.get(counted(layer), 0) + count
+            for blocks, size in counted(layer):
+                found = layers.setdefault(blocks, [0, 0])
+                found[0] += count
+                found[1] += count * size
         return tuple(
-            Blocks(sequences * each, count * width, 1 if one.cross_layer_blocks else count)
-            for each, count in layers.items()
+            Blocks(sequences * blocks, size, 1 if one.cross_layer_blocks else count)
+            for blocks, (count, size) in layers.items()
         )
 
     @property
@@ -590,8 +603,9 @@ def check_quantized(cache: KvCache, model: ModelShape, *, more: str) -> None:
         raise InputError.at(f"{_SECTION}.tier", f"{text}; set it to hbm, or remove format{more}")
     if cache.static:
         raise InputError.at(f"{_SECTION}.implementation", f"{text}; set it to dynamic, or remove format")
-    if model.num_sliding_layers:
-        text = f"transformers quantizes no cache of a model with sliding layers such as {model.name}"
+    if model.num_sliding_layers or model.state_bytes:
+        kind = "sliding" if model.num_sliding_layers else "recurrent"
+        text = f"transformers quantizes no cache of a model with {kind} layers such as {model.name}"
         raise InputError.at(f"{_SECTION}.format", f"{text}; remove it")
 
 
@@ -881,8 +895,8 @@ class KvCache(Frozen):
             key, now = ("format", str(self.format)) if in_hbm(self.tier) else ("tier", self.tier)
             text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
             raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
-        if model.state_bytes and self != DEFAULT:
-            text = f"{model.family} has linear attention, whose states are simulated in HBM only"
+        if model.state_bytes and (self.attends_on_cpu or self.streamed):
+            text = f"{model.family} has recurrent layers, whose states are simulated on the GPU only"
             raise InputError.at("strategy.kv_cache", f"{text}; remove the section")
         check_cpu_attention(self, model)
         if self.offloaded and self.static and model.num_sliding_layers == model.num_hidden_layers:

@@ -302,8 +302,9 @@ class CpuPlacement(NamedTuple):
         found = Counter[int]()
         for key, number in first.items():
             for one in model.layers[number]:
-                if one.kind == "attention":
-                    size = cells(one.window) * model.cache_width * model.dtype_bytes
+                parts = [part for part in model.parts_of(one) if not (part.fixed or part.borrowed)]
+                size = sum(round(cells(part.window) // part.every * model.row_bytes(part)) for part in parts)
+                if size:
                     found[-1 if self.holds(number, one) else self.gpu(number)] += counts[key] * size
         return found
 

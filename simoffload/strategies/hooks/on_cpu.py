@@ -284,8 +284,7 @@ class OnCpu(Hook):
         size = round(self._read(module, out))
         if module.kind == "attention":
             cache = "dram"
-            size = sum(one.number * one.context for one in out.now.batch) * model.cache_width
-            size *= model.dtype_bytes
+            size = round(sum(one.number * one.context for one in out.now.batch) * model.token_bytes([module]))
         if not size:
             return
         out.flush()

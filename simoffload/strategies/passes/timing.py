@@ -266,9 +266,7 @@ class Timing:
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
         """Return the part of the cost of attention that its kernels have."""
-        return attention_kernels(
-            self._model, sequences, window=module.window, backward=backward, cache=self._cache
-        )
+        return attention_kernels(self._model, module, sequences, backward=backward, cache=self._cache)
 
     def _attention_s(self, module: Module, cost: ModuleCost, *, backward: bool) -> float | None:
         """Return the time of attention [s] with the measured speed of its kernels, for both passes that of
@@ -283,15 +281,19 @@ class Timing:
             ideal = self._arithmetic_s(kernels) + kernels.bytes / gpu.hbm_rate
             seconds += ideal / curve.at(one.new_tokens)
             left -= kernels.bytes
-            seconds += self._join_s(one, window=module.window)
+            seconds += self._join_s(module, one)
         return seconds + left / gpu.hbm_rate
 
-    def _join_s(self, one: Sequences, *, window: int | None) -> float:
+    def _join_s(self, module: Module, one: Sequences) -> float:
         """Return the time [s] that joining new tokens with the cache takes longer than its traffic."""
         if not self._cached:
             return 0.0
-        tokens = self._cache.slowly_joined(new_tokens=one.new_tokens, context=one.context, window=window)
-        joined = one.number * tokens * self._model.cache_width
+        joined = 0
+        for part in self._model.parts_of(module):
+            tokens = self._cache.slowly_joined(
+                new_tokens=one.new_tokens, context=one.context, window=part.window
+            )
+            joined += 0 if part.borrowed else one.number * tokens * part.width // part.every
         return self._longer_s(joined, self.machine.accelerator.join_rate)
 
     def _repeat_s(self, module: Module, one: Sequences) -> float:
@@ -301,11 +303,12 @@ class Timing:
         The copies take the longer of the times of their traffic and of their addresses.
         """
         model, gpu = self._model, self.machine.accelerator
-        heads, shared = model.num_attention_heads, model.num_key_value_heads
+        sizes = model.heads_of(module)
+        heads, shared = sizes.number, sizes.shared
         if not self._cached or model.attention != "eager" or heads == shared:
             return 0.0
         held = self._cache.held(new_tokens=one.new_tokens, context=one.context, window=module.window)
-        each = one.number * held * model.head_widths * model.dtype_bytes
+        each = one.number * held * sizes.widths * model.dtype_bytes
         copying = (heads + shared) * each / gpu.hbm_rate
         if gpu.strided_rate is not None:
             copying = max(copying, _COPY_ADDRESSES * 2 * heads * each / gpu.strided_rate.value)
@@ -357,10 +360,10 @@ class Timing:
         """Return the time to read and write ``size`` bytes within HBM [ps]."""
         return picoseconds(2 * size / self.machine.accelerator.hbm_rate)
 
-    def joining(self, size: int, duration: int) -> int:
-        """Return the part of attention's ``duration`` [ps] in which the cache is joined with new tokens,
-        which moves ``size`` [B] within HBM."""
-        longer = sum(self._join_s(one, window=None) for one in self._batch)
+    def joining(self, module: Module, size: int, duration: int) -> int:
+        """Return the part of the ``duration`` [ps] of a module's attention in which the cache is joined with
+        new tokens, which moves ``size`` [B] within HBM."""
+        longer = sum(self._join_s(module, one) for one in self._batch)
         return min(duration, self.hbm_traffic(size) + picoseconds(longer))
 
     def hbm_traffic(self, size: float) -> int:
@@ -663,11 +666,12 @@ class FusedTiming(Timing):
             return super().cost(module)
         model = self._model
         kernels = [self._kernels(module, one) for one in self._batch]
-        rotated = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
-        if model.latent_width is not None and model.latent_rank is not None:
+        heads = model.heads_of(module)
+        rotated = (heads.number + heads.shared) * heads.keys
+        if model.expands(module) and model.latent_width is not None and model.latent_rank is not None:
             rotated = (model.num_attention_heads + 1) * (model.latent_width - model.latent_rank)
-        traffic: float = self._tokens(module) * (2 * rotated + model.cache_width) * model.dtype_bytes
-        traffic += self._tokens(module) * model.cache_width * (self._cache.paged or model.dtype_bytes)
+        written = self._model.token_bytes([module]), model.token_bytes([module], self._cache.paged or None)
+        traffic: float = self._tokens(module) * (2 * rotated * model.dtype_bytes + sum(written))
         flops, own = sum([one.flops for one in kernels]), sum([one.bytes for one in kernels])
         return ModuleCost(flops, traffic + own)
 
@@ -701,7 +705,7 @@ class FusedTiming(Timing):
         """Count the kernels of one call of ``module``."""
         match module.kind:
             case "attention":
-                return 4 + (self._model.latent_width is not None and self.decodes)
+                return 4 + (self._model.expands(module) and self.decodes)
             case "norm":
                 return 0 if module.parallel == "keys" else 1
             case "router":
@@ -851,11 +855,17 @@ class FusedTiming(Timing):
         """
         gpu, code, model = self.machine.accelerator, self.machine.accelerator.kernels, self._model
         size = model.dtype_bytes
-        other = model.latent_width is not None or self._cache.paged not in (0.0, size)
-        if other or model.dtype not in MULTIPLIED:
+        own = model.heads_of(module)
+        other = (
+            model.expands(module)
+            or own.joint
+            or not own.values
+            or any(one.every > 1 or one.chosen for one in module.keeps or ())
+        )
+        if other or self._cache.paged not in (0.0, size) or model.dtype not in MULTIPLIED:
             return None
-        heads, shared = model.num_attention_heads, model.num_key_value_heads
-        sizes = AttentionSizes(heads, shared, model.head_dim, module.window, size)
+        heads, shared = own.number, own.shared
+        sizes = AttentionSizes(heads, shared, own.keys, module.window, size)
         batch = [Attended(one.number, one.new_tokens, one.context) for one in self._batch if one.number]
         steps = [one for one in batch if one.new_tokens == 1 < one.context]
         prompts = [one for one in batch if one not in steps]
@@ -864,7 +874,7 @@ class FusedTiming(Timing):
             parts.append((code.decode_table, decode_work(steps, sizes, least_rows=code.least_rows.value)))
         if prompts:
             parts.append((code.prefill_table, prefill_work(prompts, sizes)))
-        rotated = 2 * self._tokens(module) * (heads + shared) * model.head_dim * size
+        rotated = 2 * self._tokens(module) * (heads + shared) * own.keys * size
         seconds = rotated / gpu.hbm_rate
         for number, (table, work) in enumerate(parts):
             if table is None:
@@ -908,8 +918,9 @@ class FusedTiming(Timing):
         return seconds + weights.unfused_bytes / gpu.hbm_rate + weights.kernels * gpu.kernel_latency_s
 
     def _kernels(self, module: Module, sequences: Sequences, *, backward: bool = False) -> ModuleCost:
-        if self._model.latent_width is not None and sequences.new_tokens < sequences.context:
-            return absorbed_kernels(self._model, sequences, self._cache)
+        sparse = any(one.chosen for one in module.keeps or ())
+        if self._model.expands(module) and (sparse or sequences.new_tokens < sequences.context):
+            return absorbed_kernels(self._model, module, sequences, self._cache)
         return super()._kernels(module, sequences, backward=backward)
 
 

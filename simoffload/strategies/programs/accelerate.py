@@ -595,7 +595,7 @@ class AcceleratePlan(InferencePlan):
     def layer_gpus(self) -> tuple[int, ...]:
         """Number of the GPU that computes attention in each layer."""
         calls = zip(self.tree.calls, self.executed, strict=True)
-        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).kind == "attention"}
+        found = {call.layer: gpu for call, gpu in calls if self.tree.module(call).attends}
         return tuple(found[layer] for layer in sorted(found))
 
     def new_tensors(self, module: Module, batch: Sequence[Sequences]) -> tuple[NewTensors, ...]:
@@ -614,7 +614,7 @@ class AcceleratePlan(InferencePlan):
         )
         if module.kind != "attention" or self.cache.streamed:
             return (found,)
-        held = sum(one.number * one.context for one in batch) * model.cache_width * model.dtype_bytes
+        held = round(sum(one.number * one.context for one in batch) * model.token_bytes([module]))
         return found, NewTensors(held // 2, 0 if self.cache.static else 2 + 2 * self.cache.offloaded)
 
 

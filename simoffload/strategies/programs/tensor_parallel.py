@@ -34,7 +34,6 @@ from simoffload.strategies.base import (
 )
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
-    VLLM_BLOCK,
     CachingStrategy,
     KvCache,
 )
@@ -55,6 +54,7 @@ from simoffload.strategies.programs.vllm_engine import (
     served_runs,
     stored_weights,
     tight,
+    unpaged_bytes,
     unserved,
 )
 from simoffload.workload import Inference
@@ -168,7 +168,8 @@ class TensorParallelPlan(InferencePlan):
         and the states of linear attention."""
         if (engine := self._paged) is None:
             return super().cache_memory(shard, copies=copies)
-        number, states = engine.blocks or engine.needed, self.workload.batch_size * shard.state_bytes
+        number = engine.blocks or engine.needed
+        states = self.workload.batch_size * unpaged_bytes(shard, engine.groups)
         term = cache_term("hbm", number * self._block_bytes(engine, shard) + states)
         return (term if engine.blocks is None else term._replace(remedy="lower kv_blocks"),)
 
@@ -185,7 +186,7 @@ class TensorParallelPlan(InferencePlan):
             return None
         shared = {tier.name, tier.pool}
         used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
-        used += self.workload.batch_size * self.fullest.state_bytes
+        used += self.workload.batch_size * unpaged_bytes(self.fullest, engine.groups) if engine else 0
         return max(0, tier.capacity - used) // each
 
     @cached_property
@@ -195,11 +196,12 @@ class TensorParallelPlan(InferencePlan):
         number = None if engine is None else engine.blocks or self.room
         if engine is None or number is None:
             return None
-        context = -(-self.workload.max_context // VLLM_BLOCK) * VLLM_BLOCK
+        size = engine.groups.size
+        context = -(-self.workload.max_context // size) * size
         return CacheBlocks(
             number,
-            VLLM_BLOCK,
-            number * context // engine.groups.held(context, VLLM_BLOCK),
+            size,
+            number * context // engine.groups.held(context, size),
             engine.utilization,
             stated=engine.blocks is not None,
             groups=engine.groups.number,

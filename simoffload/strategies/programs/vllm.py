@@ -47,7 +47,7 @@ from simoffload.strategies.base import (
     memory_tunables,
     pinned_rounding,
 )
-from simoffload.strategies.cache.kv_cache import VLLM, VLLM_BLOCK
+from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import Degrees, DividedModel
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
 from simoffload.strategies.passes.pass_writer import STAGING, ForwardPass, Hook, Part, PassWriter
@@ -148,6 +148,8 @@ class Vllm(DividedStrategy):
             captured=self.max_cudagraph_capture_size,
             code=EngineCode(compiled=not self.enforce_eager, alone=alone, v1=v1),
             connector=self.kv_cache.connector,
+            element=self.kv_cache.plain.element_bytes(model.dtype_bytes),
+            tensor=self.tensor_parallel_size,
         )
 
     def check_blocks(
@@ -156,12 +158,16 @@ class Vllm(DividedStrategy):
         *,
         sequences: int,
         length: int,
-        size: int = VLLM_BLOCK,
+        size: int | None = None,
         remedy: str = BLOCKS,
     ) -> None:
         """Raise InputError for fewer blocks of ``size`` tokens than sequences of so many tokens need, on
         whatever machine; ``remedy`` as in ``needed_blocks``."""
-        groups = cache_groups(model, step=self.max_num_batched_tokens or max(sequences, LEAST_TOKENS))
+        groups = cache_groups(
+            model,
+            step=self.max_num_batched_tokens or max(sequences, LEAST_TOKENS),
+            tensor=self.tensor_parallel_size,
+        )
         needed_blocks(
             groups, sequences=sequences, length=length, stated=self.kv_blocks, size=size, remedy=remedy
         )

@@ -14,14 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import floor
+from math import ceil, floor
 from shlex import quote
 from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
 from simoffload.hardware import Machine, TierKind
-from simoffload.models import Kernel, ModelShape, Module, Sequences, window_of
+from simoffload.models import Kernel, ModelShape, Module, Sequences
 from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
 from simoffload.strategies.memory import DISPLAY, activation_bytes, experts_bytes
@@ -205,6 +205,8 @@ class VllmEngine(NamedTuple):
         captured: int | None,
         code: EngineCode,
         connector: Connector | None,
+        element: float | None = None,
+        tensor: int = 1,
     ) -> VllmEngine:
         """Return the engine for a workload, of which no step may lack a token for a sequence; None: as vLLM
         chooses.
@@ -217,7 +219,7 @@ class VllmEngine(NamedTuple):
         most = tokens or max(sequences, default_tokens(machine))
         groups = ONE_GROUP
         if connector is None or _kind(connector, machine).groups:
-            groups = cache_groups(model, step=most)
+            groups = cache_groups(model, step=most, element=element, tensor=tensor)
         needed = needed_blocks(groups, sequences=sequences, length=length, stated=blocks)
         if workload.room > length:  # vLLM starts with blocks for one sequence of max_model_len
             longest = needed_blocks(groups, sequences=1, length=workload.room, stated=blocks)
@@ -415,25 +417,69 @@ def tight(utilization: float, machine: Machine) -> tuple[str, ...]:
     return (f"gpu_memory_utilization: {_start(utilization, machine)}: nothing else may use the GPU",)
 
 
-def _attending(model: ModelShape) -> tuple[int, int]:
-    """Return the number of layers with full attention, and of those with a sliding window."""
-    windows = [(window_of(layer), count) for layer, count in model.kinds]
-    return sum(n for one, n in windows if one is None), sum(n for one, n in windows if one)
+class _Rows(NamedTuple):
+    """The _Rows are the layers that keep rows of one kind, or states."""
+
+    layers: int = 0
+    bytes: float = 0.0
+    """Size [B] for each token, or of the states of a sequence, in all of these layers."""
+
+    def of_group(self, groups: int) -> float:
+        """Return the size [B] in the layers of one of so many groups."""
+        return -(-self.layers // groups) * self.bytes / self.layers if self.layers else 0.0
 
 
-def cache_groups(model: ModelShape, *, step: int) -> CacheGroups:
+def _kept_rows(
+    model: ModelShape, element: float | None = None, tensor: int = 1
+) -> tuple[_Rows, _Rows, _Rows]:
+    """Return the layers that keep all tokens, those with a window, and recurrent ones, of which modules keep
+    nothing but states, each on one of ``tensor`` GPUs."""
+    found = [[0, 0.0], [0, 0.0], [0, 0.0]]
+    for layer, count in model.kinds:
+        sizes = [0.0, 0.0, 0.0]
+        for one in layer:
+            parts = model.parts_of(one)
+            rows = [part for part in parts if not part.fixed]
+            if one.keeps is None and not model.expands(one) and tensor > 1:
+                rows = [part._replace(width=model.heads_of(one).part(tensor).row) for part in rows]
+            for part in rows:
+                size = 0.0 if part.borrowed else model.row_bytes(part, element) / part.every
+                sizes[part.window is not None] += size
+            sizes[2] += 0 if rows else sum(part.part(tensor).fixed for part in parts)
+        for kind, size in enumerate(sizes):
+            if size:
+                found[kind][0] += count
+                found[kind][1] += count * size
+    full, sliding, states = (_Rows(int(layers), size) for layers, size in found)
+    return full, sliding, states
+
+
+def cache_groups(
+    model: ModelShape, *, step: int, element: float | None = None, tensor: int = 1
+) -> CacheGroups:
     """Return the groups of layers that have blocks of their own, with ``step`` new tokens at most in a step.
 
-    Groups have as many layers as the kind of attention with fewer ones, or, if the other kind has less than
-    half as many more, as that one. Source: ``_get_kv_cache_groups_uniform_page_size`` in
-    ``v1/core/kv_cache_utils.py`` of vLLM 0.25.1.
+    ``element`` is the size of a number in the cache [B], by default that of the model's type, and ``tensor``
+    the number of GPUs that divide a layer.
+
+    Groups have as many layers as the kind of layer with fewest, or, if the kind with most has less than half
+    as many more, as that one. Blocks beside recurrent layers have as many tokens, a multiple of 16, as keys
+    and values of a layer need room to hold a state. Source: ``_get_kv_cache_groups_uniform_page_size`` in
+    ``v1/core/kv_cache_utils.py`` and ``_align_hybrid_block_size`` in ``platforms/interface.py`` of vLLM
+    0.25.1.
     """
-    full, sliding = _attending(model)
-    fewer, more = sorted((full or sliding, sliding or full))
-    size = more if more < 1.5 * fewer else fewer
-    if not size:  # no layer has attention over earlier tokens
+    full, sliding, states = _kept_rows(model, element, tensor)
+    recurrent = bool(states.layers and full.layers and not sliding.layers)
+    other = states if recurrent else sliding
+    if not (full.layers or other.layers):  # no layer has attention over earlier tokens
         return ONE_GROUP
-    return CacheGroups(-(-full // size), -(-sliding // size), model.sliding_window or 1, step)
+    numbers = [one.layers for one in (full, other) if one.layers]
+    size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
+    count, more = -(-full.layers // size), -(-other.layers // size)
+    if not recurrent:
+        return CacheGroups(count, more, model.sliding_window or 1, step)
+    tokens = (states.bytes / states.layers) / (full.bytes / full.layers)
+    return CacheGroups(count, more, 1, step, VLLM_BLOCK * ceil(tokens / VLLM_BLOCK), recurrent=True)
 
 
 BLOCKS = "strategy.kv_blocks, or lower workload.batch_size"
@@ -446,13 +492,15 @@ def needed_blocks(
     sequences: int,
     length: int,
     stated: int | None,
-    size: int = VLLM_BLOCK,
+    size: int | None = None,
     remedy: str = BLOCKS,
 ) -> int:
-    """Return the blocks of ``size`` tokens that sequences of so many tokens hold at most.
+    """Return the blocks of ``size`` tokens, by default those of the groups, that sequences of so many tokens
+    hold at most.
 
     Raises InputError, which tells to raise the key with which ``remedy`` begins, if fewer are ``stated``.
     """
+    size = size or groups.size
     needed = max(sequences * groups.held(length, size), groups.peak(0, length, size))
     if stated is not None and stated < needed:
         key, comma, other = remedy.partition(",")
@@ -465,11 +513,19 @@ def needed_blocks(
 def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> int:
     """Return the size [B] of a block of the cache in the layers of a stage that are in one of the model's
     groups; ``element`` is that of a number in it [B]."""
-    full, sliding = _attending(stage)
-    layers = full + sliding
-    if groups.number > 1:
-        layers = max(-(-full // groups.full), -(-sliding // groups.sliding))
-    return round(VLLM_BLOCK * layers * stage.cache_width * element)
+    full, sliding, states = _kept_rows(stage, element)
+    if groups.number == 1:
+        return round(groups.size * (full.bytes + sliding.bytes))
+    each = [full.of_group(groups.full or 1)]
+    if groups.recurrent:
+        return round(max(groups.size * each[0], states.of_group(groups.sliding)))
+    return round(groups.size * max(*each, sliding.of_group(groups.sliding or 1)))
+
+
+def unpaged_bytes(stage: ModelShape, groups: CacheGroups) -> int:
+    """Return the size [B] of the states of a sequence that are in no block."""
+    _, _, states = _kept_rows(stage)
+    return stage.state_bytes - (round(states.bytes) if groups.recurrent else 0)
 
 
 LEAST_TOKENS = 2_048

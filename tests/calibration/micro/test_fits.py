@@ -188,7 +188,7 @@ def test_attention_is_the_share_of_its_ideal_speed_by_new_tokens() -> None:
         row |= {"new": new, "context": context}
         for key, kind in kinds.items():
             model = replace(load_model("opt-6.7b"), attention=kind)
-            cost = attention_kernels(model, Sequences(batch, new, context))
+            cost = attention_kernels(model, model.attends, Sequences(batch, new, context))
             ideal = cost.flops / gpu.matmul_rate(cost.flops, "bfloat16") + cost.bytes / gpu.hbm_rate
             copied = 4 * batch * 32 * new * 128 if (key, new) == ("fused", 512) else 0
             row[f"{key}_seconds"] = ideal / share + copied / gpu.strided_rate.value
