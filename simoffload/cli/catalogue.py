@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
 from simoffload.errors import printable
+from simoffload.units import plural
 
 if TYPE_CHECKING:
     from simoffload.hardware import Entry, ProfileInput
-    from simoffload.models import ModelShape, Module
+    from simoffload.models import ModelShape, Module, StatePart
     from simoffload.scenario import LoadedScenario
 
 # -- ``simoffload profiles``, ``scenarios`` and ``models`` -----------------------------------------
@@ -168,9 +170,37 @@ def _size(model: ModelShape) -> dict[str, Any]:
         "num_parameters": model.num_parameters,
         "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
-        "cache_bytes_per_token": model.kv_cache_bytes(batch=1, tokens=1),
+        "cache_bytes_per_token": _cached(model),
         **({"state_bytes_per_sequence": model.state_bytes} if model.state_bytes else {}),
     }
+
+
+def _cached(model: ModelShape) -> float:
+    """Return the bytes that all layers keep of a token, as a serving engine does where it has a type of its
+    own; a row of several tokens counts as its part of one."""
+    shape = replace(model, served=True)
+    size = sum(count * shape.token_bytes(layer) for layer, count in model.kinds)
+    return int(size) if size == int(size) else round(size, 3)
+
+
+def _parts(model: ModelShape) -> list[dict[str, Any]]:
+    """Return what is kept of a sequence, with the number of layers that keep it."""
+    shape = replace(model, served=True)
+    found: dict[StatePart, int] = {}
+    for layer, count in model.kinds:
+        for part in (one for module in layer for one in shape.parts_of(module)):
+            found[part] = found.get(part, 0) + count
+    rows = []
+    for part, layers in found.items():
+        row: dict[str, Any] = {"name": part.name, "layers": layers}
+        if part.fixed:
+            row["bytes_per_sequence"] = part.fixed
+        else:
+            row["bytes_per_row"] = round(shape.row_bytes(part), 3)
+        numbers = {"window": part.window, "tokens_of_a_row": part.every, "rows_read": part.chosen}
+        row |= {key: value for key, value in numbers.items() if value not in (None, 1)}
+        rows.append(row | ({"shared": True} if part.borrowed else {}))
+    return rows
 
 
 def show_model(arguments: Namespace, console: Console) -> ExitCode:
@@ -196,8 +226,17 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
         for one in modules
     ]
     table = _table(console, ("PART", "MODULE", "KIND", "PARAMETERS", "TIMES"), rows, right=(3, 4))
-    data = {"schema": "simoffload/model/1", **_size(model), "notes": list(model.notes), "modules": modules}
+    kept = _parts(model)
+    data = {
+        "schema": "simoffload/model/1",
+        **_size(model),
+        "keeps": kept,
+        "notes": list(model.notes),
+        "modules": modules,
+    }
     lines = [f"{model.name} ({model.family}), {counts}", _per_token(model)]
+    if len(kept) > 1:
+        lines.append("of a sequence: " + "; ".join(map(_in_words, kept)))
     text = "\n".join(_wrapped([*lines, *(f"note: {one}" for one in model.notes)], console))
     console.answer(f"{text}\n\n{table}", data)
     return ExitCode.OK
@@ -206,12 +245,27 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
 def _per_token(model: ModelShape) -> str:
     """Return what one token passes through and what the cache keeps of it."""
     active = f"{model.active_parameters:,} parameters active per token"
-    cache = f"{model.kv_cache_bytes(batch=1, tokens=1):,} bytes of cache per token"
+    cache = f"{_cached(model):,} bytes of cache per token"
     if model.num_sliding_layers:
         cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
     if model.state_bytes:
-        cache += f" and {model.state_bytes:,} bytes of the states of linear attention per sequence"
+        cache += f" and {model.state_bytes:,} bytes of states per sequence"
     return f"{active}, {cache}"
+
+
+def _in_words(kept: Mapping[str, Any]) -> str:
+    """Return one of the things that are kept of a sequence, as a clause."""
+    layers = plural(kept["layers"], "layer")
+    if "bytes_per_sequence" in kept:
+        return f"{kept['name']} of {layers}, {kept['bytes_per_sequence']:,} bytes each"
+    tokens = kept.get("tokens_of_a_row", 1)
+    text = f"{kept['name']} of {layers}, {kept['bytes_per_row']:,} bytes for "
+    text += "each token" if tokens == 1 else f"every {tokens} tokens"
+    if "window" in kept:
+        text += f" of the last {kept['window']:,}"
+    if "rows_read" in kept:
+        text += f", of which {kept['rows_read']:,} rows are read"
+    return text + (" (those of an earlier layer)" if "shared" in kept else "")
 
 
 def _module(module: Module, part: str, repeat: int) -> dict[str, Any]:
