@@ -9,7 +9,8 @@ It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
 
 * ``sizes``: for every name in ``sizes.yaml``, built on the meta device at full depth: the total (tied
   weights once), and the tensors outside the layers and in each of them; where layers differ, ``runs`` lists
-  the tensors of each run of equal layers with its length, or those of one period where kinds alternate.
+  the tensors of each run of equal layers with its length, or those of one period where kinds alternate;
+  ``kinds`` and ``order`` are those of layers in no regular turn.
 * ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only);
   ``within``: the same as ``text_config`` of a model that takes more than text.
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
@@ -44,6 +45,7 @@ WRITTEN = (
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b"),
+    *("deepseek-v3.2", "glm-5.2"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3", "mistral-small-3.1": "mistral3"}
@@ -169,6 +171,17 @@ TINY |= {
     "qwen3-next": ("qwen3_next", {**NEXT, "num_hidden_layers": 4, "layer_types": None}),
     "qwen3-next-mixed": ("qwen3_next", {**NEXT, "mlp_only_layers": [0], "attention_bias": True}),
 }
+INDEXED = {**LATENT, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4}
+TINY |= {
+    "deepseek-v32": ("deepseek_v32", {**INDEXED, "first_k_dense_replace": 1}),
+    "deepseek-v32-dense": ("deepseek_v32", {**INDEXED, "first_k_dense_replace": 2, "attention_bias": True}),
+    "glm-dsa": ("glm_moe_dsa", {**INDEXED, "mlp_layer_types": ["sparse", "dense"]}),
+    "glm-dsa-shared": (
+        "glm_moe_dsa",
+        {**INDEXED, "num_hidden_layers": 4, "first_k_dense_replace": 4, "index_topk_freq": 2},
+    ),
+    "glm-dsa-pattern": ("glm_moe_dsa", {**INDEXED, "first_k_dense_replace": 2, "index_topk_pattern": "FS"}),
+}
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""
 PROMPT = 5
@@ -200,10 +213,18 @@ def size_entry(model: torch.nn.Module) -> dict[str, object]:
     runs = [(tensors, len(list(run))) for tensors, run in groupby(layers[index] for index in sorted(layers))]
     if len(runs) == 1:
         return {"total": total, "outside": outside, "layer": layers[0]}
-    if len(runs) > 2:  # kinds in turn
+    if len(runs) > 2:
         every = [layers[index] for index in sorted(layers)]
         count = len(every)
-        period = next(p for p in range(1, count) if all(every[i] == every[i % p] for i in range(count)))
+        period = next(p for p in range(1, count + 1) if all(every[i] == every[i % p] for i in range(count)))
+        if period > count // 2:  # kinds in no regular turn
+            kinds = [one for at, one in enumerate(every) if one not in every[:at]]
+            return {
+                "total": total,
+                "outside": outside,
+                "kinds": kinds,
+                "order": [kinds.index(one) for one in every],
+            }
         runs = [(one, 1) for one in every[:period]]
     return {"total": total, "outside": outside, "runs": runs}
 

@@ -138,6 +138,10 @@ KEYS: dict[str, dict[str, Any]] = {
         name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
         for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe")
     },
+    **{
+        name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
+        for name in ("deepseek_v32", "glm_moe_dsa")
+    },
 }
 """What a shape of each family needs beside the sizes that all have; windows end during generation."""
 VERIFIED = dict.fromkeys(("rank_symmetry", "steady_state", "decode_extrapolation"), "verify")

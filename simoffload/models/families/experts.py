@@ -5,13 +5,18 @@ Modules as in transformers 5.23.0, where all experts of a layer are two tensors 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from simoffload.models.families.base import Derived, ModuleLists, invalid
-from simoffload.models.families.rotary import LLAMA_OPERATIONS, RotaryConfig, llama_traits
+from simoffload.models.families.rotary import (
+    LLAMA_OPERATIONS,
+    RotaryConfig,
+    kinds_of_layers,
+    llama_traits,
+)
 from simoffload.models.modules import (
     Module,
     Parameter,
@@ -162,7 +167,7 @@ class FirstDenseConfig(ExpertsConfig):
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         first, groups, chosen = self.first_k_dense_replace or 0, self.n_group or 1, self.topk_group
-        if first > self.num_hidden_layers:
+        if first > self.num_hidden_layers and "first_k_dense_replace" in self.model_fields_set:
             message = f"first_k_dense_replace {first} is more than num_hidden_layers {self.num_hidden_layers}"
             raise invalid("first_k_dense_replace", message, first)
         if self._experts % groups:
@@ -181,6 +186,30 @@ class FirstDenseConfig(ExpertsConfig):
         wide = self._width * self.n_shared_experts
         shared = self._gated(name="mlp.shared_experts", wide=wide, bias=self._gated_bias)
         return (*self._routed(), *shared)
+
+
+Feed = Literal["dense", "sparse"]
+
+
+class ListedDenseConfig(FirstDenseConfig):
+    """A model that may list which layers are dense, instead of a number of first ones."""
+
+    mlp_layer_types: Annotated[tuple[Feed, ...], kinds_of_layers(Feed)] | None = None
+
+    @classmethod
+    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the replaced keys; with another number of layers the first ones are dense."""
+        return without_lists(super().replaced(base, overrides), overrides, "mlp_layer_types")
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._one_for_each_layer("mlp_layer_types", self.mlp_layer_types)
+        return super().checked()
+
+    @property
+    def _dense(self) -> list[bool]:
+        listed = self.mlp_layer_types
+        return super()._dense if listed is None else [one == "dense" for one in listed]
 
 
 def without_lists(merged: dict[str, Any], overrides: Iterable[str], *lists: str) -> dict[str, Any]:

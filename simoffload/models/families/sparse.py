@@ -1,0 +1,109 @@
+"""The common parts of sparse attention: an indexer that scores earlier tokens, and the rows that it chooses.
+
+DeepSeek sparse attention (DSA; DeepSeek-V3.2, arXiv 2512.02556): small heads of queries and one small key for
+each token give every token a score, and attention reads the rows of those with the highest scores. Eager code
+hides the others by a mask; only serving engines read fewer rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Self
+
+from simoffload.models.families.base import Count, Extent, ModuleLists, Width, invalid
+from simoffload.models.families.deepseek import LatentConfig
+from simoffload.models.families.experts import Experts, Index, ListedDenseConfig
+from simoffload.models.families.rotary import after
+from simoffload.models.modules import Heads, Module, StatePart, attention, container, layer_norm, linear
+
+_SCALED = 128
+"""Elements of an indexer key that share a scale in vLLM (``quant_block_size``)."""
+
+
+def served_key(width: int) -> int:
+    """Return the size [B] of an indexer key in vLLM: its elements in FP8, and scales in single precision.
+
+    Source: ``DeepseekV32IndexerCache`` in model_executor/models/deepseek_v2.py of vLLM at 001cabc1.
+    """
+    return width + 4 * -(-width // _SCALED)
+
+
+def indexer_scores(name: str, heads: Heads, kept: StatePart, *, rotated: int) -> Module:
+    """Build the scores that an indexer gives all rows of its keys; every GPU computes those of all heads.
+
+    ``rotated`` is the part of a head that has rotary positions, and is joined with the rest. Beside the
+    product of queries and keys, the heads' scores are weighed and added.
+    """
+    wide = heads.number * heads.keys
+    scores = attention(
+        f"{name}.scores",
+        query_width=wide,
+        value_width=0,
+        rotated_width=(heads.number + 1) * rotated,
+        joined_width=wide + heads.keys,
+    )
+    return scores._replace(parallel="whole", heads=heads, keeps=(kept,))
+
+
+class Indexer(NamedTuple):
+    """An Indexer has the sizes of the indexer of DeepSeek-V3.2."""
+
+    heads: int
+    dim: int
+    rotated: int
+    """Elements of a head that have rotary positions."""
+
+    def modules(self, hidden: int, rank: int, name: str = "self_attn.indexer") -> tuple[Module, ...]:
+        """Return the modules of one layer in call order; ``rank`` is the width of compressed queries."""
+        kept = StatePart("indexer keys", self.dim, served=served_key(self.dim))
+        heads = Heads(self.heads, 1, self.dim, 0)
+        return (
+            container(name),
+            linear(f"{name}.wq_b", rank, self.heads * self.dim),
+            linear(f"{name}.wk", hidden, self.dim),
+            layer_norm(f"{name}.k_norm", self.dim),
+            linear(f"{name}.weights_proj", hidden, self.heads),
+            indexer_scores(name, heads, kept, rotated=self.rotated),
+        )
+
+
+class IndexedConfig(ListedDenseConfig, LatentConfig):
+    """Latent attention to the rows that an indexer chooses."""
+
+    q_lora_rank: Width = 1536
+    n_routed_experts: Experts = 256
+    num_experts_per_tok: Experts = 8
+    moe_intermediate_size: Extent = 2048
+    first_k_dense_replace: Index | None = 3
+    index_topk: Extent = 2048
+    index_head_dim: Width = 128
+    index_n_heads: Count = 64
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        if self.index_head_dim < self.qk_rope_head_dim:
+            message = f"is less than qk_rope_head_dim {self.qk_rope_head_dim}, the part that is rotated"
+            raise invalid(
+                "index_head_dim", f"index_head_dim {self.index_head_dim} {message}", self.index_head_dim
+            )
+        return super().checked()
+
+    def _indexed(self, class_name: str, shared: tuple[bool, ...]) -> ModuleLists:
+        """Return the lists of a model; layers that are ``shared`` read the rows of an earlier one's
+        indexer."""
+        attend = tuple(
+            one._replace(
+                keeps=(StatePart("latent rows", self.derived().latent_width or 0, chosen=self.index_topk),)
+            )
+            if one.kind == "attention"
+            else one
+            for one in self._latent_attention()
+        )
+        indexer = Indexer(self.index_n_heads, self.index_head_dim, self.qk_rope_head_dim)
+        own = after(attend, "self_attn.kv_b_proj", *indexer.modules(self.hidden_size, self.q_lora_rank))
+        networks = self._routed_and_shared(), self._gated(bias=self._gated_bias)
+        made = {
+            (late, dense): self._normed(attend if late else own, networks[dense])
+            for late in (False, True)
+            for dense in (False, True)
+        }
+        return self._around(class_name, *(made[kind] for kind in zip(shared, self._dense, strict=True)))
