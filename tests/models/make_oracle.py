@@ -45,7 +45,7 @@ WRITTEN = (
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b"),
-    *("deepseek-v3.2", "glm-5.2"),
+    *("deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3", "mistral-small-3.1": "mistral3"}
@@ -181,6 +181,29 @@ TINY |= {
         {**INDEXED, "num_hidden_layers": 4, "first_k_dense_replace": 4, "index_topk_freq": 2},
     ),
     "glm-dsa-pattern": ("glm_moe_dsa", {**INDEXED, "first_k_dense_replace": 2, "index_topk_pattern": "FS"}),
+}
+COMPRESSED = {
+    **SMALL,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "q_lora_rank": 10,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_topk": 2,
+    "sliding_window": 4,
+    "hc_mult": 2,
+    "partial_rotary_factor": 0.25,
+    # Rows end with the last token of the prompt and that of the step, so that both call the same modules.
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+}
+TINY |= {
+    "deepseek-v4": ("deepseek_v4", COMPRESSED),
+    "deepseek-v4-ratios": ("deepseek_v4", {**COMPRESSED, "compress_ratios": [0, 4, 128, 4, 0]}),
 }
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""

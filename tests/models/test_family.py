@@ -142,6 +142,7 @@ KEYS: dict[str, dict[str, Any]] = {
         name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
         for name in ("deepseek_v32", "glm_moe_dsa")
     },
+    "deepseek_v4": {"head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
 }
 """What a shape of each family needs beside the sizes that all have; windows end during generation."""
 VERIFIED = dict.fromkeys(("rank_symmetry", "steady_state", "decode_extrapolation"), "verify")

@@ -44,7 +44,14 @@ _OWN = {
     "qwen3_next": "qwen.Qwen3Next",
 }
 """Families of lineages that share a file: the module and class of each."""
-_SHARED = {"base", "experts", "rotary", "sparse", *(one.partition(".")[0] for one in _OWN.values())}
+_SHARED = {
+    "base",
+    "experts",
+    "rotary",
+    "sparse",
+    "streams",
+    *(one.partition(".")[0] for one in _OWN.values()),
+}
 _FILES = [one.name for one in iter_modules(__path__) if one.name not in _SHARED]
 """Families with a file of their own, which has the name of the family."""
 

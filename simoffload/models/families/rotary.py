@@ -253,10 +253,12 @@ class RotaryConfig(FamilyConfig):
         rotary_outside: bool = True,
         by_position: int = 2,
         model: str | None = None,
+        own: tuple[int, int] = (4, 2),
     ) -> ModuleLists:
         """Return the lists of a model with ``layers``, or with all layers like the only one given.
 
-        ``model`` is the class of the model where it is not called like that of a layer.
+        ``model`` is the class of the model where it is not called like that of a layer, and ``own`` how often
+        the own code of a layer reads and writes the hidden state.
         """
         hidden, embedding_name = self.hidden_size, "model.embed_tokens"
         positions = rotary("model.rotary_emb", self._rotary_dim, by_position=by_position)
@@ -266,7 +268,9 @@ class RotaryConfig(FamilyConfig):
             embedding(embedding_name, self.vocab_size, hidden),
             *((positions,) if rotary_outside else ()),
         )
-        block = container(f"{class_name}DecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1)
+        block = container(
+            f"{class_name}DecoderLayer", reads=own[0] * hidden, writes=own[1] * hidden, touched=1
+        )
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
             rms_norm("model.norm", hidden),

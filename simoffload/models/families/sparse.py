@@ -13,7 +13,20 @@ from simoffload.models.families.base import Count, Extent, ModuleLists, Width, i
 from simoffload.models.families.deepseek import LatentConfig
 from simoffload.models.families.experts import Experts, Index, ListedDenseConfig
 from simoffload.models.families.rotary import after
-from simoffload.models.modules import Heads, Module, StatePart, attention, container, layer_norm, linear
+from simoffload.models.families.streams import unweighted_norm
+from simoffload.models.modules import (
+    SINGLE,
+    Heads,
+    Module,
+    Parameter,
+    StatePart,
+    attention,
+    container,
+    layer_norm,
+    linear,
+    rms_norm,
+    rotary,
+)
 
 _SCALED = 128
 """Elements of an indexer key that share a scale in vLLM (``quant_block_size``)."""
@@ -63,6 +76,115 @@ class Indexer(NamedTuple):
             layer_norm(f"{name}.k_norm", self.dim),
             linear(f"{name}.weights_proj", hidden, self.heads),
             indexer_scores(name, heads, kept, rotated=self.rotated),
+        )
+
+
+class Compressor(NamedTuple):
+    """A Compressor makes one row of several tokens: their sum, weighed by the softmax of gates.
+
+    DeepSeek-V4 (``DeepseekV4CSACompressor``, ``...HCACompressor`` and ``...Indexer`` of transformers 5.23.0).
+    An ``overlapping`` one also weighs the tokens of the row before, with projections of their own.
+    """
+
+    every: int
+    """Tokens of a row."""
+    dim: int
+    """Elements of a row."""
+    rotated: int
+    """Elements of a row that have rotary positions."""
+    overlapping: bool
+
+    @property
+    def _wide(self) -> int:
+        return 2 * self.dim if self.overlapping else self.dim
+
+    @property
+    def state(self) -> StatePart:
+        """The projections and gates of tokens that may still become part of a row, in single precision.
+
+        Source: ``CompressorStateCache`` in models/deepseek_v4/compressor.py of vLLM at 01cc1d3e.
+        """
+        tokens = 2 * self.every if self.overlapping else self.every
+        return StatePart("compressor state", fixed=tokens * 2 * self._wide * SINGLE)
+
+    def modules(self, hidden: int, name: str) -> tuple[Module, ...]:
+        """Return the modules in call order.
+
+        Its own code adds biases to gates (1 read, 1 written), softmax (1, 2; 2, 1), weighs (2, 1) and sums
+        (1, 0). Norm and rotation, of rows and not of tokens, are called in passes that complete a row.
+        """
+        own = Parameter(f"{name}.position_bias", self.every * self._wide)
+        pooled = container(name, reads=7 * self._wide, writes=5 * self._wide)
+        return (
+            pooled._replace(parameters=(own,), keeps=(self.state,)),
+            linear(f"{name}.kv_proj", hidden, self._wide),
+            linear(f"{name}.gate_proj", hidden, self._wide),
+            rms_norm(f"{name}.kv_norm", self.dim, single=True),
+            rotary(f"{name}.rotary_emb", self.rotated // 2),
+        )
+
+    def indexer(self, heads: int, hidden: int, rank: int, name: str) -> tuple[Module, ...]:
+        """Return the modules of an indexer of which this compressor makes the keys; ``rank`` is the width of
+        compressed queries."""
+        served = served_key(self.dim)
+        kept = StatePart("indexer keys", self.dim, served=served, every=self.every)
+        sizes = Heads(heads, 1, self.dim, 0)
+        return (
+            *self.modules(hidden, name),
+            rotary(f"{name}.rotary_emb", self.rotated // 2),
+            linear(f"{name}.q_b_proj", rank, heads * self.dim),
+            container(f"{name}.scorer"),
+            linear(f"{name}.scorer.weights_proj", hidden, heads),
+            indexer_scores(name, sizes, kept, rotated=self.rotated),
+        )
+
+
+class CompressedAttention(NamedTuple):
+    """A CompressedAttention has the sizes of attention to a window and to compressed rows (DeepSeek-V4).
+
+    All heads share one row of each token, which is key and value at once. The projection of the result is one
+    of each group of heads, and one of all of them.
+    """
+
+    heads: int
+    width: int
+    """Elements of a head and of a row."""
+    rank: int
+    """Width of compressed queries."""
+    rotated: int
+    """Elements of a head that have rotary positions, which the result is freed from."""
+    window: int
+    groups: int
+    group_rank: int
+    """Width of the projection of each group of heads."""
+
+    def modules(
+        self, hidden: int, between: tuple[Module, ...] = (), *rows: StatePart, name: str = "self_attn"
+    ) -> tuple[Module, ...]:
+        """Return the modules in call order; those ``between`` compress the ``rows`` that it reads beside its
+        window."""
+        wide, grouped = self.heads * self.width, self.groups * self.group_rank
+        attend = attention(
+            f"{name}.attention",
+            query_width=wide,
+            rotated_width=(2 * self.heads + 1) * self.rotated,
+            joined_width=(2 * self.heads + 1) * self.width,
+        )
+        return (
+            container(name)._replace(parameters=(Parameter(f"{name}.sinks", self.heads),)),
+            linear(f"{name}.q_a_proj", hidden, self.rank),
+            rms_norm(f"{name}.q_a_norm", self.rank, single=True),
+            linear(f"{name}.q_b_proj", self.rank, wide, parallel="column"),
+            unweighted_norm(f"{name}.q_b_norm", self.width, heads=self.heads),
+            linear(f"{name}.kv_proj", hidden, self.width),
+            rms_norm(f"{name}.kv_norm", self.width, single=True),
+            *between,
+            attend._replace(
+                heads=Heads(self.heads, 1, self.width, self.width, joint=True),
+                keeps=(StatePart("window rows", self.width, window=self.window), *rows),
+            ),
+            linear(f"{name}.o_a_proj", wide // self.groups, grouped, parallel="column"),
+            linear(f"{name}.o_b_proj", grouped, hidden, parallel="row"),
         )
 
 
