@@ -36,9 +36,11 @@ from simoffload.errors import InputError, Problem, shortened
 
 DEEPEST = 32
 """The most levels that a document may nest."""
-_MOST_NODES = 50_000
-_LONGEST = 1_000_000
-"""[characters] The longest document."""
+_LONGEST, _LONGEST_OF_PYTHON = 1_000_000, 8_000_000
+"""[B] The longest document, and the longest that a program wrote: a config.json of Hugging Face that lists
+every module that is not quantized has 3 MB."""
+_LEAST_OF_NODE = 20
+"""Characters for each entry of the longest document: our choice."""
 _MOST_DIGITS = 30
 _LONGEST_FLOAT = 60
 
@@ -93,12 +95,13 @@ def parse_yaml(text: str, *, name: str, root: Path | None = None, any_value: boo
     return tree.document(root, any_value=any_value)
 
 
-def parse_json(text: str, *, name: str, root: Path | None = None) -> Document:
+def parse_json(text: str, *, name: str, root: Path | None = None, of_python: bool = False) -> Document:
     """Read JSON text with a mapping at its top level; messages call the file ``name``.
 
-    Raises InputError.
+    That ``of_python``'s programs may be long, and may have NaN and Infinity, which are read as text. Raises
+    InputError.
     """
-    tree = _Tree(name, text)
+    tree = _Tree(name, text, of_python=of_python)
     if text.strip(" \t\r\n"):
         try:
             json.loads(text, parse_int=str, parse_float=str)
@@ -231,14 +234,16 @@ class _Tree:
     Raises InputError if the text is too long or contains characters of binary files.
     """
 
-    def __init__(self, path: str, text: str) -> None:
-        self._path = path
+    def __init__(self, path: str, text: str, *, of_python: bool = False) -> None:
+        self._path, self._of_python = path, of_python
+        most = _LONGEST_OF_PYTHON if of_python else _LONGEST
+        self._most_nodes = most // _LEAST_OF_NODE
         self._data: Any = None
         self._marks: dict[Location, Mark] = {}
         self._problems: list[Problem] = []
         self._escapes = "\\" in text
-        if len(text) > _LONGEST:
-            raise self.refusal(None, "larger than 1 MB")
+        if len(text) > most:
+            raise self.refusal(None, f"larger than {most // 10**6} MB")
         if control := _CONTROL.search(text):
             start = control.start()
             position = Position(text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start))
@@ -276,8 +281,8 @@ class _Tree:
             self._complain(location, position, 'aliases ("*name") are not accepted; write the value out')
             return None
         self._refuse_extras(event, location, position)
-        if len(self._marks) >= _MOST_NODES:
-            raise self.refusal(position, f"more than {_MOST_NODES} entries")
+        if len(self._marks) >= self._most_nodes:
+            raise self.refusal(position, f"more than {self._most_nodes} entries")
         if isinstance(event, yaml.ScalarEvent):
             self._marks[location] = Mark(position, key, event.value if event.implicit[0] else None)
             return self._scalar(event, location, position)
@@ -314,7 +319,7 @@ class _Tree:
         except ValueError as error:
             self._complain(location, position, str(error))
             return None
-        if event.style == "json" and isinstance(value, str):  # NaN, Infinity
+        if event.style == "json" and isinstance(value, str) and not self._of_python:  # NaN, Infinity
             self._complain(location, position, f"{value} is not a number; write a finite one")
         return value
 
@@ -393,8 +398,6 @@ def _explain(error: yaml.MarkedYAMLError, lines: list[str]) -> str:
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """The endings that names of documents may have."""
-_LARGEST = 1_000_000
-"""[B] The largest document; a scenario or a profile has about a hundredth of this."""
 _HELD: dict[str, str] = {}
 """Texts that take the place of files, by name, those held last at the end."""
 
@@ -451,8 +454,8 @@ def resolved(path: str | Path) -> Path:
         return Path(path).resolve()
 
 
-def read_document(path: Path) -> Document:
-    """Read a .yaml, .yml or .json file whose top level is a mapping.
+def read_document(path: Path, *, of_python: bool = False) -> Document:
+    """Read a .yaml, .yml or .json file whose top level is a mapping; for ``of_python`` see ``parse_json``.
 
     Raises InputError for a file that cannot be read or holds anything except data.
     """
@@ -461,8 +464,10 @@ def read_document(path: Path) -> Document:
         if exists(path) and path.is_dir():
             wrong_name = "is a folder; give a .yaml, .yml or .json file"
         raise _refusal(path, wrong_name if exists(path) else "no such file")
-    parse = parse_json if path.suffix == ".json" else parse_yaml
-    return parse(read_text(path, most=_LARGEST), name=str(path), root=path.parent)
+    if path.suffix != ".json":
+        return parse_yaml(read_text(path, most=_LONGEST), name=str(path), root=path.parent)
+    text = read_text(path, most=_LONGEST_OF_PYTHON if of_python else _LONGEST)
+    return parse_json(text, name=str(path), root=path.parent, of_python=of_python)
 
 
 def file_size(name: str | Path, *, remedy: str = "") -> int:
@@ -495,7 +500,7 @@ def read_text(name: str | Path, *, most: int, remedy: str = "") -> str:
         raise _refusal(name, message, line=content.count(b"\n", 0, error.start) + 1) from None
 
 
-def read_bytes(name: str | Path, *, most: int = _LARGEST, remedy: str = "") -> bytes:
+def read_bytes(name: str | Path, *, most: int = _LONGEST, remedy: str = "") -> bytes:
     """Return the content of a file of at most ``most`` [B]. Raises InputError."""
     held = _HELD.get(str(name))
     size = file_size(name, remedy=remedy) if held is None else len(held)

@@ -6,7 +6,7 @@ which transformers 5.23 loads a checkpoint. vLLM 0.33 repacks them and drops wha
 (``process_weights_after_loading``).
 
 References: GPTQ arXiv 2210.17323; AWQ arXiv 2306.00978; QLoRA (NF4) arXiv 2305.14314; OCP Microscaling
-Formats v1.0 (MXFP4); ggml/src/ggml-common.h of llama.cpp@0c1e5709 (block structures of GGUF types);
+Formats v1.0 (MXFP4, MXFP8); ggml/src/ggml-common.h of llama.cpp@0c1e5709 (block structures of GGUF types);
 deepspeed/inference/quantization/utils.py at 0.19.6.
 """
 
@@ -45,6 +45,7 @@ Method = Literal[
     "bitsandbytes-4bit",
     "bitsandbytes-8bit",
     "mxfp4",
+    "mxfp8",
     "nvfp4",
     "deepspeed",
     "gguf",
@@ -254,21 +255,32 @@ def bitsandbytes(*, double_quantized: bool) -> WeightFormat:
     return WeightFormat(name, Fraction(4), "weight", scales, dequantization=cost, method="bitsandbytes-4bit")
 
 
+_INPUT_SCALE = Scales("input_scale", Fraction(4), None, None)
+"""Scale of the input of a product, measured before (``activation_scheme: static``)."""
+
+
 @cache
-def fp8(*, block: tuple[int, int] | None = None, per_row: bool = False, scale: int = 4) -> WeightFormat:
-    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor.
+def fp8(
+    *,
+    block: tuple[int, int] | None = None,
+    per_row: bool = False,
+    scale: int = 4,
+    static: bool = False,
+) -> WeightFormat:
+    """Return FP8 with a scale for a block of rows and columns, for every row, or for the tensor; ``static``:
+    also with one for the input.
 
     Kernels take whole blocks (``validate_fp8_block_shape``, vllm/model_executor/layers/quantization/utils/
     fp8_utils.py).
     """
     rows, columns = block or ((1, None) if per_row else (None, None))
     name = "fp8-channel" if per_row else "fp8" if block is None else f"fp8-block{block[0]}"
-    scales = Scales("weight_scale_inv" if block else "weight_scale", Fraction(scale), columns, rows)
+    scales = (Scales("weight_scale_inv" if block else "weight_scale", Fraction(scale), columns, rows),)
     return WeightFormat(
         name,
         Fraction(8),
         "weight",
-        (scales,),
+        (*scales, _INPUT_SCALE) if static else scales,
         dequantization=_FP8,
         method="fp8",
         unit=block or (1, 1),
@@ -371,19 +383,37 @@ _MXFP4 = WeightFormat(
     method="mxfp4",
 )
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
-_NVFP4 = WeightFormat(
-    "nvfp4",
-    Fraction(4),
+_MXFP8 = WeightFormat(
+    "mxfp8",
+    Fraction(8),
     "weight",
-    (
-        Scales("weight_scale", Fraction(1), 16),
-        Scales("weight_scale_2", Fraction(4), None, None),
-        Scales("input_scale", Fraction(4), None, None),
-    ),
-    dequantization=_FUSED_4,
-    method="nvfp4",
-    unit=(1, 16),
+    (Scales("weight_scale", Fraction(1), 32),),
+    dequantization=_FP8,
+    method="mxfp8",
+    unit=(1, 32),
 )
+"""Bytes of a scale of E8M0 for 32 weights (OCP Microscaling Formats v1.0)."""
+
+
+@cache
+def nvfp4(group: int | None = 16, *, decoded: bool = False) -> WeightFormat:
+    """Return NVFP4: a scale in FP8 per group of a row, and one for the tensor.
+
+    Unless it is ``decoded``, inputs are rounded to FP4, too, with a scale of their own; otherwise kernels
+    decode the weights on every GPU (Marlin, ``MarlinNvFp4LinearKernel`` of vLLM).
+    """
+    group = group or 16
+    tensor = Scales("weight_scale_2", Fraction(4), None, None)
+    return WeightFormat(
+        "nvfp4" + ("-a16" if decoded else "") + ("" if group == 16 else f"-g{group}"),
+        Fraction(4),
+        "weight",
+        (Scales("weight_scale", Fraction(1), group), tensor, *(() if decoded else (_INPUT_SCALE,))),
+        dequantization=_FUSED_4,
+        method="nvfp4",
+        unit=(1, group),
+    )
+
 
 FORMATS: dict[str, WeightFormat] = {
     one.name: one
@@ -399,7 +429,9 @@ FORMATS: dict[str, WeightFormat] = {
         bitsandbytes(double_quantized=False),
         bitsandbytes(double_quantized=True),
         _MXFP4,
-        _NVFP4,
+        _MXFP8,
+        nvfp4(),
+        nvfp4(decoded=True),
     )
 }
 """Formats that apply to all linear layers of a model alike, by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from simoffload.documents import quoted
 
@@ -85,18 +85,27 @@ _LONGEST_PATTERN = 1000
 """Length of the longest pattern [characters]."""
 _OUTER = "language_model."
 """Prefix of a text model's names within a model that takes more than text (transformers 5)."""
+_EXPERT = re.compile(r"\.experts\.(\d+)(?:\..+)?$")
+"""End of the name of one expert, or of a matrix of one; transformers 5 keeps those of all in one module."""
+_ELSEWHERE: tuple[Mapping[str, str], ...] = (
+    {"mlp": "block_sparse_moe"},
+    {"mlp": "ffn", "self_attn": "attn", "lm_head": "head"},
+)
+"""Parts of names in checkpoints that transformers 5 renames when it loads them (conversion_mapping.py):
+of Mixtral's experts, and of DeepSeek's own files."""
 
 
 class ModuleNames:
     """ModuleNames match the full names of modules, and of all modules inside of those.
 
     A pattern is a name or some neighbouring parts of one ("mlp.gate"), in which "*" stands for any text, or a
-    regular expression after "re:", which matches from the beginning of the name.
+    regular expression after "re:", which matches from the beginning of the name. The name of the first expert
+    of a layer stands for all of them.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         """Read the patterns. Raises ValueError for one that is too long or not valid, and for too many."""
-        self._exact, simple = set[str](), list[str]()
+        self._exact, self._beginnings, simple = set[str](), set[str](), list[str]()
         self._expressions: list[Expression] = []
         for pattern in patterns:
             if len(pattern) > _LONGEST_PATTERN:
@@ -105,7 +114,13 @@ class ModuleNames:
                 )
             plain = _plain(pattern)
             if not plain.startswith(_REGEX) and "*" not in plain:
-                self._exact.add(plain)
+                one_expert = _EXPERT.search(plain)
+                if one_expert is None:
+                    self._exact.add(plain)
+                elif int(one_expert[1]) == 0:
+                    self._exact.add(plain[: one_expert.start()] + ".experts")
+            elif not plain.startswith(_REGEX) and plain.find("*") == len(plain) - 1 > 0:
+                self._beginnings.add(plain[:-1])
             elif (expression := _expression(plain)).ahead:
                 self._expressions.append(expression)
             else:
@@ -115,13 +130,13 @@ class ModuleNames:
 
     def __bool__(self) -> bool:
         """Return whether there are any patterns."""
-        return bool(self._exact or self._expressions)
+        return bool(self._exact or self._beginnings or self._expressions)
 
     @property
     def by_layer(self) -> bool:
         """Whether names that differ in the number of the layer alone may be matched differently."""
         numbered = (part.isdecimal() for one in self._exact for part in one.split("."))
-        return bool(self._expressions) or any(numbered)
+        return bool(self._expressions or self._beginnings) or any(numbered)
 
     def match(self, name: str) -> bool:
         """Return whether a pattern matches the module called ``name``, or one around it."""
@@ -129,6 +144,8 @@ class ModuleNames:
 
     def _matches(self, name: str) -> bool:
         if self._exact and not self._exact.isdisjoint(_parts(name)):
+            return True
+        if self._beginnings and not self._beginnings.isdisjoint(_begun(name)):
             return True
         return any(one.found_in(name) for one in self._expressions)
 
@@ -152,9 +169,12 @@ def _expression(pattern: str) -> Expression:
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Return the names of a module of a text model, alone and within a model that takes more than text."""
+    """Return the names of a module of a text model: alone, within a model that takes more than text, and as
+    checkpoints may have it."""
     inside = name.replace("model.", f"model.{_OUTER}", 1) if name.startswith("model.") else name
-    return tuple(dict.fromkeys((name, _OUTER + name, inside)))
+    parts = name.split(".")
+    others = (".".join(renamed.get(part, part) for part in parts) for renamed in _ELSEWHERE)
+    return tuple(dict.fromkeys((name, _OUTER + name, inside, *others)))
 
 
 def _parts(name: str) -> list[str]:
@@ -162,3 +182,13 @@ def _parts(name: str) -> list[str]:
     parts = name.split(".")
     ends = range(1, len(parts) + 1)
     return [".".join(parts[begin:end]) for end in ends for begin in range(end)]
+
+
+def _begun(name: str) -> Iterator[str]:
+    """Yield every text that begins at the beginning of a part of a name."""
+    begin = 0
+    while True:
+        yield from (name[begin:end] for end in range(begin + 1, len(name) + 1))
+        begin = name.find(".", begin) + 1
+        if begin == 0:
+            return

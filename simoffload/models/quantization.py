@@ -54,7 +54,9 @@ class Quantization:
 
     name: str
     format: WeightFormat | None = None
-    """Format of quantized matrices; None with a mixture."""
+    """Format of quantized matrices; None with a mixture, and where only ``others`` are quantized."""
+    others: tuple[tuple[ModuleNames, WeightFormat], ...] = ()
+    """Names of modules in formats of their own, which go before ``format``."""
     mixture: Mixture | None = None
     """Mixture of a GGUF file."""
     targets: ModuleNames | None = None
@@ -74,6 +76,9 @@ class Quantization:
     """Whether routers of experts are quantized."""
     dtype: Dtype | None = None
     """Data type of activations that its kernels need; None: any."""
+    cache: str = ""
+    """Format in which serving engines keep keys and values of the model unless told otherwise; empty: in its
+    data type."""
     note: str = ""
     """Sentence about what is not known of it, which results have as a warning."""
 
@@ -85,7 +90,15 @@ class Quantization:
             return gguf_type(
                 self.mixture, model, name=matrix.name, columns=matrix.columns, layer=matrix.layer
             )
+        for names, one in self.others:
+            if (matrix.is_head or self._covers(matrix)) and names.match(matrix.module):
+                return None if self.ignored.match(matrix.module) else one
         return self.format if self._covers(matrix) and self._names(matrix.module) else None
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """All formats of matrices, other than those of a mixture."""
+        return (*(one for _, one in self.others), *filter(None, (self.format,)))
 
     def _covers(self, matrix: Matrix) -> bool:
         """Return whether matrices of this kind are quantized."""
@@ -102,7 +115,7 @@ class Quantization:
     @property
     def by_layer(self) -> bool:
         """Whether equal layers may have different formats."""
-        lists = (self.ignored, self.targets or _NO_NAMES)
+        lists = (self.ignored, self.targets or _NO_NAMES, *(names for names, _ in self.others))
         return self.mixture is not None or any(one.by_layer for one in lists)
 
     @property
@@ -367,6 +380,8 @@ def _named(stated: set[str], listed: Sequence[str]) -> str:
     integers = f"int4-g{group}"
     if "fp8" in stated:
         return "fp8-channel" if "dynamic" in stated else "fp8-block128" if "block" in stated else "fp8"
+    if stated & {"nvfp4a16", "fp4a16"}:
+        return "nvfp4-a16"
     if stated & {"bnb"}:
         return "int8" if stated & _EIGHT_BIT_INTEGERS else "nf4-dq"
     if stated & {"gptq", "w8a16"} and stated & _EIGHT_BIT_INTEGERS:

@@ -1,24 +1,40 @@
 """Reading of ``quantization_config`` in a config.json: one class per ``quant_method``.
 
-Keys are those of transformers 5.23 (utils/quantization_config.py) and of compressed-tensors 0.12
-(quantization/quant_args.py); keys without influence on sizes are ignored.
+Keys are those of transformers 5.23 (utils/quantization_config.py), of compressed-tensors 0.12
+(quantization/quant_args.py) and of ModelOpt as vLLM reads them (vllm/model_executor/layers/quantization/
+modelopt.py); keys without influence on sizes are ignored.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from simoffload.documents import Document, Frozen, Location, either, listing, quoted, suggest, validate
+from simoffload.documents import (
+    Document,
+    Frozen,
+    Location,
+    either,
+    exists,
+    listing,
+    quoted,
+    read_document,
+    suggest,
+    validate,
+)
 from simoffload.errors import InputError
-from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, packed
+from simoffload.models.formats import FORMATS, WeightFormat, bitsandbytes, fp8, gptq, nvfp4, packed
 from simoffload.models.module_names import ModuleNames
-from simoffload.models.quantization import QUANTIZATIONS, Quantization, bitsandbytes_quantization
+from simoffload.models.quantization import Quantization, bitsandbytes_quantization
 
 KEY = "quantization_config"
+BESIDE = "hf_quant_config.json"
+"""File beside a config.json in which ModelOpt describes the weights."""
 _REPLACED = "in a scenario, model.quantization replaces this section"
 
 
@@ -57,6 +73,35 @@ class Section(Frozen, ABC):
     @abstractmethod
     def quantization(self) -> Quantization:
         """Return the quantization that the section describes."""
+
+
+def _mixed(parts: Iterable[tuple[tuple[str, ...], WeightFormat]], **given: Any) -> Quantization:
+    """Return a quantization in which modules of such names have these formats, and others that of ``given``,
+    if any."""
+    names: dict[WeightFormat, list[str]] = {}
+    for some, one in parts:
+        names.setdefault(one, []).extend(some)
+    others = tuple((ModuleNames(some), one) for one, some in names.items())
+    formats = (*names, *filter(None, (given.get("format"),)))
+    return Quantization("+".join(dict.fromkeys(one.name for one in formats)), others=others, **given)
+
+
+class _CacheScheme(Frozen):
+    """``kv_cache_scheme`` describes the scales of keys and values of compressed-tensors and ModelOpt."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_bits: Literal[4, 8]
+    type: Literal["float"] = "float"
+
+    @property
+    def format(self) -> str:
+        """Name of the format of keys and values."""
+        return "fp8" if self.num_bits == 8 else "nvfp4"
+
+
+def _cache(scheme: _CacheScheme | None) -> str:
+    return "" if scheme is None else scheme.format
 
 
 Bits = Literal[2, 3, 4, 8]
@@ -152,16 +197,79 @@ class _BitsAndBytes(Section):
         return bitsandbytes_quantization(one, ignored=ignored, head=skipped is not None)
 
 
+_ALGORITHMS: Mapping[str, Callable[[int | None], WeightFormat]] = {
+    "FP8": lambda _: fp8(static=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda _: fp8(per_row=True),
+    "FP8_PB_WO": lambda _: FORMATS["fp8-block128"],
+    "MXFP8": lambda _: FORMATS["mxfp8"],
+    **dict.fromkeys(("NVFP4", "NVFP4_AWQ", "W4A8_NVFP4_FP8"), nvfp4),
+    "W4A16_NVFP4": lambda _: FORMATS["nvfp4-a16"],
+    **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8"), lambda _: FORMATS["mxfp4"]),
+    **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), lambda group: gptq(4, group or 128, awq=True)),
+    "INT8_WO": lambda _: packed(8, None, symmetric=True),
+}
+"""Formats by ModelOpt's names of algorithms (``quant_algo``) and the size of a group.
+
+Source: NVIDIA/Model-Optimizer, modelopt/torch/export/quant_utils.py. AWQ's own scale for each input feature
+is not counted.
+"""
+_MIXED = "MIXED_PRECISION"
+
+
+def _known_algorithm(given: str) -> str:
+    """Return the name of an algorithm in capitals, as some versions do not write it. Raises ValueError."""
+    name = given.upper()
+    if name not in _ALGORITHMS and name != _MIXED:
+        known = [*_ALGORITHMS, _MIXED]
+        near = suggest(name, known)
+        raise ValueError(f"the algorithm {quoted(given)} is not supported{near}; supported: {listing(known)}")
+    return name
+
+
+Algorithm = Annotated[str, AfterValidator(_known_algorithm)]
+GroupOfModule = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+
+
+class _OwnAlgorithm(Frozen):
+    """``quantized_layers.<module>`` describes the format of a module of ModelOpt's mixed precision."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    quant_algo: Algorithm
+    group_size: GroupOfModule | None = None
+
+    @field_validator("quant_algo")
+    @classmethod
+    def _is_one_format(cls, name: str) -> str:
+        if name == _MIXED:
+            raise ValueError(f"a module has one format; supported: {listing(list(_ALGORITHMS))}")
+        return name
+
+    def format(self) -> WeightFormat:
+        """Return the format of its weights."""
+        return _ALGORITHMS[self.quant_algo](self.group_size)
+
+
+OwnAlgorithms = Mapping[str, _OwnAlgorithm]
+
+
+def _by_module(modules: OwnAlgorithms | None) -> Iterable[tuple[tuple[str, ...], WeightFormat]]:
+    return (((name,), one.format()) for name, one in (modules or {}).items())
+
+
 class _Fp8(Section):
     weight_block_size: Block | None = None
+    activation_scheme: Literal["dynamic", "static"] = "dynamic"
+    quantized_layers: OwnAlgorithms | None = None
+    """Modules that ModelOpt quantized again after a release in FP8."""
     ignored_layers: Names | None = None
     """Another name of ``modules_to_not_convert``, which takes precedence over it (vLLM 0.33,
     ``Fp8Config.from_config``)."""
 
     def quantization(self) -> Quantization:
-        one = fp8(block=self.weight_block_size)
+        one = fp8(block=self.weight_block_size, static=self.activation_scheme == "static")
         ignored = ModuleNames(self.ignored_layers) if self.ignored_layers else self.ignored
-        return Quantization(one.name, one, ignored=ignored)
+        return _mixed(_by_module(self.quantized_layers), format=one, ignored=ignored)
 
 
 class _FbgemmFp8(Section):
@@ -187,7 +295,8 @@ class _Weights(Frozen):
 
     num_bits: Literal[4, 8]
     type: Literal["int", "float"] = "int"
-    strategy: Literal["tensor", "channel", "group", "block", "tensor_group"]
+    strategy: Literal["tensor", "channel", "group", "block", "tensor_group"] | None = None
+    """What shares a scale; None: a group if ``group_size`` is given, otherwise the tensor."""
     group_size: Group | None = None
     block_structure: Block | None = None
     symmetric: Flag = True
@@ -195,7 +304,7 @@ class _Weights(Frozen):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         needed = {"group": "group_size", "tensor_group": "group_size", "block": "block_structure"}
-        key = needed.get(self.strategy)
+        key = needed.get(self.strategy or "")
         if key is not None and getattr(self, key) is None:
             raise ValueError(f"strategy {self.strategy} needs {key}")
         self.format()
@@ -203,26 +312,37 @@ class _Weights(Frozen):
 
     def format(self) -> WeightFormat:
         """Return the format; scales are of 2 B. Raises ValueError for one that is not supported."""
-        if self.strategy == "group" and self.group_size is None:
+        strategy = self.strategy or ("tensor" if self.group_size is None else "group")
+        if strategy == "group" and self.group_size is None:
             raise ValueError("strategy group needs the key group_size, such as 128")
-        if self.type == "int" and self.strategy in ("group", "channel"):
-            group = _columns(self.group_size or -1) if self.strategy == "group" else None
+        if self.type == "int" and strategy in ("group", "channel"):
+            group = _columns(self.group_size or -1) if strategy == "group" else None
             return packed(self.num_bits, group, symmetric=self.symmetric)
         if (self.type, self.num_bits, self.group_size) == ("float", 4, 16):
-            return FORMATS["nvfp4"]
+            return nvfp4()
         if (self.type, self.num_bits, self.group_size) == ("float", 4, 32):
             return FORMATS["mxfp4"]
-        if (self.type, self.num_bits) == ("float", 8) and "group" not in self.strategy:
-            block = self.block_structure if self.strategy == "block" else None
-            return fp8(block=block, per_row=self.strategy == "channel", scale=2)
+        if (self.type, self.num_bits, self.group_size) == ("float", 8, 32):
+            return FORMATS["mxfp8"]
+        if (self.type, self.num_bits) == ("float", 8) and "group" not in strategy:
+            block = self.block_structure if strategy == "block" else None
+            return fp8(block=block, per_row=strategy == "channel", scale=2)
         raise ValueError(
-            f"weights of {self.num_bits} bits, {self.type}, by {self.strategy} are not supported; supported: "
-            "int of 4 or 8 bits by group or channel, float of 8 bits by tensor, channel or block, float of 4 "
-            f"bits in groups of 16 or 32; {_REPLACED}"
+            f"weights of {self.num_bits} bits, {self.type}, by {strategy} are not supported; supported: "
+            "int of 4 or 8 bits by group or channel, float of 8 bits by tensor, channel or block, or in "
+            f"groups of 32, float of 4 bits in groups of 16 or 32; {_REPLACED}"
         )
 
 
 _LINEAR = "Linear"
+
+
+class _Inputs(Frozen):
+    """``config_groups.<name>.input_activations`` describes the inputs of products."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_bits: int
 
 
 class _Scheme(Frozen):
@@ -233,6 +353,7 @@ class _Scheme(Frozen):
     targets: Annotated[Names, Field(min_length=1)]
     """Names of modules, or the class ``Linear`` for all linear layers."""
     weights: _Weights
+    input_activations: _Inputs | None = None
 
     @field_validator("targets")
     @classmethod
@@ -242,28 +363,76 @@ class _Scheme(Frozen):
                 raise ValueError(f"the class {quoted(one)} is not supported, only {_LINEAR} and module names")
         return targets
 
-    @property
-    def names(self) -> ModuleNames | None:
-        """Names of the modules; None: all linear layers."""
-        return None if _LINEAR in self.targets else ModuleNames(self.targets)
+    def format(self) -> WeightFormat:
+        """Return the format of weights, with whether tensor cores multiply them as they are."""
+        one = self.weights.format()
+        inputs = self.input_activations
+        return FORMATS["nvfp4-a16"] if one is nvfp4() and inputs is None else one
+
+
+def _has_groups(groups: dict[str, _Scheme]) -> dict[str, _Scheme]:
+    """Raise ValueError for no group, and for two formats of all linear layers."""
+    if not groups:
+        raise ValueError(f"must have a group with targets and weights, got no group; {_REPLACED}")
+    of_all = [name for name, one in groups.items() if _LINEAR in one.targets]
+    if len({groups[name].format() for name in of_all}) > 1:
+        raise ValueError(f"{listing(of_all)} have all linear layers as targets, in different formats")
+    return groups
+
+
+_Groups = Annotated[dict[str, _Scheme], AfterValidator(_has_groups)]
+
+
+def _of_groups(groups: dict[str, _Scheme], **given: Any) -> Quantization:
+    """Return the quantization of groups of modules; those with names go before the class of linear layers."""
+    of_all = next((one.format() for one in groups.values() if _LINEAR in one.targets), None)
+    named = ((one.targets, one.format()) for one in groups.values() if _LINEAR not in one.targets)
+    return _mixed(named, format=of_all, **given)
 
 
 class _CompressedTensors(Section):
-    config_groups: dict[str, _Scheme]
+    config_groups: _Groups
     ignore: Names = ()
-
-    @field_validator("config_groups")
-    @classmethod
-    def _one_group(cls, groups: dict[str, _Scheme]) -> dict[str, _Scheme]:
-        if len(groups) != 1:
-            found = f"{len(groups)} groups ({listing(list(groups))})" if groups else "no group"
-            raise ValueError(f"one group of modules with one format is supported, got {found}; {_REPLACED}")
-        return groups
+    kv_cache_scheme: _CacheScheme | None = None
 
     def quantization(self) -> Quantization:
-        scheme = next(iter(self.config_groups.values()))
-        one = scheme.weights.format()
-        return Quantization(one.name, one, targets=scheme.names, ignored=ModuleNames(self.ignore))
+        ignored, cache = ModuleNames(self.ignore), _cache(self.kv_cache_scheme)
+        return _of_groups(self.config_groups, ignored=ignored, cache=cache)
+
+
+class _ModelOpt(Section):
+    """Of both layouts: ``ignore`` and ``kv_cache_scheme`` of a config.json, or ``exclude_modules`` and
+    ``kv_cache_quant_algo`` of hf_quant_config.json."""
+
+    quant_algo: Algorithm | None = None
+    group_size: GroupOfModule | None = None
+    config_groups: _Groups | None = None
+    quantized_layers: OwnAlgorithms | None = None
+    ignore: Names | None = None
+    exclude_modules: Names | None = None
+    kv_cache_scheme: _CacheScheme | None = None
+    kv_cache_quant_algo: Literal["FP8", "NVFP4", "fp8", "nvfp4"] | None = None
+
+    @model_validator(mode="after")
+    def _states_formats(self) -> Self:
+        if self.quant_algo == _MIXED and not self.quantized_layers and self.config_groups is None:
+            raise ValueError(f"quant_algo {_MIXED} needs quantized_layers, the format of each module")
+        if self.quant_algo is None and self.config_groups is None:
+            raise ValueError(f"quant_algo is missing; valid: {listing([*_ALGORITHMS, _MIXED])}; {_REPLACED}")
+        return self
+
+    def quantization(self) -> Quantization:
+        """Return formats by module; the head is quantized unless it is excluded, as in vLLM
+        (``ModelOptQuantConfigBase.get_quant_method``)."""
+        excluded = (*(self.ignore or ()), *(self.exclude_modules or ()))
+        cache = _cache(self.kv_cache_scheme) or (self.kv_cache_quant_algo or "").lower()
+        given: dict[str, Any] = {"ignored": ModuleNames(excluded), "cache": cache}
+        if self.quant_algo not in (None, _MIXED):
+            one = _ALGORITHMS[self.quant_algo](self.group_size)
+            return Quantization(one.name, one, head=True, **given)
+        if self.quantized_layers:
+            return _mixed(_by_module(self.quantized_layers), **given)
+        return _of_groups(self.config_groups or {}, head=True, **given)
 
 
 METHODS: Mapping[str, type[Section]] = {
@@ -274,6 +443,7 @@ METHODS: Mapping[str, type[Section]] = {
     "fbgemm_fp8": _FbgemmFp8,
     "mxfp4": _Mxfp4,
     "compressed-tensors": _CompressedTensors,
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), _ModelOpt),
 }
 """Classes of sections by their ``quant_method``."""
 
@@ -284,37 +454,86 @@ def read_quantization(
     """Return the quantization of a config.json; None if it is not quantized. Raises InputError.
 
     ``rows`` returns the lengths of rows of the model's matrices, one of which a group must divide. ``at`` is
-    where the keys of the model are; the section may also be at the top.
+    where the keys of the model are; the section may also be at the top, or in a file of ModelOpt beside.
     """
     outer, inner = document.data, document.data
     for key in at:
         inner = inner[key]
+    experts = _released_experts(document, (*at, "expert_dtype"), inner.get("expert_dtype"))
     at, section = (at, inner[KEY]) if inner.get(KEY) is not None else ((), outer.get(KEY))
+    at, beside = (*at, KEY), section is None
+    if beside:
+        document, section = _beside(document)
+        at = ()
     if section is None:
-        return None
-    at = (*at, KEY)
+        return None if experts is None else _mixed(experts)
     if not isinstance(section, Mapping):
         message = f"must be a mapping with quant_method ({either(list(METHODS))}); {_REPLACED}"
         raise InputError([document.problem(at, message)])
+    found = _ModelOpt if beside else _method(document, section, at)
+    if found is _ModelOpt and isinstance(inside := section.get("quantization"), Mapping):
+        at, section = (*at, "quantization"), inside
+    quantization = validate(document, found, at=at).quantization()
+    if experts is not None:
+        quantization = _with_experts(quantization, experts)
+    lengths = rows()
+    wrong = next(filter(None, (_wrong_group(one, lengths) for one in quantization.formats)), "")
+    if wrong:
+        place = (*at, "group_size") if "group_size" in section else at
+        raise InputError([document.problem(place, wrong)])
+    return quantization
+
+
+def _beside(document: Document) -> tuple[Document, Any]:
+    """Return the file of ModelOpt beside a config.json, and its content; None without one."""
+    if document.root is None or not document.path:
+        return document, None
+    path = Path(document.path).with_name(BESIDE)
+    if not exists(path):
+        return document, None
+    read = read_document(path, of_python=True)
+    return read, read.data
+
+
+def _method(document: Document, section: Mapping[str, Any], at: Location) -> type[Section]:
+    """Return the class of the section's method. Raises InputError for one that is not known."""
     method = section.get("quant_method")
     if method is None and ("load_in_4bit" in section or "load_in_8bit" in section):
         method = "bitsandbytes"  # older configurations do not name it
     found = METHODS.get(method) if isinstance(method, str) else None
-    if found is None and method == "modelopt":
-        algorithm = str(section.get("quant_algo")).lower()
-        give = algorithm if algorithm in QUANTIZATIONS else "fp8 or nvfp4"
-        message = f"the method {quoted(method)} is not read yet; give quantization: {give}, which replaces it"
-        raise InputError([document.problem((*at, "quant_method"), message)])
     if found is None:
         near = suggest(str(method), list(METHODS)) if method else ""
         wrong = "is missing" if method is None else f"the method {quoted(str(method))} is not supported"
         message = f"{wrong}{near}; supported: {listing(list(METHODS))}; {_REPLACED}"
         raise InputError([document.problem((*at, "quant_method"), message)])
-    quantization = validate(document, found, at=at).quantization()
-    if quantization.format is not None and (wrong := _wrong_group(quantization.format, rows())):
-        place = (*at, "group_size") if "group_size" in section else at
-        raise InputError([document.problem(place, wrong)])
-    return quantization
+    return found
+
+
+_EXPERTS = ("experts",)
+
+
+def _released_experts(
+    document: Document, at: Location, dtype: object
+) -> list[tuple[tuple[str, ...], WeightFormat]] | None:
+    """Return the format of experts that a release states apart from others (``expert_dtype``); None if it
+    states none. Raises InputError for one that is not known."""
+    if dtype in (None, "fp8", "bf16", "bfloat16"):
+        return None
+    if dtype != "fp4":
+        message = f"must be fp4 (MXFP4) or fp8, got {quoted(str(dtype))}; {_REPLACED}"
+        raise InputError([document.problem(at, message)])
+    return [(_EXPERTS, FORMATS["mxfp4"])]
+
+
+def _with_experts(
+    quantization: Quantization, experts: list[tuple[tuple[str, ...], WeightFormat]]
+) -> Quantization:
+    """Return a quantization with the released format of experts, unless it names them itself."""
+    own = _mixed(experts)
+    others = (*quantization.others, *own.others)
+    if any(names.match("model.layers.0.mlp.experts") for names, _ in quantization.others):
+        return quantization
+    return replace(quantization, name=f"{own.name}+{quantization.name}", others=others)
 
 
 def _wrong_group(one: WeightFormat, rows: Collection[int]) -> str:

@@ -40,8 +40,8 @@ _SIZE = re.compile(r"[ae]?\d[\dx.]*[bmt](?![a-z0-9])")
 _DISTINGUISHING = re.compile(r"-\d{4}$|-\d+[km](?=-|$)")
 """Words among these that tell some models apart: dates and contexts."""
 _FORM = re.compile(
-    r"[-.]((?:nv|mx)?fp[468](?:-moe)?|bf16|fp?16|int[48]|[348]-?bits?|w\d+a\d+|(?:ud-)?(?:i?q|tq)[1-8](?:-[0-9klmnsx]+)*"
-    r"|awq|gptq|gguf|ggml|mlx|bnb|exl[23]|hqq|qat|quantized|unquantized|dynamic|block|g(?:roup)?\d+|autoround"
+    r"[-.]((?:nv|mx)?fp[468](?:-moe|a16)?|bf16|fp?16|int[48]|[348]-?bits?|w\d+a\d+"
+    r"|(?:ud-)?(?:i?q|tq)[1-8](?:-[0-9klmnsx]+)*|awq|gptq|gguf|ggml|mlx|bnb|exl[23]|hqq|qat|quantized|unquantized|dynamic|block|g(?:roup)?\d+|autoround"
     r"|nf4|nf4-dq|onnx|kv|i1|imatrix|unsloth|\d(?:\.\d+)?bpw|w4afp8)$"
 )
 """Last word of a name that says in which form the weights are stored."""

@@ -482,7 +482,7 @@ def model_file(text: str) -> str | None:
     try:
         if path.suffix != ".json" or not path.is_file():
             return None
-        data = read_document(path).data
+        data = read_config(path).data
     except (OSError, ValueError, InputError):
         return None  # what is wrong is said where it is read as a scenario
     described = _OF_A_CONFIG.intersection(data) and not _OF_A_SCENARIO.intersection(data)
@@ -493,7 +493,7 @@ def read_config(path: Path) -> Document:
     """Read a config.json. Raises InputError, which says of a folder without one what else is in it."""
     folder = path.parent
     if path.name != _CONFIG or exists(path) or not folder.is_dir():
-        return read_document(path)
+        return read_document(path, of_python=True)
     inside = [str(one) for one in sorted(folder.iterdir()) if one.suffix.lower() in (*SUFFIXES, GGUF)]
     text = f"this folder has no {_CONFIG}, which describes a model; "
     text += (
@@ -642,26 +642,28 @@ def _label_of(path: Path, document: Document) -> str:
     return short
 
 
-_IN_CONFIG = re.compile(r"fp8|(?:nv|mx)?fp4|awq|gptq|int[48]|nf4|w\d+a\d+|bnb")
+_IN_CONFIG = re.compile(
+    r"(?:nv|mx)?fp[48](?:a16)?|awq|gptq|int[48]|nf4|w\d+a\d+|w4afp8|bnb|[348]bits?|autoround"
+)
 """Word of a name for a form that a config.json or a file beside it states."""
-_BESIDE = "hf_quant_config.json"
+_BETWEEN_WORDS = re.compile(r"[-_.\s]+")
 
 
 def _check_unstated(document: Document, label: str) -> None:
     """Raise InputError for a config.json that states no form of the weights although its name says one."""
     stated = document.data.get("_name_or_path")
     names = (label, stated.rpartition("/")[2] if isinstance(stated, str) else "")
-    terms = [word for name in names for word in form_words(name) if _IN_CONFIG.fullmatch(word)]
+    words = [word for name in names for word in _BETWEEN_WORDS.split(name.lower())]
+    terms = [word for word in words if _IN_CONFIG.fullmatch(word)]
     if not terms:
         return
     from simoffload.models.quantization import form_of
+    from simoffload.models.quantization_config import BESIDE
 
     word, form = terms[0], form_of(terms, None)
     give = form.name or either([*form.instead]) or "…"
-    if exists(Path(document.path).with_name(_BESIDE)):
-        where = f"the format is in {_BESIDE} beside it, which is not read yet; give quantization: {give}"
-    elif "fp" in word:
-        where = f"the format is in {_BESIDE}; put it beside, or give quantization: {give}"
+    if "fp" in word:
+        where = f"the format is in {BESIDE}; put it beside, or give quantization: {give}"
     else:
         where = f"give quantization: {give}"
     text = f"the name says {word.upper()}, but no key states in which format the weights are; {where}"

@@ -108,7 +108,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "fp8-channel": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]},
-    "nvfp4": weights(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True),
+    "nvfp4-a16": weights(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True),
     "int4-g64": weights(num_bits=4, type="int", strategy="group", group_size=64, symmetric=True),
 }
 
@@ -172,6 +172,9 @@ def section(value: Any, at: str, *texts: str) -> Edit:
 
 _TWO_GROUPS = weights(num_bits=8, type="float", strategy="channel")
 _GROUP_0 = _TWO_GROUPS["config_groups"]["group_0"]
+_IN_BLOCKS = weights(num_bits=8, type="float", strategy="block", block_structure=[128, 128])["config_groups"][
+    "group_0"
+]
 LLAMA, WINDOWS, DEEPSEEK, QWEN, LLAMA_4 = (
     *("llama-3.2-1b", "gemma-2-2b", "deepseek-v3"),
     *("qwen1.5-moe-a2.7b", "llama-4-maverick"),
@@ -187,8 +190,8 @@ EDITS = (
     edit(LLAMA, "hidden_size", True, "must be a whole number, got true"),
     edit(LLAMA, "hidden_size", {"value": 2048}, "must be a whole number, got a mapping"),
     edit(LLAMA, "hidden_size", [2048], "must be a whole number, got a list of 1"),
-    edit(LLAMA, "hidden_size", float("nan"), "NaN is not a number; write a finite one"),
-    edit(LLAMA, "vocab_size", float("inf"), "Infinity is not a number; write a finite one"),
+    edit(LLAMA, "hidden_size", float("nan"), "must be a whole number", '"NaN"'),
+    edit(LLAMA, "vocab_size", float("inf"), "must be a whole number", '"Infinity"'),
     edit(LLAMA, "hidden_size", -2048, "must be at least 1, got -2048"),
     edit(LLAMA, "vocab_size", 0, "must be at least 1, got 0"),
     edit(LLAMA, "hidden_size", 10**12, "must be at most 1000000, got 1000000000000"),
@@ -315,9 +318,9 @@ EDITS = (
     section({"quant_method": "compressed-tensors"}, ".config_groups", "required key is missing"),
     section({"quant_method": "compressed-tensors", "config_groups": {}}, ".config_groups", "got no group"),
     section(
-        {**_TWO_GROUPS, "config_groups": dict.fromkeys(("group_0", "group_1"), _GROUP_0)},
+        {**_TWO_GROUPS, "config_groups": {"group_0": _GROUP_0, "group_1": _IN_BLOCKS}},
         ".config_groups",
-        "one group of modules with one format is supported, got 2 groups (group_0, group_1)",
+        "group_0, group_1 have all linear layers as targets, in different formats",
     ),
     section(weights(num_bits=5, strategy="group"), f"{GROUP}.num_bits", "must be 4 or 8"),
     section(weights(num_bits=4, strategy="rows"), f"{GROUP}.strategy", '"group"', '"rows"'),

@@ -26,6 +26,14 @@ _NAME = "model.layers.3.mlp.gate"
         ("*.gate", True),
         ("re:.*mlp.gate$", True),
         (r"re:model\.layers\.(1|2|3)\..*", True),
+        ("model.layers.3*", True),
+        ("layers.3.mlp.ga*", True),
+        ("ayers.3*", False),
+        ("model.layers.30*", False),
+        ("language_model.model.layers.3*", True),
+        ("language_model.layers.3*", True),
+        ("layers.3.ffn", True),
+        ("model.layers.3.block_sparse_moe.gate", True),
         ("re:mlp", False),
         ("gat", False),
         ("model.layers.30", False),
@@ -35,6 +43,19 @@ _NAME = "model.layers.3.mlp.gate"
 )
 def test_patterns(pattern: str, matches: bool) -> None:
     assert ModuleNames([pattern]).match(_NAME) is matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("model.layers.3.mlp.experts.0.up_proj", True),
+        ("model.layers.3.mlp.experts.0", True),
+        ("model.layers.3.mlp.experts.1.up_proj", False),
+        ("model.layers.3.mlp.experts*", True),
+    ],
+)
+def test_the_first_expert_stands_for_all(pattern: str, matches: bool) -> None:
+    assert ModuleNames([pattern]).match("model.layers.3.mlp.experts") is matches
 
 
 def test_only_some_names_depend_on_the_layer() -> None:

@@ -92,7 +92,7 @@ def test_quantization_config(section: dict[str, Any], name: str) -> None:
         ),
         ({"num_bits": 8, "type": "float", "strategy": "channel"}, "fp8-channel", 8.00390625),
         ({"num_bits": 8, "type": "float", "strategy": "tensor"}, "fp8", 8.0),
-        ({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, "nvfp4", 4.5),
+        ({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, "nvfp4-a16", 4.5),
     ],
 )
 def test_compressed_tensors(weights: dict[str, Any], name: str, bits: float) -> None:
@@ -181,6 +181,7 @@ def _scheme(targets: Any = ("Linear",), **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": scheme}}
 
 
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "channel"}
 _FP8_CHANNEL = _scheme(strategy="channel", num_bits=8, type="float")["config_groups"]["group_0"]
 
 
@@ -235,9 +236,12 @@ _FP8_CHANNEL = _scheme(strategy="channel", num_bits=8, type="float")["config_gro
         (_scheme([], strategy="channel"), "config_groups.group_0.targets", "at least 1"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups", "got no group"),
         (
-            {"quant_method": "compressed-tensors", "config_groups": dict.fromkeys("ab", _FP8_CHANNEL)},
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": _FP8_CHANNEL, "b": {**_FP8_CHANNEL, "weights": _INT4}},
+            },
             "config_groups",
-            "with one format is supported, got 2 groups (a, b); in a scenario, model.quantization replaces",
+            "a, b have all linear layers as targets, in different formats",
         ),
     ],
 )

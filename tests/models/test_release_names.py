@@ -186,6 +186,25 @@ def test_a_config_json_has_the_name_of_its_folder_or_the_one_it_states(
     assert model_file(file) == model_file(f"{Path(file).parent}/") == file
 
 
+@pytest.mark.parametrize(
+    ("name", "give"),
+    [
+        ("Llama-3.1-8B-MXFP4-v2", "mxfp4"),
+        ("Llama-3.1-8B-MXFP8", "mxfp8"),
+        ("Llama-3.1-8B-NVFP4A16", "nvfp4-a16"),
+        ("Llama-3.1-8B.w4a16", "int4-g128"),
+        ("Llama-3.1-8B-Int4-RL", "int4-g128"),
+        ("Llama-3.1-8B-AWQ", "int4-g128"),
+        ("Llama-3.1-8B-GPTQ-Int8", "int8-g128"),
+        ("Llama-3.1-8B-quantized.w8a8", "int8-g128"),
+        ("Llama-3.1-8B-bnb-4bit", "nf4-dq"),
+    ],
+)
+def test_every_word_for_a_format_needs_a_key(name: str, give: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"give quantization: {give} "):
+        load_model(written(tmp_path / name))
+
+
 @pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct-NVFP4", "Llama-3.1-8B-FP4", "Llama-3.1-8B-FP8"])
 def test_a_config_json_whose_name_alone_says_a_format_is_refused(name: str, tmp_path: Path) -> None:
     form = "fp8" if name.endswith("FP8") else "nvfp4"
@@ -193,10 +212,13 @@ def test_a_config_json_whose_name_alone_says_a_format_is_refused(name: str, tmp_
     text = f"the format is in hf_quant_config.json; put it beside, or give quantization: {form} "
     with pytest.raises(InputError, match=re.escape(text)):
         load_model(file)
-    Path(file).with_name("hf_quant_config.json").write_text("{}")
-    text = f"is in hf_quant_config.json beside it, which is not read yet; give quantization: {form} "
-    with pytest.raises(InputError, match=re.escape(text)):
+    beside = Path(file).with_name("hf_quant_config.json")
+    beside.write_text("{}")
+    with pytest.raises(InputError, match=r"hf_quant_config.json:1:1: quant_algo is missing; valid: FP8, "):
         load_model(file)
+    beside.write_text(json.dumps({"quantization": {"quant_algo": form.upper()}}))
+    assert load_model(file).quantization == form
+    beside.unlink()
     assert load_model({"config": file, "quantization": form}).quantization == form
     assert load_model({"config": file, "quantization": "none"}).quantization is None
     released = written(tmp_path / "stated" / name, quantization_config={"quant_method": "fp8"})
