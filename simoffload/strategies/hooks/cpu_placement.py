@@ -23,6 +23,7 @@ from simoffload.models import (
     Expression,
     ModelShape,
     Module,
+    StatePart,
     stored_bytes,
     tensor_names,
 )
@@ -294,18 +295,16 @@ class CpuPlacement(NamedTuple):
             return False
         return layer in self.experts if module.share < 1 else layer < self.networks
 
-    def cache_bytes(self, model: ModelShape, cells: Callable[[int | None], int]) -> Counter[int]:
-        """Return the size [B] of the cache of a sequence on each GPU, and as number -1 in host memory;
-        ``cells`` returns the tokens for which the cache of a layer with a window has room."""
+    def cache_bytes(self, model: ModelShape, size: Callable[[StatePart], float]) -> Counter[int]:
+        """Return the size [B] of what is kept of a sequence on each GPU, and as number -1 in host memory;
+        ``size`` is that of each part."""
         counts = Counter((id(layer), self.decides(number)) for number, layer in enumerate(model.layers))
         first = {(id(layer), self.decides(number)): number for number, layer in enumerate(model.layers)}
         found = Counter[int]()
         for key, number in first.items():
             for one in model.layers[number]:
-                parts = [part for part in model.parts_of(one) if not (part.fixed or part.borrowed)]
-                size = sum(round(cells(part.window) // part.every * model.row_bytes(part)) for part in parts)
-                if size:
-                    found[-1 if self.holds(number, one) else self.gpu(number)] += counts[key] * size
+                if kept := round(sum(map(size, model.parts_of(one)))):
+                    found[-1 if self.holds(number, one) else self.gpu(number)] += counts[key] * kept
         return found
 
     def decides(self, layer: int) -> Hashable:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from simoffload.hardware import Machine
-from simoffload.models import ModelShape, Module, stored_bytes
+from simoffload.models import ModelShape, Module, StatePart, stored_bytes
 from simoffload.strategies.base import Held, Homes
 from simoffload.strategies.hooks.cpu_placement import CpuPlacement
 from simoffload.strategies.hooks.on_cpu import MappedWeights
@@ -286,7 +286,7 @@ class DeviceMemory:
         model, batch = self.model, self.workload.batch_size
         weights = self._weights["hbm", gpu] + self.placement.kept_bytes(model, gpu)
         weights += self._tied if gpu == self.placement.gpu(-1) else 0
-        cache = round(batch * self._caches[gpu] * self.cache_element) + batch * model.state_bytes
+        cache = round(batch * self._caches[gpu] * self.cache_element) + batch * self._states[gpu]
         buffers, remedy = (
             self.buffers.on_gpu(gpu),
             "lower gpu_layers, or raise cpu_moe; auto chooses what fits",
@@ -301,7 +301,8 @@ class DeviceMemory:
     @cached_property
     def _beside(self) -> tuple[Held, ...]:
         """What is in host memory beside weights."""
-        cache = round(self.workload.batch_size * self._caches[-1] * self.cache_element)
+        batch = self.workload.batch_size
+        cache = round(batch * self._caches[-1] * self.cache_element) + batch * self._states[-1]
         size, remedy = self.buffers.on_host, "lower ubatch_size"
         buffers = Held("dram", "buffers of the graph", size, pinned=True, remedy=remedy)
         found = [cache_term("dram", cache)] if cache else []
@@ -324,7 +325,15 @@ class DeviceMemory:
 
     @cached_property
     def _caches(self) -> Counter[int]:
-        return self.placement.cache_bytes(self.model, self.cells)
+        def size(part: StatePart) -> float:
+            rows = 0 if part.fixed or part.borrowed else self.cells(part.window) // part.every
+            return rows * self.model.row_bytes(part)
+
+        return self.placement.cache_bytes(self.model, size)
+
+    @cached_property
+    def _states(self) -> Counter[int]:
+        return self.placement.cache_bytes(self.model, lambda part: part.fixed)
 
     @cached_property
     def _tied(self) -> int:
