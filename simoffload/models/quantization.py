@@ -182,11 +182,10 @@ Kept = TypeVar("Kept")
 def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
     """Return the model with the storage of every tensor; layers with different formats become different
     ones."""
-    routers = (module.out_features for module in shape.distinct_modules if module.kind == "router")
     model = GgufModel(
         layers=shape.num_hidden_layers,
         queries_per_key=shape.num_attention_heads // shape.num_key_value_heads,
-        experts=next(routers, 1),
+        experts=shape.num_experts or 1,
         tied=any(one.tied for module in shape.modules_after for one in module.parameters),
     )
 
@@ -260,7 +259,7 @@ def _format(
     """Return the format of a tensor; None: the model's data type."""
     if not one.columns:
         return quantization.vector_format
-    stacked = not one.name.endswith(".weight")
+    stacked = module.parallel == "experts" and not one.name.endswith(".weight")
     matrix = Matrix(one.name, full_name, module.kind, one.columns, layer, stacked)
     return quantization.format_of(matrix, model)
 

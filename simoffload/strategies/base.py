@@ -615,15 +615,18 @@ class CacheGroups(NamedTuple):
     """
 
     full: int = 1
-    """Number of groups with full attention."""
+    """Number of groups with full attention, times their ``pages``."""
     sliding: int = 0
-    """Number of groups with a sliding window."""
+    """Number of groups with a sliding window, times their ``pages``."""
     window: int = 1
     """Tokens to which one attends in a sliding group."""
     step: int = 1
     """Most new tokens of a step; those before them leave the window when the next step begins."""
     size: int = 16
     """Tokens of a block."""
+    pages: tuple[int, int] = (1, 1)
+    """Blocks that count for one in each group, full and sliding: two in the kind of which a token takes twice
+    as many bytes as in the other."""
     recurrent: bool = False
     """Whether the sliding groups are of recurrent layers."""
 

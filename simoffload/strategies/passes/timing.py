@@ -809,18 +809,23 @@ class FusedTiming(Timing):
         native = kernel == "float8" and gpu.compute.float8 is not None
         if module.share < 1 or (self._stored(module) and not native):
             return None
-        joint = self._model.joint_outputs.get(module, module.out_features)
+        weight = module.parameters[0]
+        inputs = weight.columns or module.in_features
+        outputs = weight.numel // inputs
+        joint = self._model.joint_outputs.get(module, outputs)
         seconds = gpu.product_s(
             rows=max(1, self._tokens(module)),
             outputs=joint,
-            inputs=module.in_features,
+            inputs=inputs,
             dtype="float8" if native else self._model.dtype,
             size=self._model.dtype_bytes,
         )
         if seconds is None:
             return None
         more = self.kernels(module) - 1 - (native and self._rounds(module))
-        return seconds * module.out_features / joint + max(0, more) * gpu.kernels.kernel_latency.value
+        around = module.in_features + module.out_features - inputs - outputs
+        seconds += self._tokens(module) * around * self._model.dtype_bytes / gpu.hbm_rate
+        return seconds * outputs / joint + max(0, more) * gpu.kernels.kernel_latency.value
 
     def _known_experts_s(self, module: Module, cost: ModuleCost) -> float | None:
         """Return the time [s] of the grouped products of a layer and their kernels by the GPU's table; None

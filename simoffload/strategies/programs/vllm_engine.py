@@ -424,16 +424,22 @@ class _Rows(NamedTuple):
     bytes: float = 0.0
     """Size [B] for each token, or of the states of a sequence, in all of these layers."""
 
-    def of_group(self, groups: int) -> float:
-        """Return the size [B] in the layers of one of so many groups."""
-        return -(-self.layers // groups) * self.bytes / self.layers if self.layers else 0.0
+    @property
+    def each(self) -> float:
+        """Size [B] in one layer."""
+        return self.bytes / self.layers if self.layers else 0.0
+
+    def of_group(self, groups: int, pages: int = 1) -> float:
+        """Return the size [B] of one of the ``pages`` of the layers of a group."""
+        return -(-self.layers // max(1, groups // pages)) * self.each / pages
 
 
 def _kept_rows(
     model: ModelShape, element: float | None = None, tensor: int = 1
 ) -> tuple[_Rows, _Rows, _Rows]:
     """Return the layers that keep all tokens, those with a window, and recurrent ones, of which modules keep
-    nothing but states, each on one of ``tensor`` GPUs."""
+    nothing but states, each on one of ``tensor`` GPUs; states beside rows of a window, and these beside rows
+    of all tokens, are left out (``unpaged_bytes``)."""
     found = [[0, 0.0], [0, 0.0], [0, 0.0]]
     for layer, count in model.kinds:
         sizes = [0.0, 0.0, 0.0]
@@ -446,6 +452,10 @@ def _kept_rows(
                 size = 0.0 if part.borrowed else model.row_bytes(part, element) / part.every
                 sizes[part.window is not None] += size
             sizes[2] += 0 if rows else sum(part.part(tensor).fixed for part in parts)
+        if sizes[1]:
+            sizes[2] = 0.0
+        if sizes[0]:
+            sizes[1] = 0.0
         for kind, size in enumerate(sizes):
             if size:
                 found[kind][0] += count
@@ -477,8 +487,11 @@ def cache_groups(
     size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
     count, more = -(-full.layers // size), -(-other.layers // size)
     if not recurrent:
-        return CacheGroups(count, more, model.sliding_window or 1, step)
-    tokens = (states.bytes / states.layers) / (full.bytes / full.layers)
+        least = min(one.each for one in (full, other) if one.layers)
+        pages = max(1, round(full.each / least)), max(1, round(other.each / least))
+        found = CacheGroups(count * pages[0], more * pages[1], model.sliding_window or 1, step)
+        return found._replace(size=VLLM_BLOCK * max(pages), pages=pages)
+    tokens = states.each / full.each
     return CacheGroups(count, more, 1, step, VLLM_BLOCK * ceil(tokens / VLLM_BLOCK), recurrent=True)
 
 
@@ -516,16 +529,22 @@ def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> in
     full, sliding, states = _kept_rows(stage, element)
     if groups.number == 1:
         return round(groups.size * (full.bytes + sliding.bytes))
-    each = [full.of_group(groups.full or 1)]
     if groups.recurrent:
-        return round(max(groups.size * each[0], states.of_group(groups.sliding)))
-    return round(groups.size * max(*each, sliding.of_group(groups.sliding or 1)))
+        return round(max(groups.size * full.of_group(groups.full), states.of_group(groups.sliding)))
+    sizes = full.of_group(groups.full, groups.pages[0]), sliding.of_group(groups.sliding, groups.pages[1])
+    return round(groups.size * max(sizes))
 
 
 def unpaged_bytes(stage: ModelShape, groups: CacheGroups) -> int:
-    """Return the size [B] of the states of a sequence that are in no block."""
+    """Return the size [B] of what is kept of a sequence, whatever its length, and is in no block: states, and
+    rows of a window beside rows of all tokens in the same layer."""
     _, _, states = _kept_rows(stage)
-    return stage.state_bytes - (round(states.bytes) if groups.recurrent else 0)
+    beside = 0.0
+    for layer, count in stage.kinds:
+        rows = stage.growing(layer)
+        if any(one.window is None for one in rows):
+            beside += count * sum(stage.row_bytes(one) * (one.window or 0) for one in rows)
+    return stage.state_bytes + round(beside) - (round(states.bytes) if groups.recurrent else 0)
 
 
 LEAST_TOKENS = 2_048
