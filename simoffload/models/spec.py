@@ -653,8 +653,8 @@ def _check_unstated(document: Document, label: str) -> None:
     """Raise InputError for a config.json that states no form of the weights although its name says one."""
     stated = document.data.get("_name_or_path")
     names = (label, stated.rpartition("/")[2] if isinstance(stated, str) else "")
-    words = [word for name in names for word in _BETWEEN_WORDS.split(name.lower())]
-    terms = [word for word in words if _IN_CONFIG.fullmatch(word)]
+    parts = [part for name in names for part in _BETWEEN_WORDS.split(name.lower())]
+    terms = [part for part in parts if _IN_CONFIG.fullmatch(part)]
     if not terms:
         return
     from simoffload.models.quantization import form_of
