@@ -20,7 +20,7 @@ from simoffload_calibrate.importers.aiconfigurator import DTYPES, KernelCall, ca
 __all__ = ["KernelClass", "call_classes", "judging_calls", "product_classes"]
 
 _FOLDER = Path(__file__).parent / "kernels"
-_TYPES = {"bfloat16": "bfloat16", "fp8": "float8"}
+_TYPES = {"bfloat16": "bfloat16", "fp8": "float8", "nvfp4": "float4"}
 _SIZES = ((64, "decode, up to 64 rows"), (512, "65 to 512 rows"), (1 << 30, "prefill, more than 512 rows"))
 
 

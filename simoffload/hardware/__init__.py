@@ -15,6 +15,7 @@ from simoffload.hardware.evidence import (
 from simoffload.hardware.ggml import GgmlKernels, ProductKernel
 from simoffload.hardware.host import Host
 from simoffload.hardware.kernel_work import (
+    STORED_BYTES,
     Attended,
     AttentionSizes,
     KernelWork,
@@ -68,6 +69,7 @@ __all__ = [
     "MULTIPLIED",
     "P90",
     "STORAGE_KINDS",
+    "STORED_BYTES",
     "SWITCHES",
     "TIER_KINDS",
     "Accelerator",

@@ -60,7 +60,11 @@ class AttentionSizes(NamedTuple):
         return context if self.window is None else min(self.window, context)
 
 
-def product_work(*, rows: int, outputs: int, inputs: int, weight: int, size: int) -> KernelWork:
+STORED_BYTES = {"float8": 1, "float4": 0.5 + 1 / 16}
+"""Size [B] of an element that tensor cores multiply as it is stored, with its part of a scale of a group."""
+
+
+def product_work(*, rows: int, outputs: int, inputs: int, weight: float, size: int) -> KernelWork:
     """Return the work of a product whose weights and inputs have ``weight`` [B] an element, and whose results
     have ``size``."""
     traffic = weight * inputs * (outputs + rows) + size * rows * outputs

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from simoffload.documents import Frozen
 from simoffload.errors import InputError
 from simoffload.hardware.ggml import GgmlKernels
-from simoffload.hardware.kernel_work import KernelWork, product_work
+from simoffload.hardware.kernel_work import STORED_BYTES, KernelWork, product_work
 from simoffload.hardware.program_costs import CompiledKernels, GpuAllocation, ServingKernels
 from simoffload.hardware.quantities import (
     AttentionCurve,
@@ -149,6 +149,8 @@ class ComputeRates(Frozen):
     """Peak rate in brain floating point (bf16)."""
     float8: Sourced[FlopsPerSecond] | None = None
     """Peak rate in 8-bit floating point."""
+    float4: Sourced[FlopsPerSecond] | None = None
+    """Peak rate in 4-bit floating point with scales of groups (NVFP4, MXFP4), without sparsity."""
 
 
 class Interconnect(Frozen):
@@ -194,7 +196,7 @@ overlap, but not wholly where both are about equal. A layer of Llama-3.1-8B on a
 us for 128, 256 and 512 tokens (2026-11-24), where its bytes need 156 and its arithmetic 88, 175 and 327."""
 
 
-MULTIPLIED = ("float16", "bfloat16", "float8")
+MULTIPLIED = ("float16", "bfloat16", "float8", "float4")
 """Data types whose products have tables."""
 
 
@@ -355,6 +357,14 @@ class Accelerator(Profile):
         """
         return self.peak(dtype) * self.matmul_efficiency.at(work)
 
+    def native(self, arithmetic: str | None) -> str:
+        """Return the data type in which tensor cores multiply weights of such an ``arithmetic``; empty if
+        they cannot. FP8 with scales of groups (mxfloat8) needs those that have FP4."""
+        if arithmetic is None:
+            return ""
+        needed, given = ("float4", "float8") if arithmetic == "mxfloat8" else (arithmetic, arithmetic)
+        return given if getattr(self.compute, needed) is not None else ""
+
     def peak(self, dtype: str) -> float:
         """Return the rate [FLOP/s] of which an efficiency is a share. Raises InputError for a data type that
         the chip does not support."""
@@ -371,11 +381,10 @@ class Accelerator(Profile):
         """Return the time [s] of a product by the table of its data type, the latency of its kernel included;
         None without a table. Results have ``size`` [B] an element; for ``bursts`` see ``table_s``.
         """
-        code, native = self.compiled, dtype == "float8"
-        table = code.float8_product_table if native else code.product_table
+        code, weight = self.compiled, STORED_BYTES.get(dtype, size)
+        table = getattr(code, f"{dtype}_product_table") if dtype in STORED_BYTES else code.product_table
         if table is None or dtype not in MULTIPLIED:
             return None
-        weight = 1 if native else size
         work = product_work(rows=rows, outputs=outputs, inputs=inputs, weight=weight, size=size)
         return self.table_s(table, work, dtype=dtype, bursts=bursts)
 

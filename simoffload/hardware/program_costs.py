@@ -341,7 +341,7 @@ class GpuAllocation(Frozen):
 # ``compilation/cuda_graph.py`` and ``config/compilation.py``: ``cudagraph_capture_sizes``).
 
 
-Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
+Kernel = Literal["", "int4", "int8", "float4", "float8", "mxfp4"]
 """Kind of kernel that reads the weights of a product; empty for 16 bits."""
 
 
@@ -354,6 +354,7 @@ class ServingKernels(NamedTuple):
     products: EfficiencyCurve
     product_table: KernelTable | None
     float8_product_table: KernelTable | None
+    float4_product_table: KernelTable | None
     expert_table: KernelTable | None
     float8_expert_table: KernelTable | None
     mxfp4_expert_table: KernelTable | None
@@ -362,10 +363,12 @@ class ServingKernels(NamedTuple):
     pointwise: Sourced[BytesPerSecond] | None
     grouped: RowsCurve
     float8_products: Sourced[Share]
+    float4_products: Sourced[Share]
     weight_latency: Sourced[Seconds]
     int4: Sourced[Share]
     int8: Sourced[Share]
     float8: Sourced[Share]
+    float4: Sourced[Share]
     mxfp4: Sourced[Share]
     decoded: Sourced[Share]
     all_reduce_latency: Sourced[Seconds]
@@ -385,6 +388,10 @@ class ServingKernels(NamedTuple):
             "mxfp4": self.mxfp4_expert_table,
         }.get(kernel)
 
+    def native_products(self, dtype: str) -> float:
+        """Return the efficiency of products in a type of stored weights over that with 16 bits."""
+        return float(getattr(self, f"{dtype}_products").value)
+
     def share(self, kernel: Kernel) -> float:
         """Return the rate at which a kind of kernel reads weights over that with 16 bits."""
         return 1.0 if kernel == "" else float(getattr(self, kernel).value)
@@ -395,6 +402,8 @@ class ServingKernels(NamedTuple):
         grouped = next(filter(None, map(self.experts, kernels)), None) or self.grouped
         weights = [getattr(self, one) for one in kernels if one]
         decoded = [self.decoded] if weights else []
+        if "float4" in kernels:
+            decoded.append(self.float4_product_table or self.float4_products)
         return (
             self.kernel_latency,
             self.product_table or self.products,
@@ -424,6 +433,9 @@ class CompiledKernels(Frozen):
     float8_product_table: KernelTable | None = None
     """The same for products in FP8, the rounding of their input included, which goes before
     ``float8_products`` and ``float8``; None: not measured."""
+    float4_product_table: KernelTable | None = None
+    """The same for products in NVFP4, which goes before ``float4_products`` and ``float4``; None: not
+    measured."""
     expert_table: KernelTable | None = None
     """Speed of grouped products of experts with 16 bits, both of a layer, by the tokens of each expert, its
     width and the number of experts that are chosen, which goes before ``grouped``; None: not measured."""
@@ -444,6 +456,8 @@ class CompiledKernels(Frozen):
     float8_products: Sourced[Share] | None = None
     """Efficiency of products in FP8 over that of products with 16 bits, each of its own peak; None: an
     estimate."""
+    float4_products: Sourced[Share] | None = None
+    """The same for products in NVFP4."""
     pointwise: Sourced[BytesPerSecond] | None = None
     """Rate at which the kernels of norms and activation functions that Inductor makes read and write, for so
     many tokens that their data are not in the cache; None: that of other kernels."""
@@ -457,6 +471,9 @@ class CompiledKernels(Frozen):
     """The same for weights of 8 bits that are decoded, FP8 on GPUs without such arithmetic among them."""
     float8: Sourced[Share] | None = None
     """The same for weights in FP8 that tensor cores multiply as they are."""
+    float4: Sourced[Share] | None = None
+    """The same for weights in NVFP4 that tensor cores multiply as they are; where they do not, those of
+    ``int4``."""
     mxfp4: Sourced[Share] | None = None
     """The same for experts in MXFP4 (Triton kernels on Hopper, FlashInfer on Blackwell, Marlin on others)."""
     decoded: Sourced[Share] | None = None
@@ -477,7 +494,10 @@ class CompiledKernels(Frozen):
         return ServingKernels(**{**dict.fromkeys(_OPTIONAL), **of_gpu, **stated})
 
 
-_TABLES = ("product_table", "float8_product_table", "expert_table", "float8_expert_table")
+_TABLES = (
+    *("product_table", "float8_product_table", "float4_product_table"),
+    *("expert_table", "float8_expert_table"),
+)
 _OPTIONAL = ("pointwise", *_TABLES, "mxfp4_expert_table", "prefill_table", "decode_table")
 """Keys that need no stand-in of another GPU."""
 
@@ -492,6 +512,8 @@ class UnmeasuredKernels(CompiledKernels):
     """Share of the peak rate that grouped products of experts reach."""
     float8_products: Sourced[Share]
     """Efficiency of products in FP8 over that of products with 16 bits."""
+    float4_products: Sourced[Share]
+    """The same for products in NVFP4."""
     weight_latency: Sourced[Seconds]
     """Time that a product with weights that its kernel decodes costs in addition."""
     int4: Sourced[Share]
@@ -500,6 +522,8 @@ class UnmeasuredKernels(CompiledKernels):
     """The same for weights of 8 bits that are decoded."""
     float8: Sourced[Share]
     """The same for weights in FP8 that tensor cores multiply as they are."""
+    float4: Sourced[Share]
+    """The same for weights in NVFP4 that tensor cores multiply as they are."""
     mxfp4: Sourced[Share]
     """The same for experts in MXFP4."""
     decoded: Sourced[Share]

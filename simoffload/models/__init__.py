@@ -27,7 +27,7 @@ from simoffload.models.cost import (
     weight_cost,
 )
 from simoffload.models.families import FAMILIES
-from simoffload.models.formats import FORMATS, Kernel, Method
+from simoffload.models.formats import FORMATS, Kernel, Method, WeightFormat
 from simoffload.models.gguf_file import read_gguf, tensor_names
 from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
 from simoffload.models.module_names import VALID, Expression
@@ -113,6 +113,7 @@ __all__ = [
     "Targets",
     "Traits",
     "WeightCost",
+    "WeightFormat",
     "absorbed_kernels",
     "attention_kernels",
     "backward_cost",

@@ -60,8 +60,10 @@ class WeightCost(NamedTuple):
     """Bytes [B] of these that kernels move which write quantized weights in full, before the others."""
     fused_flops: float = 0.0
     """Operations [FLOP] in single precision with which fused kernels decode quantized weights."""
-    float8_flops: float = 0.0
-    """Further such operations [FLOP] on a GPU that has no arithmetic in FP8."""
+    native_flops: float = 0.0
+    """Further such operations [FLOP] on a GPU that does not multiply the weights as they are stored."""
+    arithmetic: str | None = None
+    """Data type in which others do (``Accelerator.native``)."""
     kernels: int = 0
     """Number of kernels that write quantized weights in full."""
     operations: int = 0
@@ -159,9 +161,9 @@ def _weight_cost(shape: ModelShape, module: Module, *, tokens: float, touched: f
         stored, cost = touched * one.storage.read, one.storage.format.dequantization
         if cost.fuses(tokens):
             if not rows_only:
-                key = "fused_flops" if cost.arithmetic is None else f"{cost.arithmetic}_flops"
-                flops = getattr(total, key) + cost.fused_flops(stored)
-                total = total._replace(bytes=total.bytes + stored, **{key: flops})
+                key = "fused_flops" if cost.arithmetic is None else "native_flops"
+                changed = {key: getattr(total, key) + cost.fused_flops(stored)}
+                total = total._replace(bytes=total.bytes + stored, arithmetic=cost.arithmetic, **changed)
             continue
         written = stored + touched * one.numel * (cost.elements * size + cost.bytes)
         read = 0.0 if rows_only else touched * one.numel * size

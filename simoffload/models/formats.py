@@ -34,7 +34,7 @@ _A100_FLOP_PER_BYTE = 19.5e12 / 1631e9
 """Single-precision rate over HBM rate of that GPU, from its profile."""
 
 
-Kernel = Literal["", "int4", "int8", "float8", "mxfp4"]
+Kernel = Literal["", "int4", "int8", "float4", "float8", "mxfp4"]
 """Kind of kernel of serving engines that reads the stored weights; empty: of another program, or none."""
 Method = Literal[
     "",
@@ -65,9 +65,9 @@ class Dequantization(NamedTuple):
     kernel: Kernel = ""
     """Kernel of vLLM, whose rates the profile of a GPU has (``compiled``); with it the rates here are those
     of other programs alone."""
-    arithmetic: Literal["float8"] | None = None
+    arithmetic: Literal["float4", "float8", "mxfloat8"] | None = None
     """Data type in which tensor cores multiply the stored weights; a GPU that has it reads them at the full
-    rate. None: weights are always decoded."""
+    rate (``Accelerator.native``). None: weights are always decoded."""
     most_tokens: int | None = None
     """Most tokens that the fused kernel takes; more are multiplied with weights that were written in full.
     None: any number; 0: there is no fused kernel."""
@@ -80,6 +80,12 @@ class Dequantization(NamedTuple):
     """Number of kernels that write one weight in full."""
     operations: int = 1
     """Number of PyTorch operations for that, views included."""
+
+    @property
+    def decoding(self) -> Kernel:
+        """Kind of kernel that decodes the weights where tensor cores do not take them as they are."""
+        kernels: dict[Kernel, Kernel] = {"float8": "int8", "float4": "int4"}
+        return kernels.get(self.kernel, self.kernel)
 
     def fused_flops(self, stored: float) -> float:
         """Return the operations [FLOP] with which a fused kernel decodes ``stored`` bytes of weights.
@@ -101,6 +107,10 @@ _FP8 = Dequantization(_INT8_RATE, "float8", "float8")
 """Tensor cores of Hopper, Ada and later take FP8 as it is; no loss of rate is assumed (an estimate). On other
 GPUs kernels decode it (Marlin, vllm/model_executor/layers/quantization/fp8.py), at the rate of 8-bit integers
 (an estimate)."""
+_MXFP8 = _FP8._replace(arithmetic="mxfloat8")
+_FP4 = Dequantization(_INT4_RATE, "float4", "float4")
+"""Tensor cores of Blackwell take FP4 with scales of groups; elsewhere kernels decode it (Marlin), at the
+rate of 4-bit integers (an estimate)."""
 _BITSANDBYTES = Dequantization(_INT4_RATE, most_tokens=1, operations=2)
 """One token has a fused kernel; more go through ``dequantize_4bit`` and a product (``matmul_4bit``,
 bitsandbytes/autograd/_functions.py). The fused rate is that of other 4-bit kernels (an estimate)."""
@@ -383,12 +393,12 @@ _MXFP4 = WeightFormat(
     method="mxfp4",
 )
 """Parts may have any width, as vLLM pads them (``Mxfp4MoEMethod.create_weights``)."""
-_MXFP8 = WeightFormat(
+_MX_FLOAT8 = WeightFormat(
     "mxfp8",
     Fraction(8),
     "weight",
     (Scales("weight_scale", Fraction(1), 32),),
-    dequantization=_FP8,
+    dequantization=_MXFP8,
     method="mxfp8",
     unit=(1, 32),
 )
@@ -409,7 +419,7 @@ def nvfp4(group: int | None = 16, *, decoded: bool = False) -> WeightFormat:
         Fraction(4),
         "weight",
         (Scales("weight_scale", Fraction(1), group), tensor, *(() if decoded else (_INPUT_SCALE,))),
-        dequantization=_FUSED_4,
+        dequantization=_FUSED_4 if decoded else _FP4,
         method="nvfp4",
         unit=(1, group),
     )
@@ -429,7 +439,7 @@ FORMATS: dict[str, WeightFormat] = {
         bitsandbytes(double_quantized=False),
         bitsandbytes(double_quantized=True),
         _MXFP4,
-        _MXFP8,
+        _MX_FLOAT8,
         nvfp4(),
         nvfp4(decoded=True),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from simoffload.documents import file_errors
 from simoffload.errors import InputError, printable
 from simoffload.hardware import (
+    STORED_BYTES,
     Accelerator,
     Attended,
     AttentionSizes,
@@ -86,19 +87,28 @@ class _File(NamedTuple):
     calls: Callable[[Accelerator, tuple[Any, ...]], Iterator[KernelCall]]
 
 
-_PRODUCT_KEYS = {"bfloat16": "product_table", "fp8": "float8_product_table"}
+_PRODUCT_KEYS = {
+    "bfloat16": "product_table",
+    "fp8": "float8_product_table",
+    "nvfp4": "float4_product_table",
+}
 """Keys of ``compiled`` by the formats that programs here have. Times of ``fp8_block`` hardly differ below
 1,000 rows, 56 to 62 us, and are those of launches."""
-DTYPES = {"float8_product_table": "float8", "float8_expert_table": "float8"}
+DTYPES = {
+    "float8_product_table": "float8",
+    "float8_expert_table": "float8",
+    "float4_product_table": "float4",
+}
 """Data types of arithmetic by key; of others bfloat16."""
 
 
 def _product(_base: Accelerator, row: tuple[Any, ...]) -> Iterator[KernelCall]:
     device, form, rows, outputs, inputs, milliseconds = row
     if form in _PRODUCT_KEYS:
-        weight = 1 if form == "fp8" else 2
+        key = _PRODUCT_KEYS[form]
+        weight = STORED_BYTES.get(DTYPES.get(key, ""), 2)
         work = product_work(rows=rows, outputs=outputs, inputs=inputs, weight=weight, size=2)
-        yield KernelCall(device, _PRODUCT_KEYS[form], f"{outputs},{inputs},{form}", work, milliseconds / 1e3)
+        yield KernelCall(device, key, f"{outputs},{inputs},{form}", work, milliseconds / 1e3)
 
 
 class _Experts(NamedTuple):
@@ -322,6 +332,7 @@ _EXPERT_SIZES, _ATTENTION_SIZES = "(hidden,width,topk,experts,format)", "(heads,
 _CONTENTS = {
     "product_table": f"products in bfloat16 {_WITH}(n,k,format)",
     "float8_product_table": f"products in fp8 {_WITH}(n,k,format)",
+    "float4_product_table": f"products in nvfp4 {_WITH}(n,k,format)",
     "expert_table": f"calls of experts in bfloat16 {_WITH}{_EXPERT_SIZES}",
     "float8_expert_table": f"calls of experts in fp8_block {_WITH}{_EXPERT_SIZES}",
     "mxfp4_expert_table": f"calls of experts in w4a16_mxfp4 {_WITH}{_EXPERT_SIZES}",

@@ -290,7 +290,7 @@ def _kernels(folders: Sequence[str | Path], origin: Entry) -> _Findings:
         tables = {**kernel_numbers(lent, base, source=text, lent=True), **tables}
     tables |= reduce_numbers(read_reduces(first), base, source=source)
     if not tables:
-        text = "read are products in bfloat16 and fp8, experts in bfloat16, fp8_block and w4a16_mxfp4"
+        text = "read are products in bfloat16, fp8 and nvfp4, experts in bfloat16, fp8_block and w4a16_mxfp4"
         raise _error(str(first), f"has no kernels for {base.id}; {text}, attention in bfloat16")
     kept = {key: one for key, one in origin.document.data.get("compiled", {}).items() if key not in tables}
     text = f"not measured here; of {base.id}: {{}}"

@@ -184,7 +184,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "is no folder" in refused(tmp_path / "nothing")
     assert "row 1, latency" in refused(folder(tmp_path / "slow", latency=1e6))
     assert "row 1, m: -1 is not a whole number above 0" in refused(folder(tmp_path / "few", m=-1))
-    assert "products in bfloat16 and fp8" in refused(folder(tmp_path / "other", gemm_dtype="nvfp4"))
+    assert "products in bfloat16, fp8 and nvfp4" in refused(folder(tmp_path / "other", gemm_dtype="nvfp4"))
     (good / "gemm" / "vllm" / "1.0" / "gemm_perf.parquet").write_text("version https://git-lfs")
     assert "not a parquet file" in refused(good)
 
@@ -200,7 +200,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_products_that_made_no_profile_are_within_eight_percent() -> None:
     classes = product_classes()
-    assert len(classes) == 3 * 7
+    assert len(classes) == 3 * 8
     assert {(one.gpu, one.form, one.size): one.mean for one in classes if one.mean > 0.08} == {}
     assert max(abs(one.bias) for one in classes) < 0.03
 

@@ -48,7 +48,7 @@ from simoffload.units import format_flops
 from simoffload.workload import Inference
 
 if TYPE_CHECKING:
-    from simoffload.models import Kernel
+    from simoffload.models import Kernel, WeightFormat
 
 _MOST_KERNELS = 16
 """Number of kernels of attention in transformers' eager code (our count); its other operations make views."""
@@ -244,7 +244,7 @@ class Timing:
         else:
             read = (cost.bytes - weights.unfused_bytes) / gpu.hbm_rate
             decoded = weights.fused_flops
-            decoded += weights.float8_flops if gpu.compute.float8 is None else 0.0
+            decoded += 0.0 if gpu.native(weights.arithmetic) else weights.native_flops
             read += decoded / gpu.compute.float32.value
             dtype = self._product_type(weights)
             seconds = max(self._arithmetic_s(cost, products=products, dtype=dtype), read)
@@ -607,7 +607,7 @@ def arithmetic_beyond(model: ModelShape, workload: Inference, machine: Machine) 
 # experts in MXFP4        Triton on Hopper: router and top-k, counts of tokens, two of routing, two products
 #                         of which the first has the activation, and the sum
 #                         (``gpt_oss_triton_kernels_moe.py``)
-# FP8                     1 more for each projection whose input no norm or activation quantizes
+# FP8, FP4                1 more for each projection whose input no norm or activation quantizes
 # logits                  cast, choice of the token, and its copy: 4 (``v1/sample/sampler.py``)
 # ======================  =========================================================================
 
@@ -628,8 +628,12 @@ def experts_kernel(model: ModelShape) -> Kernel:
 
 def kernel_of(module: Module) -> Kernel:
     """Return the kind of kernel that reads the weights of a module; empty for 16 bits."""
-    formats = [one.storage.format for one in module.parameters if one.storage is not None]
-    return formats[0].dequantization.kernel if formats else ""
+    form = _format_of(module)
+    return "" if form is None else form.dequantization.kernel
+
+
+def _format_of(module: Module) -> WeightFormat | None:
+    return next((one.storage.format for one in module.parameters if one.storage is not None), None)
 
 
 _GROUPED_KERNELS = {"": 4, "mxfp4": 5}
@@ -730,12 +734,16 @@ class FusedTiming(Timing):
             return _SAMPLING_KERNELS
         if module.name.endswith("kv_b_proj") and self.decodes:
             return 1
-        quantizes = kernel_of(module) == "float8" and self.machine.accelerator.compute.float8
-        return int(bool(quantizes) and self._rounds(module))
+        return int(bool(self._native(module)) and self._rounds(module))
+
+    def _native(self, module: Module) -> str:
+        """Return the data type in which tensor cores multiply stored weights; empty: in that of the model."""
+        form = _format_of(module)
+        return "" if form is None else self.machine.accelerator.native(form.dequantization.arithmetic)
 
     @staticmethod
     def _rounds(module: Module) -> bool:
-        """Return whether a kernel of its own rounds the input of a product to FP8."""
+        """Return whether a kernel of its own rounds the input of a product to the type of the weights."""
         return module.parallel == "row" and ("attn" in module.name or "attention" in module.name)
 
     def compute(self, module: Module) -> int:
@@ -782,17 +790,17 @@ class FusedTiming(Timing):
         """Return the time of a product [s], or of the grouped products of experts, without the latency of
         their kernels."""
         gpu, code = self.machine.accelerator, self.machine.accelerator.kernels
-        stored, kernel = self._stored(module), kernel_of(module)
+        stored, kernel, native = self._stored(module), kernel_of(module), self._native(module)
         if stored and (kernel == "" or not self._fuses(module)):
             return self._decoded_elsewhere_s(module, cost)
-        native = kernel == "float8" and gpu.compute.float8 is not None
-        kernel = "int8" if kernel == "float8" and not native else kernel
+        form = _format_of(module)
+        kernel = kernel if native or form is None else form.dequantization.decoding
         read = gpu.hbm_bandwidth.value * code.read_efficiency.value
         reading_s = (cost.bytes - stored + stored / code.share(kernel)) / read
         decodes = bool(kernel) and not native
-        peak = gpu.peak("float8" if native else self._model.dtype)
+        peak = gpu.peak(native or self._model.dtype)
         if kernel != "mxfp4":  # whose experts are as fast as those of 16 bits
-            peak *= code.float8_products.value if native else code.decoded.value if decodes else 1.0
+            peak *= code.native_products(native) if native else code.decoded.value if decodes else 1.0
         rows = _ROUNDED if decodes else code.least_rows.value
         arithmetic_s = self._padded_work(module, cost, rows) / peak
         seconds = together(reading_s, arithmetic_s)
@@ -803,10 +811,9 @@ class FusedTiming(Timing):
 
         One that vLLM joins with others of the same input (``QKVParallelLinear``,
         ``MergedColumnParallelLinear``) has its part of the time of all. The table contains the rounding of
-        the input to FP8.
+        the input to the type of the weights.
         """
-        gpu, kernel = self.machine.accelerator, kernel_of(module)
-        native = kernel == "float8" and gpu.compute.float8 is not None
+        gpu, native = self.machine.accelerator, self._native(module)
         if module.share < 1 or (self._stored(module) and not native):
             return None
         weight = module.parameters[0]
@@ -817,12 +824,12 @@ class FusedTiming(Timing):
             rows=max(1, self._tokens(module)),
             outputs=joint,
             inputs=inputs,
-            dtype="float8" if native else self._model.dtype,
+            dtype=native or self._model.dtype,
             size=self._model.dtype_bytes,
         )
         if seconds is None:
             return None
-        more = self.kernels(module) - 1 - (native and self._rounds(module))
+        more = self.kernels(module) - 1 - (bool(native) and self._rounds(module))
         around = module.in_features + module.out_features - inputs - outputs
         seconds += self._tokens(module) * around * self._model.dtype_bytes / gpu.hbm_rate
         return seconds * outputs / joint + max(0, more) * gpu.kernels.kernel_latency.value
@@ -831,8 +838,8 @@ class FusedTiming(Timing):
         """Return the time [s] of the grouped products of a layer and their kernels by the GPU's table; None
         without."""
         gpu, model, kernel = self.machine.accelerator, self._model, kernel_of(module)
-        native = kernel == "float8" and gpu.compute.float8 is not None
-        dtype = "float8" if native else model.dtype
+        native = self._native(module)
+        dtype = native or model.dtype
         form = kernel if native or kernel == "mxfp4" else "" if not self._stored(module) else None
         table = None if form is None else gpu.kernels.experts(form)
         if table is None or module.expert is not None or dtype not in MULTIPLIED:

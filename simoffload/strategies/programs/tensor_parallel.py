@@ -101,8 +101,7 @@ class TensorParallelPlan(InferencePlan):
     @property
     def stored_weights(self) -> tuple[Stored, ...]:
         """Forms in which the weights are stored, and the kernels that read them."""
-        native = self.machine.accelerator.compute.float8 is not None
-        return stored_weights(self.modules, native_float8=native)
+        return stored_weights(self.modules, self.machine.accelerator)
 
     @property
     def basis(self) -> EvidenceBasis:

@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import Any, ClassVar, NamedTuple
 
 from simoffload.errors import InputError
-from simoffload.hardware import Machine, TierKind
+from simoffload.hardware import Accelerator, Machine, TierKind
 from simoffload.models import Kernel, ModelShape, Module, Sequences
 from simoffload.strategies.base import ONE_GROUP, CacheGroups, Held
 from simoffload.strategies.cache.kv_cache import BLOCK_TERMS, THREADS, VLLM_BLOCK, BlockMoves, Connector
@@ -87,15 +87,16 @@ class Stored(NamedTuple):
         return ("experts" if self.experts else "weights") + (f" as {self.form}" if self.form else "")
 
 
-def stored_weights(modules: Sequence[Module], *, native_float8: bool) -> tuple[Stored, ...]:
-    """Return the forms of the weights of modules, each once; FP8 is decoded on a GPU without its products."""
+def stored_weights(modules: Sequence[Module], gpu: Accelerator) -> tuple[Stored, ...]:
+    """Return the forms of the weights of modules, each once; FP8 and FP4 are decoded on a GPU without their
+    products."""
     found: list[Stored] = []
     for module in modules:
         for one in module.parameters:
             form = "" if one.storage is None else one.storage.format.name
-            kernel = "" if one.storage is None else one.storage.format.dequantization.kernel
-            if kernel == "float8" and not native_float8:
-                kernel = "int8"
+            cost = None if one.storage is None else one.storage.format.dequantization
+            native = cost is not None and gpu.native(cost.arithmetic)
+            kernel: Kernel = "" if cost is None else cost.kernel if native else cost.decoding
             found.append(Stored(form, kernel, module.share < 1))
     return tuple(dict.fromkeys(found))
 
