@@ -17,7 +17,7 @@ from simoffload.models.families import FAMILIES
 from simoffload.models.families.base import Count, Derived, FamilyConfig, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.deepseek import LatentConfig
 from simoffload.models.families.experts import Index, Positions, expert_traits
-from simoffload.models.families.qwen import FULL, LINEAR, TIME_IS_A_BOUND, DeltaNet
+from simoffload.models.families.recurrent import FULL, LINEAR, TIME_IS_A_BOUND, DeltaNet
 from simoffload.models.families.rotary import RotaryConfig, RotatedPart, after, rotary_factor
 from simoffload.models.modules import Module, Traits
 

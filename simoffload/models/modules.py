@@ -232,7 +232,8 @@ class StatePart(NamedTuple):
     width: int = 0
     """Elements of a row, in the type of the cache."""
     served: int | None = None
-    """Size [B] of a row in serving engines that keep it in a type of its own; None: as the others."""
+    """Size [B] of a row, or of a part without rows, in serving engines that keep it in a type or length of
+    its own; None: as the others."""
     every: int = 1
     """Tokens of a row; above 1 where several are compressed to one."""
     window: int | None = None
@@ -246,7 +247,8 @@ class StatePart(NamedTuple):
 
     def part(self, degree: int) -> StatePart:
         """Return it on one of ``degree`` GPUs, among which states are divided, but no rows."""
-        return self._replace(fixed=-(-self.fixed // degree))
+        served = -(-self.served // degree) if self.fixed and self.served is not None else self.served
+        return self._replace(fixed=-(-self.fixed // degree), served=served)
 
 
 class Strided(NamedTuple):
@@ -261,6 +263,20 @@ class Strided(NamedTuple):
     def part(self, numerator: int, denominator: int) -> Strided:
         """Return a part of it."""
         return Strided(self.written * numerator // denominator, self.traffic * numerator // denominator)
+
+
+class Chunked(NamedTuple):
+    """What kernels that update a state do for each token of a prompt, beyond what they read and write of each
+    token anyway, as they update it once for all tokens of a chunk."""
+
+    flops: int = 0
+    """Products of matrices [FLOP]."""
+    traffic: int = 0
+    """Elements that they write and read again, states between chunks among them."""
+
+    def part(self, degree: int) -> Chunked:
+        """Return that on one of ``degree`` GPUs."""
+        return Chunked(self.flops // degree, self.traffic // degree)
 
 
 class Module(NamedTuple):
@@ -321,6 +337,8 @@ class Module(NamedTuple):
     keeps: tuple[StatePart, ...] | None = None
     """What it keeps of each sequence between passes; None: keys and values of attention, nothing of another
     module."""
+    chunked: Chunked = Chunked()
+    """What the update of its state does for each token of a prompt."""
 
     @property
     def attends(self) -> bool:

@@ -225,7 +225,10 @@ def _own_heads(_model: ModelShape, module: Module, degree: int) -> Module:
     tensors = (one.part(_equal(module, one.numel, degree)) for one in module.parameters)
     keeps = None if module.keeps is None else tuple(one.part(degree) for one in module.keeps)
     return part._replace(
-        parameters=tuple(tensors), keeps=keeps, heads=module.heads and module.heads.part(degree)
+        parameters=tuple(tensors),
+        keeps=keeps,
+        heads=module.heads and module.heads.part(degree),
+        chunked=module.chunked.part(degree),
     )
 
 
@@ -315,7 +318,7 @@ def _fused(module: Module) -> Module:
     """
     if module.kind == "norm":
         return module._replace(in_features=2 * module.width, out_features=2 * module.width, strided=Strided())
-    if module.kind == "activation":
+    if module.kind == "activation" and not module.state:
         return module._replace(in_features=2 * module.width, out_features=module.width, strided=Strided())
     if module.kind in ("rotary", "embedding"):
         return module._replace(in_features=module.width, out_features=module.width, strided=Strided())

@@ -44,11 +44,18 @@ WRITTEN = (
     *("qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"),
     *("llama-4-scout", "llama-4-maverick", "glm-4.5-air", "phi-3.5-moe"),
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
-    *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b"),
+    *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b"),
+    *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
     *("deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
-WITHIN = {"llama-4-scout": "llama4", "gemma-3-4b": "gemma3", "mistral-small-3.1": "mistral3"}
+WITHIN = {
+    "llama-4-scout": "llama4",
+    "gemma-3-4b": "gemma3",
+    "mistral-small-3.1": "mistral3",
+    "qwen3.5-27b": "qwen3_5",
+    "qwen3.5-35b-a3b": "qwen3_5_moe",
+}
 """Sizes whose ``config.json`` is kept as that of a model of this type, which takes more than text."""
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50}
 TINY = {
@@ -204,6 +211,58 @@ COMPRESSED = {
 TINY |= {
     "deepseek-v4": ("deepseek_v4", COMPRESSED),
     "deepseek-v4-ratios": ("deepseek_v4", {**COMPRESSED, "compress_ratios": [0, 4, 128, 4, 0]}),
+}
+DELTA = {key: value for key, value in NEXT.items() if key.startswith(("head", "layer", "linear"))}
+MAMBA = {
+    **{key: value for key, value in SMALL.items() if key != "num_hidden_layers"},
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 48,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 24,
+}
+KDA = {
+    **{key: value for key, value in LATENT.items() if key not in ("q_lora_rank", "n_routed_experts")},
+    "num_local_experts": 4,
+    "linear_num_heads": 3,
+    "linear_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+}
+TINY |= {
+    "qwen3.5": ("qwen3_5_text", {**GATED, **DELTA}),
+    "qwen3.5-bias": ("qwen3_5_text", {**GATED, **DELTA, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", NEXT),
+    "nemotron-h": (
+        "nemotron_h",
+        {**MAMBA, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    ),
+    "nemotron-h-bias": (
+        "nemotron_h",
+        {
+            **MAMBA,
+            "layers_block_type": ["mlp", "linear_attention", "full_attention"],
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+        },
+    ),
+    "nemotron-h-moe": ("nemotron_h", {**MAMBA, "layers_block_type": ["moe", "full_attention"]}),
+    "nemotron-h-latent": (
+        "nemotron_h",
+        {
+            **MAMBA,
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "moe_latent_size": 16,
+        },
+    ),
+    "kimi-linear": ("kimi_linear", KDA),
 }
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""

@@ -132,8 +132,11 @@ KEYS: dict[str, dict[str, Any]] = {
     **{name: {**GATED, "num_experts": 8} for name in ("phimoe", "gpt_oss", "llama4_text", "minimax_m2")},
     **{
         name: {**GATED, "num_experts": 8, "num_experts_per_tok": 4}
-        for name in ("qwen2_moe", "qwen3_moe", "qwen3_next")
+        for name in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
     },
+    "qwen3_5_text": GATED,
+    "nemotron_h": {"num_key_value_heads": 4, "layers_block_type": "M-M*ME"},
+    "kimi_linear": {**GATED, "num_experts": 8, "num_experts_per_tok": 4},
     **{
         name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
         for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe")
@@ -165,7 +168,7 @@ def test_every_family_runs_with_and_without_shortcuts(
     work = {**scenario["workload"], "output_length": 8} if scenario is INFERENCE else scenario["workload"]
     model = {"family": family, **sizes}
     path.write_text(json.dumps({**scenario, "model": model, "workload": work, "engine": VERIFIED}))
-    if family == "qwen3_next" and scenario is TRAINING:
+    if scenario is TRAINING and load_model(model).state_bytes:
         with pytest.raises(InputError, match="linear attention, of whose training neither time nor memory"):
             simulate(read_scenario(path))
         return

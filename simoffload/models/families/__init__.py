@@ -47,6 +47,7 @@ _OWN = {
 _SHARED = {
     "base",
     "experts",
+    "recurrent",
     "rotary",
     "sparse",
     "streams",

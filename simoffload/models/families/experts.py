@@ -14,6 +14,7 @@ from simoffload.models.families.base import Derived, ModuleLists, invalid
 from simoffload.models.families.rotary import (
     LLAMA_OPERATIONS,
     RotaryConfig,
+    after,
     kinds_of_layers,
     llama_traits,
 )
@@ -24,6 +25,7 @@ from simoffload.models.modules import (
     Traits,
     activation,
     container,
+    dropout,
     linear,
 )
 
@@ -93,19 +95,29 @@ class ExpertsConfig(RotaryConfig):
             )
         )
 
-    def _routed(self, block: str = "mlp", router: str = "gate", *, bias: bool = False) -> tuple[Module, ...]:
+    def _routed(
+        self,
+        block: str = "mlp",
+        router: str = "gate",
+        *,
+        bias: bool = False,
+        gated: bool = True,
+        latent: int | None = None,
+    ) -> tuple[Module, ...]:
         """Return a block of experts: its sum of the chosen experts' results, weighed (1 read, 1 written) and
         added (2, 1), the router, and the experts.
 
         Weighing broadcasts a column, and gate and up are halves of the rows of one product (``_apply_gate``
         of transformers' ``integrations/moe.py``), so that PyTorch vectorizes neither, as in the traces of
-        docs/measurements/h200-2026-11-29d.
+        docs/measurements/h200-2026-11-29d. Without a gate (``gated``) the function is a squared ReLU in two
+        kernels (1, 1 each). ``latent`` is the width of what experts read and write, by default the model's.
         """
-        hidden, wide, experts = self.hidden_size, self._width, self._experts
+        hidden, wide, experts = latent or self.hidden_size, self._width, self._experts
         share, summed = self.num_experts_per_tok / experts, self.num_experts_per_tok * hidden
-        name = f"{block}.experts"
-        tensors = [Parameter(f"{name}.gate_up_proj", experts * 2 * wide * hidden, columns=hidden)]
-        tensors += [Parameter(f"{name}.gate_up_proj_bias", experts * 2 * wide)] if bias else []
+        name, halves = f"{block}.experts", 2 if gated else 1
+        first = f"{name}.gate_up_proj" if gated else f"{name}.up_proj"
+        tensors = [Parameter(first, experts * halves * wide * hidden, columns=hidden)]
+        tensors += [Parameter(f"{first}_bias", experts * halves * wide)] if bias else []
         tensors += [Parameter(f"{name}.down_proj", experts * hidden * wide, columns=wide)]
         tensors += [Parameter(f"{name}.down_proj_bias", experts * hidden)] if bias else []
         both = Module(
@@ -113,19 +125,36 @@ class ExpertsConfig(RotaryConfig):
             "linear",
             tuple(tensors),
             in_features=experts * (hidden + wide),
-            out_features=experts * (2 * wide + hidden),
+            out_features=experts * (halves * wide + hidden),
             share=share,
             flat=True,
             parallel="experts",
         )
-        gated = activation(f"{name}.act_fn", experts * wide, reads=3, writes=2, share=share)
+        function = activation(f"{name}.act_fn", experts * wide, reads=1 + halves, writes=2, share=share)
+        strided = Strided(2 * experts * wide, 5 * experts * wide) if gated else Strided()
         summing = container(block, reads=3 * summed, writes=2 * summed, code="mlp")
         return (
             summing._replace(strided=Strided(summed, 2 * summed)),
-            linear(f"{block}.{router}", hidden, experts, kind="router", bias=bias),
+            linear(f"{block}.{router}", self.hidden_size, experts, kind="router", bias=bias),
             both,
-            gated._replace(strided=Strided(2 * experts * wide, 5 * experts * wide)),
+            function._replace(strided=strided),
         )
+
+    def _routed_and_gated(self, wide: int) -> tuple[Module, ...]:
+        """Return experts, and one of width ``wide`` that serves all tokens and whose result has a gate."""
+        block, *routed = self._routed()
+        gate = linear("mlp.shared_expert_gate", self.hidden_size, 1, flat=True)
+        return (block, *self._gated(name="mlp.shared_expert", wide=wide), *routed, gate)
+
+    def _routed_latent(self, block: str, *, latent: int | None, bias: bool) -> tuple[Module, ...]:
+        """Return experts without a gate that read and write a ``latent`` vector, between two products that do
+        nothing (``nn.Identity``) where there is none."""
+        hidden, names = self.hidden_size, (f"{block}.fc1_latent_proj", f"{block}.fc2_latent_proj")
+        into, back = map(dropout, names)
+        if latent is not None:
+            into = linear(names[0], hidden, latent, bias=bias, flat=True)
+            back = linear(names[1], latent, hidden, bias=bias, flat=True)
+        return (*after(self._routed(block, gated=False, latent=latent), f"{block}.gate", into), back)
 
     def _mixed(
         self, class_name: str, attend: Iterable[Module], experts: Iterable[Module], dense: Sequence[bool]

@@ -2,102 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width, invalid
-from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits, without_lists
-from simoffload.models.families.rotary import (
-    RotatedPart,
-    SlidingConfig,
-    UpperWindowsConfig,
-    kinds_of_layers,
-    llama_traits,
-    rotary_factor,
-)
-from simoffload.models.modules import (
-    SINGLE,
-    Module,
-    Parameter,
-    StatePart,
-    Traits,
-    activation,
-    container,
-    linear,
-    rms_norm,
-)
-from simoffload.models.shape import parameters_of
-
-# -- linear attention ------------------------------------------------------------------------------
-# Layers that keep a state of fixed size instead of keys and values.
-#
-# Modules and tensors of the gated DeltaNet (Yang et al., arXiv 2412.06464) as in
-# transformers/models/qwen3_next/modeling_qwen3_next.py at 5.23.0.
-
-
-LINEAR, FULL = "linear_attention", "full_attention"
-TIME_IS_A_BOUND = (
-    "the time of linear attention is a lower bound: its projections are counted, and that queries, keys and "
-    "values are read once and results written, but not the update of its state, for which there is no "
-    "measurement"
-)
-
-
-class DeltaNet(NamedTuple):
-    """A DeltaNet has the sizes of a gated DeltaNet."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    """Width of the convolution [tokens]."""
-
-    @property
-    def keeps(self) -> tuple[StatePart, ...]:
-        """The state of a sequence: a matrix for each head in single precision, and the last inputs of the
-        convolution in 16 bits."""
-        matrices = self.value_heads * self.key_dim * self.value_dim * SINGLE
-        inputs = StatePart("convolution state", fixed=2 * self.kernel * self._mixed)
-        return (StatePart("recurrent state", fixed=matrices), inputs)
-
-    @property
-    def _mixed(self) -> int:
-        """Elements of queries, keys and values of a token."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    def modules(self, hidden: int, name: str = "linear_attn") -> tuple[Module, ...]:
-        """Return the modules of one layer in call order."""
-        values, mixed = self.value_heads * self.value_dim, self._mixed
-        own = (
-            Parameter(f"{name}.dt_bias", self.value_heads),
-            Parameter(f"{name}.A_log", self.value_heads),
-            Parameter(f"{name}.conv1d.weight", mixed * self.kernel),
-        )
-        core = activation(f"{name}.delta_rule", values, reads=1, writes=1)._replace(
-            hooked=False, in_features=mixed + values, keeps=self.keeps
-        )
-        return (
-            container(name)._replace(parameters=own, parallel="heads"),
-            linear(f"{name}.in_proj_qkvz", hidden, mixed + values, parallel="column"),
-            linear(f"{name}.in_proj_ba", hidden, 2 * self.value_heads, parallel="column"),
-            core,
-            rms_norm(f"{name}.norm", self.value_dim, heads=self.value_heads, parallel="heads"),
-            linear(f"{name}.out_proj", values, hidden, parallel="row"),
-        )
-
-
-def every_nth(layers: int, interval: int) -> tuple[str, ...]:
-    """Return the kinds of layers of which every ``interval``-th has full attention."""
-    return tuple(FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(layers))
-
-
-def is_linear(kinds: Sequence[str]) -> tuple[bool, ...]:
-    """Return which layers have linear attention."""
-    return tuple(one == LINEAR for one in kinds)
-
+from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
+from simoffload.models.families.experts import Experts, SparseStepConfig, expert_traits
+from simoffload.models.families.recurrent import DeltaNetConfig
+from simoffload.models.families.rotary import SlidingConfig, UpperWindowsConfig, llama_traits
+from simoffload.models.modules import Module, Traits
 
 # -- qwen2 and 2.5 ---------------------------------------------------------------------------------
 # Llama with biases on queries, keys and values; upper layers may have a sliding window.
@@ -174,11 +87,8 @@ class Qwen2Moe(SparseStepConfig, SlidingConfig):
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen2MoeForCausalLM`` in call order."""
-        block, *routed = self._routed()
-        gate = linear("mlp.shared_expert_gate", self.hidden_size, 1, flat=True)
-        shared = self._gated(name="mlp.shared_expert", wide=self.shared_expert_intermediate_size)
-        attend = self._self_attention(bias=self.qkv_bias)
-        return self._mixed("Qwen2Moe", attend, (block, *shared, *routed, gate), self._dense)
+        experts = self._routed_and_gated(self.shared_expert_intermediate_size)
+        return self._mixed("Qwen2Moe", self._self_attention(bias=self.qkv_bias), experts, self._dense)
 
 
 # -- qwen3-MoE: Qwen3's attention, and experts without a shared one --------------------------------
@@ -223,10 +133,7 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
 # further token is left out, as in transformers.
 
 
-_Kind = Literal["linear_attention", "full_attention"]
-
-
-class Qwen3Next(SparseStepConfig):
+class Qwen3Next(DeltaNetConfig, SparseStepConfig):
     """The configuration of Qwen3-Next models: Hugging Face's ``Qwen3NextConfig``."""
 
     family: ClassVar[str] = "qwen3_next"
@@ -234,94 +141,18 @@ class Qwen3Next(SparseStepConfig):
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
     num_key_value_heads: Count | None = 2
-    head_dim: Width | None = 256
-    attention_bias: Flag = False
-    partial_rotary_factor: RotatedPart = 0.25
     num_experts: Experts = 512
     num_experts_per_tok: Experts = 10
     moe_intermediate_size: Extent = 512
     shared_expert_intermediate_size: Extent = 512
-    full_attention_interval: Count = 4
-    layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
-    """Kind of each layer; without it, every ``full_attention_interval``-th has full attention."""
-    linear_num_key_heads: Count = 16
-    linear_num_value_heads: Count = 32
-    linear_key_head_dim: Width = 128
-    linear_value_head_dim: Width = 128
-    linear_conv_kernel_dim: Count = 4
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the interval applies, not a file's list."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        if self.linear_num_value_heads % self.linear_num_key_heads:
-            message = (
-                f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
-                f"linear_num_key_heads {self.linear_num_key_heads}"
-            )
-            raise invalid("linear_num_value_heads", message, self.linear_num_value_heads)
-        return super().checked()
 
     @property
-    def _linear(self) -> tuple[bool, ...]:
-        """Which layers have linear attention."""
-        return is_linear(self.layer_types or every_nth(self.num_hidden_layers, self.full_attention_interval))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        left_out = (
-            "the module that predicts a further token (mtp of the checkpoint, "
-            f"{self.further_parameters:,} parameters) is not counted, as transformers does not load it"
-        )
-        return (left_out, TIME_IS_A_BOUND) if any(self._linear) else (left_out,)
-
-    @property
-    def further_parameters(self) -> int:
-        """The number of parameters of the module that predicts a further token: a layer with full attention
-        and experts, a product of its two inputs, and norms of these and of the result."""
-        layer = self._normed(self._gated_attention(), self._networks[0])
-        return parameters_of(layer) + 2 * self.hidden_size**2 + 3 * self.hidden_size
-
-    def _gated_attention(self) -> tuple[Module, ...]:
-        """Return attention whose first projection also computes a gate of the result, which is read with it
-        (sigmoid 1 read, 1 written; product 2, 1)."""
-        hidden, (query_width, _) = self.hidden_size, self._widths
-        wide = linear(
-            "self_attn.q_proj", hidden, 2 * query_width, bias=self.attention_bias, parallel="column"
-        )
-        factor = rotary_factor(self.rope_parameters, self.partial_rotary_factor)
-        rotated = {one.name: one for one in self._self_attention(rotated=factor)}["self_attn.attention"]
-        gated = rotated._replace(
-            in_features=rotated.in_features + 3 * query_width,
-            out_features=rotated.out_features + 2 * query_width,
-        )
-        new = {wide.name: wide, gated.name: gated}
-        return tuple(new.get(one.name, one) for one in self._normed_heads(self.attention_bias))
-
-    @property
-    def _networks(self) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
-        """Experts with a shared one, and the network of dense layers."""
-        block, *routed = self._routed()
-        gate = linear("mlp.shared_expert_gate", self.hidden_size, 1, flat=True)
-        shared = self._gated(name="mlp.shared_expert", wide=self.shared_expert_intermediate_size)
-        return (block, *shared, *routed, gate), self._gated()
+    def _network(self) -> tuple[Module, ...]:
+        return self._routed_and_gated(self.shared_expert_intermediate_size)
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``Qwen3NextForCausalLM`` in call order."""
-        net = DeltaNet(
-            self.linear_num_key_heads,
-            self.linear_num_value_heads,
-            self.linear_key_head_dim,
-            self.linear_value_head_dim,
-            self.linear_conv_kernel_dim,
-        )
-        networks = self._networks
-        attends = self._gated_attention(), net.modules(self.hidden_size)
+        networks, attends = (self._network, self._gated()), self._attends(joint=True)
         made = {
             (recurrent, dense): self._normed(attends[recurrent], networks[dense])
             for recurrent in (False, True)

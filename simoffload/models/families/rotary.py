@@ -182,23 +182,24 @@ class RotaryConfig(FamilyConfig):
         output_bias: bool = False,
         rotary_within: bool = False,
         rotated: float = 1.0,
+        name: str = "self_attn",
     ) -> tuple[Module, ...]:
         """Return grouped-query attention; ``rotated`` is the part of each head that has rotary positions."""
         hidden, (query_width, key_width) = self.hidden_size, self._widths
         both, head_dim = query_width + key_width, self.derived().head_dim
         return (
-            container("self_attn"),
-            linear("self_attn.q_proj", hidden, query_width, bias=bias, parallel="column"),
-            linear("self_attn.k_proj", hidden, key_width, bias=bias, parallel="keys"),
-            linear("self_attn.v_proj", hidden, key_width, bias=bias, parallel="keys"),
-            *((rotary("self_attn.rotary_emb", head_dim),) if rotary_within else ()),
+            container(name),
+            linear(f"{name}.q_proj", hidden, query_width, bias=bias, parallel="column"),
+            linear(f"{name}.k_proj", hidden, key_width, bias=bias, parallel="keys"),
+            linear(f"{name}.v_proj", hidden, key_width, bias=bias, parallel="keys"),
+            *((rotary(f"{name}.rotary_emb", head_dim),) if rotary_within else ()),
             attention(
-                "self_attn.attention",
+                f"{name}.attention",
                 query_width=query_width,
                 rotated_width=both // head_dim * int(head_dim * rotated),
                 joined_width=both if 0 < rotated < 1 else 0,
             ),
-            linear("self_attn.o_proj", query_width, hidden, bias=output_bias, parallel="row"),
+            linear(f"{name}.o_proj", query_width, hidden, bias=output_bias, parallel="row"),
         )
 
     def _head_norms(self, *, single: bool = False) -> tuple[Module, Module]:
@@ -237,6 +238,16 @@ class RotaryConfig(FamilyConfig):
             activation(f"{name}.{act}", wide, reads=3, writes=2),
             linear(f"{name}.up_proj", hidden, wide, bias=bias, parallel="column"),
             linear(f"{name}.down_proj", wide, hidden, bias=bias, parallel="row"),
+        )
+
+    def _ungated(self, name: str, wide: int, *, bias: bool = False) -> tuple[Module, ...]:
+        """Return a feed-forward network whose function is a squared ReLU in two kernels (1 read, 1 written
+        each)."""
+        return (
+            container(name, touched=1, code="mlp"),
+            linear(f"{name}.up_proj", self.hidden_size, wide, bias=bias, parallel="column"),
+            activation(f"{name}.act_fn", wide, reads=2, writes=2),
+            linear(f"{name}.down_proj", wide, self.hidden_size, bias=bias, parallel="row"),
         )
 
     def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:

@@ -1,0 +1,407 @@
+"""The common parts of layers that keep a state of fixed size instead of keys and values: gated DeltaNet, Kimi
+delta attention, and Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from simoffload.models.families.base import Count, Derived, Flag, Width, invalid
+from simoffload.models.families.experts import ExpertsConfig, without_lists
+from simoffload.models.families.rotary import (
+    RotaryConfig,
+    RotatedPart,
+    kinds_of_layers,
+    rotary_factor,
+)
+from simoffload.models.modules import (
+    DTYPE_BYTES,
+    SINGLE,
+    Chunked,
+    Dtype,
+    Module,
+    Parameter,
+    StatePart,
+    activation,
+    container,
+    linear,
+    rms_norm,
+)
+from simoffload.models.shape import parameters_of
+
+LINEAR, FULL = "linear_attention", "full_attention"
+TIME_IS_A_BOUND = (
+    "the time of recurrent layers is a lower bound: of the update of their states the traffic and the "
+    "products of its kernels count, at the speed of others, as there is no measurement"
+)
+
+_HALF = 2
+"""Size [B] of an element of a convolution's state, which is that of the model's type."""
+
+
+def states(*, matrices: int, inputs: int, kernel: int, served: int = SINGLE) -> tuple[StatePart, ...]:
+    """Return what a recurrent layer keeps of a sequence: ``matrices`` elements of its state, in single
+    precision in transformers and of ``served`` [B] in serving engines, and the last ``inputs`` of a
+    convolution of ``kernel`` tokens in 16 bits.
+
+    transformers 5.23 keeps as many of these as the convolution is wide (``update_conv_state`` of
+    cache_utils.py), vLLM one less (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py at 02d71083).
+    """
+    held = _HALF * inputs
+    return (
+        StatePart("recurrent state", fixed=SINGLE * matrices, served=served * matrices),
+        StatePart("convolution state", fixed=kernel * held, served=(kernel - 1) * held),
+    )
+
+
+def update(name: str, *, convolved: int, result: int, more: int, chunked: Chunked) -> Module:
+    """Return the update of a state, which no module of its own does: a convolution reads and writes
+    ``convolved`` elements of each token, the update reads them and ``more``, and writes its ``result``."""
+    return activation(name, result, reads=0, writes=1)._replace(
+        hooked=False,
+        in_features=2 * convolved + more,
+        out_features=convolved + result,
+        chunked=chunked,
+    )
+
+
+_CHUNK = 64
+"""Tokens of a chunk of the delta rule (``chunk_gated_delta_rule`` and ``chunk_kda`` of fla)."""
+
+
+def delta_rule(heads: int, keys: int, values: int) -> Chunked:
+    """Return what the kernels of fla do for each token of a prompt, of which they update the state by chunks
+    (Yang et al., arXiv 2412.06464, section 3.3).
+
+    Products of keys with keys and with queries, of their inverse with keys and values, of scores with values
+    (over a chunk), and of keys, queries and new values with the state. Written and read: two results of
+    the inverse, new values, and the state before every chunk.
+    """
+    state = keys * values
+    products = 6 * state + 2 * _CHUNK * (3 * keys + 2 * values)
+    return Chunked(heads * products, heads * 2 * (keys + 2 * values + state // _CHUNK))
+
+
+# -- gated DeltaNet --------------------------------------------------------------------------------
+# Modules and tensors of the gated DeltaNet (Yang et al., arXiv 2412.06464) as in
+# transformers/models/qwen3_next/modeling_qwen3_next.py at 5.23.0.
+
+
+class DeltaNet(NamedTuple):
+    """A DeltaNet has the sizes of a gated DeltaNet."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Width of the convolution [tokens]."""
+    joint: bool = True
+    """Whether one product computes queries, keys, values and the gate, and one both scalars of each head."""
+    served: int = _HALF
+    """Size [B] of an element of its matrices in serving engines."""
+
+    @property
+    def keeps(self) -> tuple[StatePart, ...]:
+        """The state of a sequence: a matrix for each head, and the last inputs of the convolution."""
+        matrices = self.value_heads * self.key_dim * self.value_dim
+        return states(matrices=matrices, inputs=self._mixed, kernel=self.kernel, served=self.served)
+
+    @property
+    def _mixed(self) -> int:
+        """Elements of queries, keys and values of a token."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def modules(self, hidden: int, name: str = "linear_attn") -> tuple[Module, ...]:
+        """Return the modules of one layer in call order."""
+        values, mixed, heads = self.value_heads * self.value_dim, self._mixed, self.value_heads
+        own = (
+            Parameter(f"{name}.dt_bias", heads),
+            Parameter(f"{name}.A_log", heads),
+            Parameter(f"{name}.conv1d.weight", mixed * self.kernel),
+        )
+        separate = {"qkv": mixed, "z": values, "b": heads, "a": heads}
+        projected = {"qkvz": mixed + values, "ba": 2 * heads} if self.joint else separate
+        chunked = delta_rule(heads, self.key_dim, self.value_dim)
+        core = update(f"{name}.delta_rule", convolved=mixed, result=values, more=values, chunked=chunked)
+        return (
+            container(name)._replace(parameters=own, parallel="heads"),
+            *(
+                linear(f"{name}.in_proj_{part}", hidden, wide, parallel="column")
+                for part, wide in projected.items()
+            ),
+            core._replace(keeps=self.keeps),
+            rms_norm(f"{name}.norm", self.value_dim, heads=heads, parallel="heads"),
+            linear(f"{name}.out_proj", values, hidden, parallel="row"),
+        )
+
+
+def every_nth(layers: int, interval: int) -> tuple[str, ...]:
+    """Return the kinds of layers of which every ``interval``-th has full attention."""
+    return tuple(FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(layers))
+
+
+def is_linear(kinds: Sequence[str]) -> tuple[bool, ...]:
+    """Return which layers have linear attention."""
+    return tuple(one == LINEAR for one in kinds)
+
+
+_Kind = Literal["linear_attention", "full_attention"]
+
+
+class DeltaNetConfig(RotaryConfig):
+    """A model with a gated DeltaNet in most layers and gated attention in the others."""
+
+    head_dim: Width | None = 256
+    attention_bias: Flag = False
+    partial_rotary_factor: RotatedPart = 0.25
+    full_attention_interval: Count = 4
+    layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
+    """Kind of each layer; without it, every ``full_attention_interval``-th has full attention."""
+    linear_num_key_heads: Count = 16
+    linear_num_value_heads: Count = 32
+    linear_key_head_dim: Width = 128
+    linear_value_head_dim: Width = 128
+    linear_conv_kernel_dim: Count = 4
+    mamba_ssm_dtype: Dtype | None = None
+    """Type of the states in vLLM (``Qwen3_5ForConditionalGenerationConfig``, models/config.py); None: that of
+    the model."""
+    mtp_num_hidden_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
+    """Layers of the module that predicts a further token."""
+
+    @classmethod
+    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
+        """Return the replaced keys; with another number of layers the interval applies, not a file's list."""
+        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._one_for_each_layer("layer_types", self.layer_types)
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            message = (
+                f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
+                f"linear_num_key_heads {self.linear_num_key_heads}"
+            )
+            raise invalid("linear_num_value_heads", message, self.linear_num_value_heads)
+        return super().checked()
+
+    @property
+    def _linear(self) -> tuple[bool, ...]:
+        """Which layers have linear attention."""
+        return is_linear(self.layer_types or every_nth(self.num_hidden_layers, self.full_attention_interval))
+
+    @property
+    def _network(self) -> tuple[Module, ...]:
+        """What most layers have after attention."""
+        return self._gated()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the shape does not contain, or only bounds."""
+        left_out = (
+            "the module that predicts a further token (mtp of the checkpoint, "
+            f"{self.further_parameters:,} parameters) is not counted, as transformers does not load it"
+        )
+        found = (left_out,) if self.mtp_num_hidden_layers else ()
+        return (*found, TIME_IS_A_BOUND) if any(self._linear) else found
+
+    @property
+    def further_parameters(self) -> int:
+        """The number of parameters of the module that predicts a further token: layers with full attention,
+        a product of its two inputs, and norms of these and of the result."""
+        layer = parameters_of(self._normed(self._gated_attention(), self._network))
+        return self.mtp_num_hidden_layers * layer + 2 * self.hidden_size**2 + 3 * self.hidden_size
+
+    def _gated_attention(self) -> tuple[Module, ...]:
+        """Return attention whose first projection also computes a gate of the result, which is read with it
+        (sigmoid 1 read, 1 written; product 2, 1)."""
+        hidden, (query_width, _) = self.hidden_size, self._widths
+        wide = linear(
+            "self_attn.q_proj", hidden, 2 * query_width, bias=self.attention_bias, parallel="column"
+        )
+        factor = rotary_factor(self.rope_parameters, self.partial_rotary_factor)
+        rotated = {one.name: one for one in self._self_attention(rotated=factor)}["self_attn.attention"]
+        gated = rotated._replace(
+            in_features=rotated.in_features + 3 * query_width,
+            out_features=rotated.out_features + 2 * query_width,
+        )
+        new = {wide.name: wide, gated.name: gated}
+        return tuple(new.get(one.name, one) for one in self._normed_heads(self.attention_bias))
+
+    def _attends(self, *, joint: bool) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+        """Return gated attention, and a DeltaNet, with the projections of its queries, keys, values and gates
+        in one product if ``joint``."""
+        net = DeltaNet(
+            self.linear_num_key_heads,
+            self.linear_num_value_heads,
+            self.linear_key_head_dim,
+            self.linear_value_head_dim,
+            self.linear_conv_kernel_dim,
+            joint,
+            DTYPE_BYTES[self.mamba_ssm_dtype] if self.mamba_ssm_dtype else _HALF,
+        )
+        return self._gated_attention(), net.modules(self.hidden_size)
+
+
+# -- Kimi delta attention --------------------------------------------------------------------------
+# Modules and tensors of Kimi delta attention (Kimi Linear, arXiv 2510.26692) as in
+# transformers/models/kimi_linear/modeling_kimi_linear.py at 5.23.0: a gated DeltaNet whose state decays by
+# elements of keys, not by heads.
+
+
+class DeltaAttention(NamedTuple):
+    """A DeltaAttention has the sizes of Kimi delta attention."""
+
+    heads: int
+    head_dim: int
+    kernel: int
+    """Width of the convolution [tokens]."""
+
+    def modules(self, hidden: int, name: str = "self_attn") -> tuple[Module, ...]:
+        """Return the modules of one layer in call order."""
+        one, gate, wide = self.head_dim, f"{name}.forget_gate", self.heads * self.head_dim
+        convolution = Parameter(f"{name}.conv1d.weight", 3 * wide * self.kernel)
+        decay = (Parameter(f"{gate}.dt_bias", wide), Parameter(f"{gate}.A_log", self.heads))
+        core = update(
+            f"{name}.delta_rule",
+            convolved=3 * wide,
+            result=wide,
+            more=2 * wide,
+            chunked=delta_rule(self.heads, one, one),
+        )
+        kept = states(matrices=wide * one, inputs=3 * wide, kernel=self.kernel)
+        return (
+            container(name)._replace(parameters=(convolution,), parallel="heads"),
+            *(linear(f"{name}.{part}_proj", hidden, wide, parallel="column") for part in "qkv"),
+            container(gate)._replace(parameters=decay, parallel="heads"),
+            linear(f"{gate}.f_a_proj", hidden, one),
+            linear(f"{gate}.f_b_proj", one, wide, parallel="column"),
+            linear(f"{name}.b_proj", hidden, self.heads, parallel="column"),
+            core._replace(keeps=kept),
+            linear(f"{name}.g_a_proj", hidden, one),
+            linear(f"{name}.g_b_proj", one, wide, parallel="column"),
+            rms_norm(f"{name}.o_norm", one, heads=self.heads, parallel="heads"),
+            linear(f"{name}.o_proj", wide, hidden, parallel="row"),
+        )
+
+
+# -- Mamba-2 ---------------------------------------------------------------------------------------
+# Modules and tensors of Mamba-2 (Dao and Gu, arXiv 2405.21060) as in
+# transformers/models/nemotron_h/modeling_nemotron_h.py at 5.23.0.
+
+
+class Mamba2(NamedTuple):
+    """A Mamba2 has the sizes of a Mamba-2 mixer."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """Groups of heads that share what is written to the state and what is read from it."""
+    state: int
+    """Elements of the state for each element of a head."""
+    kernel: int
+    """Width of the convolution [tokens]."""
+    chunk: int
+    """Tokens of which kernels update the state together."""
+    bias: bool = False
+    convolution_bias: bool = True
+    served: int = SINGLE
+    """Size [B] of an element of the state in serving engines."""
+
+    @property
+    def _inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def _convolved(self) -> int:
+        return self._inner + 2 * self.groups * self.state
+
+    @property
+    def keeps(self) -> tuple[StatePart, ...]:
+        """The state of a sequence, and the last inputs of the convolution."""
+        matrices = self._inner * self.state
+        return states(matrices=matrices, inputs=self._convolved, kernel=self.kernel, served=self.served)
+
+    @property
+    def _chunked(self) -> Chunked:
+        """What ``mamba_chunk_scan_combined`` of mamba_ssm does for each token of a prompt.
+
+        Products over a chunk, of which causality leaves half: of what is read with what is written, once a
+        group, and of these scores with the inputs; with the state: what is written, and what is read. Written
+        and read in single precision: scores, and the state of every chunk by itself and with those before.
+        """
+        scores, states = self.groups * self.chunk, self._inner * self.state
+        flops = scores * self.state + self._inner * self.chunk + 4 * states
+        return Chunked(flops, 2 * 2 * scores + 2 * 4 * states // self.chunk)
+
+    def modules(self, hidden: int, name: str) -> tuple[Module, ...]:
+        """Return the modules of one mixer in call order."""
+        inner, convolved, heads = self._inner, self._convolved, self.heads
+        own = [Parameter(f"{name}.{one}", heads) for one in ("dt_bias", "A_log", "D")]
+        own += [Parameter(f"{name}.conv1d.weight", convolved * self.kernel)]
+        own += [Parameter(f"{name}.conv1d.bias", convolved)] if self.convolution_bias else []
+        core = update(f"{name}.scan", convolved=convolved, result=inner, more=inner, chunked=self._chunked)
+        return (
+            container(name)._replace(parameters=tuple(own), parallel="heads"),
+            linear(f"{name}.in_proj", hidden, inner + convolved + heads, bias=self.bias, parallel="column"),
+            core._replace(keeps=self.keeps),
+            rms_norm(f"{name}.norm", inner, parallel="heads"),
+            linear(f"{name}.out_proj", inner, hidden, bias=self.bias, parallel="row"),
+        )
+
+
+# -- layers of one mixer each ----------------------------------------------------------------------
+
+_LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe", "mamba": LINEAR, "attention": FULL}
+"""Kinds of mixers by their letter in a pattern, and by former names (``NemotronHConfig`` of transformers)."""
+Mixer = Literal["linear_attention", "full_attention", "mlp", "moe"]
+Mixers = Annotated[tuple[Mixer, ...], kinds_of_layers(Mixer)]
+
+
+class MixersConfig(ExpertsConfig):
+    """A model whose layers have one mixer each: a recurrent one, attention, a feed-forward network or
+    experts."""
+
+    layers_block_type: Mixers
+    """The mixer of each layer, by names or as a pattern of letters; decides the number of layers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_layers(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        keys = {key: _named(value) if key.endswith("block_type") else value for key, value in raw.items()}
+        return {"num_hidden_layers": len(keys.get("layers_block_type") or ()), **keys}
+
+    @classmethod
+    def usual_name(cls, key: str, keys: Any) -> str:
+        """Return the first spelling of a key; a pattern beside the list that it stands for is ignored."""
+        usual = super().usual_name(key, keys)
+        return key if key.endswith("_pattern") and usual in keys else usual
+
+    @classmethod
+    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
+        """Return the replaced keys; with another number of layers a list ends earlier, or begins anew."""
+        merged, given = super().replaced(base, overrides), {cls.spellings.get(one, one) for one in overrides}
+        if "num_hidden_layers" in given and "layers_block_type" not in given and base:
+            count, listed = merged["num_hidden_layers"], list(merged["layers_block_type"])
+            merged["layers_block_type"] = (listed * count)[:count]
+        return merged
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._one_for_each_layer("layers_block_type", self.layers_block_type)
+        return super().checked()
+
+    def derived(self) -> Derived:
+        """Return the model's sizes under the names that all families share."""
+        sizes = super().derived()
+        if "moe" in self.layers_block_type:
+            return sizes
+        return sizes._replace(intermediate_size=self.intermediate_size, num_experts=0, experts_per_token=0)
+
+
+def _named(written: Any) -> Any:
+    """Return kinds of mixers, which a pattern or a list names, by their names of today."""
+    listed = isinstance(written, str | list | tuple)
+    return [_LETTERS.get(str(one), one) for one in written] if listed else written
