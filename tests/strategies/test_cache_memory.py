@@ -55,6 +55,14 @@ SHAPES = {
     "olmo2": Shape("olmo-2-7b", 32, 2 * 32 * 128),
     "minimax_m2": Shape("minimax-m2", 62, 2 * 8 * 128),
     "qwen3_next": Shape("qwen3-next-80b-a3b", 12, 2 * 2 * 256, state=36 * (32 * 128**2 * 4 + 8192 * 4 * 2)),
+    "qwen3_5_text": Shape("qwen3.5-27b", 16, 2 * 4 * 256, state=48 * (48 * 128**2 * 4 + 10240 * 4 * 2)),
+    "qwen3_5_moe_text": Shape(
+        "qwen3.5-35b-a3b", 10, 2 * 2 * 256, state=30 * (32 * 128**2 * 4 + 8192 * 4 * 2)
+    ),
+    "nemotron_h": Shape(
+        "nemotron-3-nano-30b-a3b", 6, 2 * 2 * 128, state=23 * (64 * 64 * 128 * 4 + 6144 * 4 * 2)
+    ),
+    "kimi_linear": Shape("kimi-linear-48b-a3b", 7, 512 + 64, state=20 * (32 * 128**2 * 4 + 12288 * 4 * 2)),
 }
 """Models by family."""
 WITHOUT_STATE = [family for family, shape in SHAPES.items() if not shape.state]
