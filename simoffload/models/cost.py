@@ -20,6 +20,7 @@ from simoffload.models.modules import (
     SINGLE,
     Attention,
     CacheForm,
+    Chunked,
     Heads,
     Module,
     Strided,
@@ -122,7 +123,8 @@ def module_cost(
     if module.kind == "attention":
         return _attention_cost(shape, module, Sequences(batch, new_tokens, context), cache)
     tokens = tokens_of(module, [Sequences(batch, new_tokens, context)], cache)
-    return _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
+    cost = _cost(shape, module, tokens=tokens, touched=shape.touched_share(module, tokens))
+    return _with_states(shape, module, cost, batch=batch, new_tokens=new_tokens)
 
 
 def tokens_of(module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING) -> int:
@@ -142,6 +144,17 @@ def _cost(shape: ModelShape, module: Module, *, tokens: int, touched: float) -> 
     if module.kind in ("linear", "router"):
         return ModuleCost(seen * linear_flops(module), traffic)
     return ModuleCost(0.0 if module.kind == "embedding" else seen * module.out_features, traffic)
+
+
+def _with_states(
+    shape: ModelShape, module: Module, cost: ModuleCost, *, batch: int, new_tokens: int
+) -> ModuleCost:
+    """Return the cost of a module with that of its states, which every pass reads and writes once for each
+    sequence, and of which kernels work on several new tokens by chunks."""
+    chunked = module.chunked if new_tokens > 1 else Chunked()
+    tokens = batch * new_tokens
+    traffic = 2 * batch * module.state + tokens * chunked.traffic * shape.dtype_bytes
+    return ModuleCost(cost.flops + tokens * chunked.flops, cost.bytes + traffic)
 
 
 def weight_cost(shape: ModelShape, module: Module, *, tokens: int) -> WeightCost:
@@ -195,9 +208,9 @@ def batch_cost(
     """Count the work of one call of ``module`` for sequences of different lengths.
 
     Their tokens go through all modules together, as in continuous batching (Yu et al., Orca, OSDI 2022), and
-    through attention each with a context of its own. Raises what :func:`module_cost` raises.
+    through attention and states each on its own. Raises what :func:`module_cost` raises.
     """
-    if len(batch) == 1 or module.kind == "attention":
+    if len(batch) == 1 or module.kind == "attention" or module.state:
         costs = [
             module_cost(shape, module, batch=number, new_tokens=tokens, context=context, cache=cache)
             for number, tokens, context in batch
@@ -397,7 +410,8 @@ def training_cost(shape: ModelShape, module: Module, *, batch: int, length: int)
     """Return the work of the forward pass of ``module`` on ``batch`` sequences of ``length`` tokens."""
     if module.kind == "attention":
         return _attention(shape, module, batch=batch, length=length)
-    return _cost(shape, module, tokens=batch * length, touched=1.0)
+    cost = _cost(shape, module, tokens=batch * length, touched=1.0)
+    return _with_states(shape, module, cost, batch=batch, new_tokens=length)
 
 
 def backward_cost(shape: ModelShape, module: Module, *, batch: int, length: int) -> ModuleCost:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from simoffload.models import ModelShape, ModuleCost, forward_cost, load_model, module_cost
+from simoffload.models import (
+    ModelShape,
+    ModuleCost,
+    Sequences,
+    batch_cost,
+    forward_cost,
+    load_model,
+    module_cost,
+)
 from tests.models.small import LLAMA
 
 
@@ -194,3 +202,67 @@ def test_experts_work_for_their_share_of_the_tokens(layout: str) -> None:
 def test_invalid_counts_are_refused(batch: int, new_tokens: int, context: int) -> None:
     with pytest.raises(ValueError, match="at least"):
         forward_cost(load_model(LLAMA), batch=batch, new_tokens=new_tokens, context=context)
+
+
+DELTA = {
+    "family": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+MAMBA = {
+    "family": "nemotron_h",
+    "layers_block_type": "M*",
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 32,
+}
+
+
+def test_a_step_of_a_recurrent_layer_reads_and_writes_its_states() -> None:
+    """Beside them, a convolution reads and writes its input; that, a gate and the result are moved."""
+    mixed, values, state = 2 * 2 * 16 + 4 * 32, 4 * 32, 4 * 16 * 32
+    moved = 2 * (2 * mixed + values + mixed + values) + 2 * (4 * state + 2 * 4 * mixed)
+    shape = load_model(DELTA)
+    assert cost(shape, "linear_attn.delta_rule", batch=3, new_tokens=1, context=9).bytes == 3 * moved
+    convolved, inner = 6 * 8 + 2 * 2 * 16, 6 * 8
+    moved = 2 * (2 * convolved + inner + convolved + inner) + 2 * (4 * inner * 16 + 2 * 4 * convolved)
+    assert cost(load_model(MAMBA), "mixer.scan", batch=3, new_tokens=1, context=9).bytes == 3 * moved
+
+
+def test_a_prompt_of_a_recurrent_layer_is_computed_in_chunks() -> None:
+    """Per head and token of a chunk of 64: keys with keys and queries, the inverse with keys and values,
+    scores with values, and three products with the state; Mamba-2 has scores of a group, half of them."""
+    shape, name = load_model(DELTA), "linear_attn.delta_rule"
+    products = 4 * (2 * 64 * (3 * 16 + 2 * 32) + 6 * 16 * 32)
+    written = 2 * 2 * 16 + 4 * 32 + 4 * 32
+    found = cost(shape, name, batch=2, new_tokens=100, context=100)
+    assert found.flops == 200 * (products + written)
+    steps = cost(shape, name, batch=200, new_tokens=1, context=1).bytes
+    states = 2 * (4 * 4 * 16 * 32 + 2 * 4 * 192)
+    between = 200 * 2 * 4 * 2 * (16 + 2 * 32 + 16 * 32 // 64)
+    assert found.bytes == steps - 198 * states + between
+    products = 2 * 32 * 16 + 6 * (32 * 8 + 4 * 8 * 16)
+    found = cost(load_model(MAMBA), "mixer.scan", batch=1, new_tokens=10, context=10)
+    assert found.flops == 10 * (products + 6 * 8 + 2 * 2 * 16 + 6 * 8)
+
+
+def test_sequences_of_other_lengths_have_states_of_their_own() -> None:
+    shape = load_model(DELTA)
+    net = next(one for one in shape.layers[0] if one.name == "linear_attn.delta_rule")
+    both = batch_cost(shape, net, (Sequences(3, 1, 50), Sequences(1, 80, 80)))
+    apart = [batch_cost(shape, net, (one,)) for one in (Sequences(3, 1, 50), Sequences(1, 80, 80))]
+    assert both == ModuleCost(sum(one.flops for one in apart), sum(one.bytes for one in apart))

@@ -714,6 +714,8 @@ class FusedTiming(Timing):
                 return 0 if module.parallel == "keys" else 1
             case "router":
                 return 2
+            case "activation" if module.state:
+                return 2  # a convolution, and the update
             case "activation" if module.share < 1 and self._experts_kernel == "mxfp4":
                 return 0  # fused with the first product
             case "linear" if module.parallel == "experts":
@@ -781,6 +783,8 @@ class FusedTiming(Timing):
         if module.kind == "activation" and not self.kernels(module):
             return 0.0  # its data never leave the product
         gpu, rate = self.machine.accelerator, self.machine.accelerator.kernels.pointwise
+        if module.state:  # kernels of their own, which also multiply
+            return max(self._arithmetic_s(cost), cost.bytes / gpu.hbm_rate)
         inductor = module.kind in ("norm", "activation") and module.share == 1
         if rate is None or not inductor or cost.bytes < _CACHED:
             return cost.bytes / gpu.hbm_rate
