@@ -474,15 +474,6 @@ MARK = " (draft)"
 """End of the name of a draft."""
 
 
-def left_out(outer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a sentence about the parts of a model that takes more than text, of which only the language
-    model is counted; () if it has none."""
-    parts = [key.removesuffix("_config") for key in outer if NOT_COUNTED.search(key) and outer[key]]
-    if not parts:
-        return ()
-    return (f"only the language model is counted, without what {listing(parts)} and their projectors have",)
-
-
 def drafted(
     document: Document, at: Location, overrides: Mapping[str, Any]
 ) -> tuple[FamilyConfig, tuple[str, ...]]:
@@ -507,7 +498,7 @@ def drafted(
     lightly = [key for key in unused if key not in not_understood]
     return config, (
         _status(config, not_understood, lightly),
-        *_notes(config, inner, outer if at else {}),
+        *_notes(config, inner),
     )
 
 
@@ -565,7 +556,7 @@ def _status(config: DraftConfig, not_understood: Mapping[str, Any], lightly: lis
     )
 
 
-def _notes(config: DraftConfig, inner: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(config: DraftConfig, inner: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about what a draft assumes, and what is not in it."""
     sentences = [f"draft: {one}" for one in config.assumptions]
     further = [written(key, value) for key, value in inner.items() if FURTHER_TOKENS.search(key) and value]
@@ -579,4 +570,4 @@ def _notes(config: DraftConfig, inner: Mapping[str, Any], outer: Mapping[str, An
         )
     if LINEAR in config.kinds_of_attention:
         sentences.append(f"draft: {TIME_IS_A_BOUND}")
-    return (*sentences, *(f"draft: {one}" for one in left_out(outer or inner)))
+    return tuple(sentences)

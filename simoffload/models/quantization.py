@@ -257,6 +257,8 @@ def _format(
     model: GgufModel,
 ) -> WeightFormat | None:
     """Return the format of a tensor; None: the model's data type."""
+    if not module.share:
+        return None  # a part that does no work for a text
     if not one.columns:
         return quantization.vector_format
     stacked = module.parallel == "experts" and not one.name.endswith(".weight")

@@ -446,6 +446,8 @@ class ModelShape:
         """
         if module.share == 1.0 or (self.called_only and module.expert is not None):
             return 1.0
+        if not module.share:
+            return 0.0
         if not self.num_experts:
             return 1.0 - (1.0 - module.share) ** tokens
         return touched_share(self.routing.probabilities(self.num_experts, self.experts_per_token), tokens)

@@ -28,9 +28,9 @@ from simoffload.documents import (
     validate,
 )
 from simoffload.errors import InputError, Problem, shortened
-from simoffload.models.families import FAMILIES, FamilyConfig
+from simoffload.models.families import FAMILIES, FamilyConfig, family_called, family_of_class
 from simoffload.models.families.base import Flag, all_invalid, invalid
-from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype
+from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Module
 from simoffload.models.shape import EVEN, ModelShape, Routing
 from simoffload.models.sizes import find_model, form_words, is_model, resembles_model
 
@@ -185,6 +185,15 @@ class _Resolved(NamedTuple):
     """That in which a file states that the weights were saved."""
     kept: Callable[[ModelShape], ModelShape] | None = None
     """What gives every tensor the form in which a file has it."""
+    beside: tuple[Module, ...] = ()
+    """Parts that it has beside the language model."""
+
+    def having(self, *outer: Mapping[str, Any]) -> Self:
+        """Return it with the parts that the configurations around that of the language model describe."""
+        from simoffload.models.towers import beside
+
+        modules, notes = beside(outer, self.config.hidden_size)
+        return self._replace(beside=modules, notes=(*self.notes, *notes))
 
 
 class ModelSpec(Frozen):
@@ -308,7 +317,8 @@ class ModelSpec(Frozen):
 
     def shape(self, *, root: Path | None = None, allow_path: bool = False) -> ModelShape:
         """Return the shape of the model; :func:`load_model` explains the arguments. Raises InputError."""
-        name, config, quantization, notes, saved, kept = self._resolved(root=root, allow_path=allow_path)
+        found = self._resolved(root=root, allow_path=allow_path)
+        name, config, quantization, notes, saved, kept, more = found
         routing = EVEN if self.routing == "uniform" else self.routing
         sizes = config.derived()
         if routing and (wrong := routing.problem(sizes.num_experts, sizes.experts_per_token)):
@@ -322,6 +332,9 @@ class ModelSpec(Frozen):
         shape = config.shape(name=name, dtype=dtype, attention=self.attention, routing=routing)
         shape = shape.with_fused_norms() if self.norms == "fused" else shape
         shape = replace(shape, notes=(*notes, *shape.notes)) if notes else shape
+        if more:
+            outermost, *inside = shape.modules_before
+            shape = replace(shape, modules_before=(outermost, *more, *inside))
         if kept is not None and self.quantization is None:
             return kept(shape)
         if quantization is None:
@@ -356,15 +369,11 @@ class ModelSpec(Frozen):
             try:
                 return self._drafted(document, at, label)
             except InputError as error:
-                text = _unknown(document.data["model_type"], error)
-                raise InputError([document.problem(("model_type",), text)]) from None
-        config = self._from_file(document, family, at)
-        if not at:
-            return self._stored(_Resolved(self._label(label), config), document, at)
-        from simoffload.models.drafts import left_out
-
-        notes = left_out(document.data)
-        return self._stored(_Resolved(self._label(label), config, notes=notes), document, at)
+                key = (*at, "model_type") if "model_type" in _inside(document.data, at) else ("model_type",)
+                text = _unknown(str(_inside(document.data, key[:-1]).get("model_type")), error)
+                raise InputError([document.problem(key, text)]) from None
+        model = _Resolved(self._label(label), self._from_file(document, family, at))
+        return self._stored(model.having(*_around(document.data, at)), document, at)
 
     def _from_gguf(self, path: Path) -> _Resolved:
         """Return the model of a GGUF file."""
@@ -388,7 +397,8 @@ class ModelSpec(Frozen):
         if label is None:
             label = f"{self.family} {config.num_hidden_layers}x{config.hidden_size}"
         name = f"{label if self.family else self._label(label)}{MARK}"
-        return self._stored(_Resolved(name, config, notes=notes), document, at)
+        model = _Resolved(name, config, notes=notes)
+        return self._stored(model.having(*_around(document.data, at)), document, at)
 
     def _stored(self, model: _Resolved, document: Document, at: Location) -> _Resolved:
         """Return the model with the form of its weights that its file states. What the scenario replaces need
@@ -429,7 +439,8 @@ class ModelSpec(Frozen):
         unknown = _unknown_keys(self.overrides, family)
         if unknown:
             raise InputError(Problem("", None, None, f"model.{key}", message) for key, message, _ in unknown)
-        merged = family.replaced(config.model_dump(by_alias=True), self.overrides)
+        changed = {**_inherited(document.data, at), **self.overrides}
+        merged = family.replaced(config.model_dump(by_alias=True), changed)
         return validate(Document("", {"model": merged}), family, at=("model",))
 
 
@@ -575,28 +586,79 @@ def _rows(config: FamilyConfig) -> frozenset[int]:
     return frozenset(one.columns for layer in layers for module in layer for one in module.parameters) - {0}
 
 
+_TEXT = (
+    *(("text_config",), ("language_config",), ("llm_config",)),
+    ("thinker_config", "text_config"),
+)
+"""Sections in which models that take more than text have the keys of their language model."""
+
+
+def _inside(data: Mapping[str, Any], at: Location) -> Mapping[str, Any]:
+    """Return the section at a place; {} where there is none."""
+    inner: Any = data
+    for key in at:
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _around(data: Mapping[str, Any], at: Location) -> tuple[Mapping[str, Any], ...]:
+    """Return the configurations around the section at a place; of a model without one its own."""
+    return tuple(_inside(data, at[:end]) for end in range(max(1, len(at))))
+
+
+def _inherited(data: Mapping[str, Any], at: Location) -> dict[str, Any]:
+    """Return what the whole model states and its language model does not: whether embeddings are tied, which
+    transformers decides by the configuration around."""
+    key = "tie_word_embeddings"
+    whole: Mapping[str, Any] = next((one for one in reversed(_around(data, at)) if key in one), {})
+    return {key: whole[key]} if at and whole and key not in _inside(data, at) else {}
+
+
 def _family_of(document: Document) -> tuple[type[FamilyConfig] | None, Location]:
-    """Return the family of a config.json, None for one that is to be drafted, and where its keys are: in
-    ``text_config`` in that of a model that takes more than text."""
-    known = ", ".join(FAMILIES)
-    given = document.data.get("model_type")
-    if given is None:
-        raise InputError([document.problem(("model_type",), f"missing; supported: {known}")])
-    if not isinstance(given, str):
-        message = f"this family is not supported; supported: {known}"
-        raise InputError([document.problem(("model_type",), message)])
-    if given in FAMILIES:
-        return FAMILIES[given], ()
-    held = next((one for one in FAMILIES.values() if one.within == given), None)
-    inner = document.data.get("text_config")
-    at: Location = ("text_config",) if isinstance(inner, Mapping) else ()
-    inside = inner.get("model_type") if isinstance(inner, Mapping) else None
-    if held is not None and inside in (None, held.family):
-        if isinstance(inner, Mapping):
-            return held, at
-        message = f"must be a mapping with the configuration of the language model ({held.family})"
+    """Return the family of a config.json, None for one that is to be drafted, and where its keys are: in a
+    section such as ``text_config`` in that of a model that takes more than text.
+
+    ``model_type`` decides, and ``architectures`` where that is no family; of the whole where the section has
+    neither.
+    """
+    data = document.data
+    sections = [at for at in _TEXT if _inside(data, at)]
+    if len(sections) > 1 and any(_inside(data, at) != _inside(data, sections[0]) for at in sections):
+        both = " and ".join(".".join(map(str, at)) for at in sections[:2])
+        text = f"{both} may both have the language model; write null for the one that has not"
+        raise InputError([document.problem(sections[1], text)])
+    at: Location = sections[0] if sections else ()
+    found = _decided(document, at)
+    if at and found is None and not any(_inside(data, at).get(key) for key in _OF_A_CONFIG):
+        found = _decided(document, ())
+    if found is None:
+        if data.get("model_type") is None and not at:
+            missing = f"missing; supported: {', '.join(FAMILIES)}"
+            raise InputError([document.problem(("model_type",), missing)])
+        if not isinstance(data.get("model_type", ""), str):
+            message = f"this family is not supported; supported: {', '.join(FAMILIES)}"
+            raise InputError([document.problem(("model_type",), message)])
+    elif not at and data.get("model_type") in found.aliases and "hidden_size" not in data:
+        message = f"must be a mapping with the configuration of the language model ({found.family})"
         raise InputError([document.problem(("text_config",), message)])
-    return (FAMILIES[inside] if isinstance(inside, str) and inside in FAMILIES else None), at
+    elif _inside(data, at).get("is_encoder_decoder") is True:
+        message = "an encoder with a decoder is not supported; language models are decoders alone"
+        raise InputError([document.problem((*at, "is_encoder_decoder"), message)])
+    return found, at
+
+
+def _decided(document: Document, at: Location) -> type[FamilyConfig] | None:
+    """Return the family that the section at a place states."""
+    section = _inside(document.data, at)
+    if family := family_called(section.get("model_type")):
+        return family
+    classes = section.get("architectures")
+    named = [one for one in classes if isinstance(one, str)] if isinstance(classes, list) else []
+    found = {one.family: one for one in map(family_of_class, named) if one is not None}
+    if len(found) > 1:
+        text = f"names the families {' and '.join(found)}; write the right one as model_type"
+        raise InputError([document.problem((*at, "architectures"), text)])
+    return next(iter(found.values()), None)
 
 
 def _unknown(family: str, error: InputError) -> str:

@@ -163,6 +163,9 @@ def _part(model: ModelShape, module: Module, degree: int) -> Module:
 
     Raises InputError for a part that cuts blocks of quantized weights, which kernels take as a whole.
     """
+    if not module.share:  # vLLM divides the matrices of a tower as those of layers
+        tensors = tuple(one.part(-(-one.numel // degree)) for one in module.parameters)
+        return module._replace(parameters=tensors)
     part = _PARTS[module.parallel](model, module, degree)
     for tensor, one in zip(module.parameters, part.parameters, strict=True):
         if one.storage is None or one.numel == tensor.numel:

@@ -13,6 +13,8 @@ It writes ``oracle-5.json`` (or ``oracle-4.json``) beside itself:
   ``kinds`` and ``order`` are those of layers in no regular turn.
 * ``configs``: for some of them, what transformers' own class writes as ``config.json`` (5.x only);
   ``within``: the same as ``text_config`` of a model that takes more than text.
+  In a file of their own, ``towers-5.json``, what such models have beside their language model: names and
+  sizes of its tensors on the meta device, those that differ in numbers alone together.
 * ``calls``: for a tiny model of each kind, the modules in the order of their forward pre-hooks in a prefill
   and a decode step with a cache and eager attention, and the matrix FLOPs that torch counts in that step.
   Names of a layer's modules are relative to the layer; the model's own and the layer's own are class names.
@@ -31,7 +33,7 @@ import torch
 import transformers
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 HERE = Path(__file__).parent
 SIZES = HERE.parents[1] / "simoffload" / "models" / "sizes.yaml"
@@ -266,6 +268,23 @@ TINY |= {
 }
 CLASSES = {"kimi_k2": "deepseek_v3"}
 """Families that transformers has under another name."""
+SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        one: (one, {})
+        for one in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    },
+    **{
+        one: (one, {})
+        for one in ("kimi_k25", "llama4", "mistral3", "gemma3", "llava", "internvl", "glm4v_moe")
+    },
+    "gemma4": ("gemma4", {"audio_config": {}, "vision_config": {}}),
+    "step3p7": ("step3p7", {}),
+    "llava-pixtral": ("llava", {"vision_config": {"model_type": "pixtral"}}),
+    "llava-siglip": ("llava", {"vision_config": SIGLIP}),
+    "internvl-6b": ("internvl", {"vision_config": {"attention_bias": True, "use_qk_norm": True}}),
+}
+"""Models that take more than text, at the sizes of their classes unless stated."""
 PROMPT = 5
 LAYER = re.compile(r"^.*?\.(?:h|layers)\.(\d+)(?:\.|$)")
 
@@ -338,6 +357,30 @@ def call_entry(model: torch.nn.Module) -> dict[str, object]:
     }
 
 
+def tower_entry(kind: str, config: Mapping[str, object]) -> dict[str, Any]:
+    hf_config = AutoConfig.for_model(kind, **config)
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(hf_config)
+    tensors: dict[str, list[int]] = {}
+    for name, tensor in model.named_parameters():
+        if "language_model" not in name and "lm_head" not in name:
+            tensors.setdefault(re.sub(r"\.\d+(?=\.)", ".N", name), []).append(tensor.numel())
+    data = json.loads(hf_config.to_json_string(use_diff=False))
+    sections = ("vision_config", "audio_config")
+    plain = {name: _scalars(data[name]) for name in sections if data.get(name)}
+    outer = {key: value for key, value in _scalars(data).items() if "token" not in key}
+    return {
+        "config": {**outer, **plain},
+        "width": hf_config.get_text_config().hidden_size,
+        "tensors": tensors,
+    }
+
+
+def _scalars(data: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = (int, float, str, list)
+    return {key: one for key, one in data.items() if isinstance(one, kinds) and not key.startswith("_")}
+
+
 def written(config: PretrainedConfig, family: str) -> dict[str, Any]:
     """What the class writes; ``model_type`` is the family's own."""
     return {**json.loads(config.to_json_string()), "model_type": family}
@@ -354,6 +397,14 @@ def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn
         model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     model.tie_weights()
     return model.eval()
+
+
+def compact(towers: Mapping[str, Any]) -> str:
+    """A line for each model."""
+    for one in towers.values():
+        one["tensors"] = {name: [len(sizes), *sorted(set(sizes))] for name, sizes in one["tensors"].items()}
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in towers.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:
@@ -385,6 +436,8 @@ def main() -> None:
             name: written(AutoConfig.for_model(outer, text_config=sizes[name]["config"]), outer)
             for name, outer in WITHIN.items()
         }
+        towers = {name: tower_entry(kind, config) for name, (kind, config) in TOWERS.items()}
+        (HERE / "towers-5.json").write_text(compact(towers), encoding="utf-8")
     (HERE / f"oracle-{MAJOR}.json").write_text(json.dumps(oracle, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,14 @@ from typing import TypeVar
 
 from simoffload.models.families.base import FamilyConfig
 
-__all__ = ["FAMILIES", "FamilyConfig", "register", "registered_outside"]
+__all__ = [
+    "FAMILIES",
+    "FamilyConfig",
+    "family_called",
+    "family_of_class",
+    "register",
+    "registered_outside",
+]
 
 _OWN = {
     "bloom": "gpt.Bloom",
@@ -101,6 +108,19 @@ def _only(found: Mapping[str, object]) -> type[FamilyConfig]:
 
 FAMILIES = _Families()
 """All known families, by the ``model_type`` of Hugging Face's config.json."""
+
+
+def family_called(model_type: object) -> type[FamilyConfig] | None:
+    """Return the family of a ``model_type``, of which it may be an alias; None for an unknown one."""
+    if model_type in FAMILIES:
+        return FAMILIES[str(model_type)]
+    return next((one for one in FAMILIES.values() if model_type in one.aliases), None)
+
+
+def family_of_class(name: str) -> type[FamilyConfig] | None:
+    """Return the first family of an architecture, such as "LlamaForCausalLM"; None for an unknown one."""
+    return next((one for one in FAMILIES.values() if one.traits.architecture == name), None)
+
 
 Family = TypeVar("Family", bound=type[FamilyConfig])
 

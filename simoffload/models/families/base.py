@@ -65,9 +65,9 @@ class FamilyConfig(Frozen, ABC):
     """Other names that Hugging Face accepts for a key of this family."""
     routing: ClassVar[Routing] = DEFAULT
     """How unevenly tokens are routed to experts unless a scenario states it."""
-    within: ClassVar[str | None] = None
-    """The ``model_type`` of models that take more than text and hold this family as their
-    ``text_config``."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other ``model_type`` of which it is the language model: of models that take more than text, and of the
+    section in which they have its keys."""
 
     num_hidden_layers: Count
     hidden_size: Width

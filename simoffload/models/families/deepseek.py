@@ -154,4 +154,5 @@ class KimiK2(DeepseekV3):
     """The configuration of Kimi-K2 models, which has the keys of ``DeepseekV3Config``."""
 
     family: ClassVar[str] = "kimi_k2"
+    aliases: ClassVar[tuple[str, ...]] = ("kimi_k25",)
     traits: ClassVar[Traits] = DeepseekV3.traits._replace(tensor_plan=False)

@@ -116,7 +116,7 @@ class Gemma3Text(GemmaConfig):
     """The configuration of Gemma 3 text models: Hugging Face's ``Gemma3TextConfig``."""
 
     family: ClassVar[str] = "gemma3_text"
-    within: ClassVar[str | None] = "gemma3"
+    aliases: ClassVar[tuple[str, ...]] = ("gemma3",)
     traits: ClassVar[Traits] = Traits(
         architecture="Gemma3ForCausalLM",
         attention="sdpa",

@@ -71,7 +71,7 @@ class Mistral(SlidingConfig):
     """The configuration of Mistral models: Hugging Face's ``MistralConfig``."""
 
     family: ClassVar[str] = "mistral"
-    within: ClassVar[str | None] = "mistral3"
+    aliases: ClassVar[tuple[str, ...]] = ("mistral3", "ministral", "ministral3")
     traits: ClassVar[Traits] = llama_traits("MistralForCausalLM")
 
     num_key_value_heads: Count | None = 8

@@ -233,6 +233,7 @@ class Glm4Moe(FirstDenseConfig):
     """The configuration of GLM-4.5 models: Hugging Face's ``Glm4MoeConfig``."""
 
     family: ClassVar[str] = "glm4_moe"
+    aliases: ClassVar[tuple[str, ...]] = ("glm4v_moe", "glm4v_moe_text")
     traits: ClassVar[Traits] = expert_traits("Glm4MoeForCausalLM")
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 
@@ -272,7 +273,7 @@ class Llama4Text(ExpertsConfig):
     """The configuration of Llama 4's language model: Hugging Face's ``Llama4TextConfig``."""
 
     family: ClassVar[str] = "llama4_text"
-    within: ClassVar[str | None] = "llama4"
+    aliases: ClassVar[tuple[str, ...]] = ("llama4",)
     traits: ClassVar[Traits] = expert_traits(
         "Llama4ForCausalLM", operations=EXPERT_OPERATIONS._replace(grouped=0)
     )

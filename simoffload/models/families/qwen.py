@@ -23,6 +23,7 @@ class Qwen2(UpperWindowsConfig):
     """The configuration of Qwen2 models: Hugging Face's ``Qwen2Config``."""
 
     family: ClassVar[str] = "qwen2"
+    aliases: ClassVar[tuple[str, ...]] = ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
     traits: ClassVar[Traits] = llama_traits("Qwen2ForCausalLM")
 
     def modules(self) -> ModuleLists:
@@ -42,6 +43,7 @@ class Qwen3(UpperWindowsConfig):
     """The configuration of Qwen3 models: Hugging Face's ``Qwen3Config``."""
 
     family: ClassVar[str] = "qwen3"
+    aliases: ClassVar[tuple[str, ...]] = ("qwen3_vl", "qwen3_vl_text")
     traits: ClassVar[Traits] = llama_traits("Qwen3ForCausalLM")
 
     head_dim: Width | None = 128
@@ -100,6 +102,7 @@ class Qwen3Moe(SparseStepConfig, SlidingConfig):
     """The configuration of Qwen3-MoE models: Hugging Face's ``Qwen3MoeConfig``."""
 
     family: ClassVar[str] = "qwen3_moe"
+    aliases: ClassVar[tuple[str, ...]] = ("qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
     traits: ClassVar[Traits] = expert_traits(
         "Qwen3MoeForCausalLM",
         leaf_modules=("mlp",),

@@ -568,6 +568,8 @@ class AcceleratePlan(InferencePlan):
     def _call(self, number: int, gpu: int, sizes: tuple[int, ...], on_disk: bool) -> Call:
         """Return the call of a module, with what its hook does."""
         module = self.tree.modules[number]
+        if not module.share:  # it is not called for a text, so that its hook brings nothing
+            return Call(module, gpu, Offloaded(False, (), False))
         # dispatch_model puts hooks on modules without tensors of their own, too.
         without = len(set(self.homes.values())) > 1 and module.kind == "container"
         hooked = self.hooked and (without or bool(module.parameters))

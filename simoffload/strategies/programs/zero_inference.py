@@ -488,11 +488,11 @@ class InferenceLayers(LayeredModel):
 
 
 def _owned(modules: Sequence[Module], dtype_bytes: int) -> tuple[tuple[str, int], ...]:
-    """Return name and size [elements] of the tensors of hooked modules; a tied tensor is listed once.
+    """Return name and size [elements] of the tensors of modules; a tied tensor is listed once.
 
     Those of a quantized weight count as the elements that their bytes fill, as which DeepSpeed holds them.
     """
-    owned = (one for module in modules if module.hooked for one in module.parameters if not one.tied)
+    owned = (one for module in modules for one in module.parameters if not one.tied)
     return tuple(
         (name, -(-size // dtype_bytes)) for one in owned for name, size in one.stored_tensors(dtype_bytes)
     )

@@ -382,7 +382,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
         if one.module.hooked:
             yield Event("fetch", one, segment=first)
         yield Event("launch", one, segment="" if one.module.hooked else first)
-        if one.module.kind == "container" and one.module.parameters:
+        if one.module.kind == "container" and one.module.parameters and one.module.hooked:
             leaf = one  # released after the modules in it
         elif one.module.hooked:
             yield Event("release", one)
@@ -392,7 +392,7 @@ def _forward(instances: Sequence[Instance], segment: str) -> Iterator[Event]:
 
 def _outside(before: Sequence[Instance], after: Sequence[Instance]) -> list[Event]:
     """Return backward's events before the layers: the model, its head, the stack, its last norm."""
-    containers = [one for one in before if one.module.kind == "container"]
+    containers = [one for one in before if one.module.kind == "container" and one.module.hooked]
     root, stacks = containers[0], containers[1:]
     events = [Event("fetch", root, backward=True)]
     for one in reversed(after):
