@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from math import ceil, floor
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,9 +13,75 @@ from simoffload.documents import Frozen
 from simoffload.units import PositiveBytes, Seconds
 
 WholeNumber = Annotated[int, Field(strict=True, ge=1)]
+_ROUNDING = 1e-9
+"""Part of a step, or of a token, that is a rounding of sums of shares."""
 
 
 # -- inference -----------------------------------------------------------------------------------
+
+Method = Literal["draft_model", "mtp", "ngram"]
+"""What proposes tokens, with vLLM's names: another model (``model.draft_model``, also a head with a
+configuration of its own), the model's modules that predict further tokens, or the text itself, which costs
+nothing."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Speculation(Frozen):
+    """Speculative decoding: a draft proposes tokens, and one pass of the model verifies all of them.
+
+    A step feeds in the last token of each sequence and those proposed for it, and yields those accepted and
+    one of its own. Rejected tokens are computed in vain (Leviathan et al., arXiv 2211.17192). Give one of
+    ``acceptance`` and ``acceptance_length``; both depend on texts and models, and are no prediction.
+    """
+
+    method: Method | None = None
+    """What proposes tokens; by default ``model.draft_model``, or without one the model's own modules
+    (``mtp``)."""
+    num_speculative_tokens: Annotated[WholeNumber, Field(le=1000)]
+    """Number of tokens that are proposed for each sequence in a step."""
+    acceptance: Share | tuple[Share, ...] | None = None
+    """Share of the tokens that are accepted if all before them in their step are; or for each of them the
+    share of steps in which it is, as vLLM logs it ("Per-position acceptance rate")."""
+    acceptance_length: Annotated[float, Field(ge=1, le=1001)] | None = None
+    """Mean number of tokens that a step yields, its own included, as vLLM logs it ("Mean acceptance length").
+    """
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The mean number of tokens that a step yields for each sequence.
+
+        With a share a it is 1 + a + … + a^k = (1 - a^(k+1)) / (1 - a) (arXiv 2211.17192, equation 1).
+        """
+        if self.acceptance_length is not None:
+            return self.acceptance_length
+        if isinstance(self.acceptance, tuple):
+            return 1.0 + sum(self.acceptance)
+        share = self.acceptance or 0.0
+        return sum(share**place for place in range(self.num_speculative_tokens + 1))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        most, rates = self.num_speculative_tokens, self.acceptance
+        if (rates is None) == (self.acceptance_length is None):
+            raise ValueError(
+                "give one of acceptance, such as 0.7, and acceptance_length, such as 2.5 tokens per step"
+            )
+        if self.acceptance_length is not None and self.acceptance_length > most + 1:
+            raise ValueError(
+                f"acceptance_length {self.acceptance_length:g} is more than a step can yield: the "
+                f"{most} of num_speculative_tokens and one; lower it, or propose more"
+            )
+        if isinstance(rates, tuple) and len(rates) != most:
+            raise ValueError(
+                f"acceptance lists {len(rates)} positions, num_speculative_tokens is {most}; give one share "
+                "for each, or one number"
+            )
+        if isinstance(rates, tuple) and any(later > earlier for earlier, later in pairwise(rates)):
+            raise ValueError(
+                "acceptance rises from a position to the next, but a token is accepted only if all before it "
+                "are: give the share of steps in which each is, as vLLM logs it"
+            )
+        return self
 
 
 class Inference(Frozen):
@@ -34,16 +102,34 @@ class Inference(Frozen):
     """Number of tokens of a sequence for which memory must have room (llama.cpp's ``-c``, vLLM's
     ``max_model_len``), at least prompt and output; by default these alone. Times are those of prompt and
     output."""
+    speculation: Speculation | None = None
+    """Speculative decoding; None: a decode step yields one token."""
+
+    @property
+    def proposed(self) -> int:
+        """The number of tokens that are proposed for each sequence in a step; 0 without speculation."""
+        return 0 if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The mean number of tokens that a decode step yields for each sequence."""
+        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
     def decode_steps(self) -> int:
-        """The number of forward passes after the prefill."""
-        return self.output_length - 1
+        """The number of forward passes after the prefill; what the last one yields beyond the output is
+        discarded."""
+        return ceil((self.output_length - 1) / self.tokens_per_step - _ROUNDING)
+
+    def context_at(self, step: int) -> int:
+        """Return the tokens in the key-value cache after decode step ``step``, of which the first is number
+        1, with those that it rejects."""
+        return self.prompt_length + floor((step - 1) * self.tokens_per_step + _ROUNDING) + 1 + self.proposed
 
     @property
     def max_context(self) -> int:
-        """The number of tokens in the key-value cache after the last pass."""
-        return self.prompt_length + self.output_length - 1
+        """The number of tokens in the key-value cache after the last pass, with those that are proposed."""
+        return self.prompt_length + self.output_length - 1 + self.proposed
 
     @property
     def no_room(self) -> str:

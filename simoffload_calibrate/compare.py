@@ -358,7 +358,7 @@ def naive_training(plan: ZeroTrainingPlan) -> dict[str, float]:
 
 
 def _work(model: ModelShape, machine: Machine, forward: ForwardPass) -> dict[str, float]:
-    ((batch, tokens, context),) = forward.batch
+    ((batch, tokens, context, _),) = forward.batch
     cost = forward_cost(model, batch=batch, new_tokens=tokens, context=context)
     gpu = machine.accelerator
     peak = getattr(gpu.compute, model.dtype) or gpu.compute.float32

@@ -72,18 +72,19 @@ def product_work(*, rows: int, outputs: int, inputs: int, weight: float, size: i
 
 
 def decode_work(batch: Iterable[Attended], sizes: AttentionSizes, *, least_rows: int) -> KernelWork:
-    """Return the work of attention of sequences with one new token each: the write of keys and values, how
-    contexts are split, attention, and the sum of the parts.
+    """Return the work of attention of sequences with few new tokens each, mostly one: the write of keys and
+    values, how contexts are split, attention, and the sum of the parts.
 
     By keys of a sequence, sequences x key-value heads, and the width of a head. The queries that share keys
     are rows of one product, of which tensor cores multiply ``least_rows`` at least.
     """
-    groups = [(one.number, sizes.held(one.context)) for one in batch]
-    number = sum(count for count, _ in groups)
-    read = sum(count * keys for count, keys in groups)
+    groups = [(one.number, sizes.held(one.context), one.new_tokens) for one in batch]
+    number, fed = sum(count for count, *_ in groups), sum(count * new for count, _, new in groups)
+    read = sum(count * keys for count, keys, _ in groups)
     each, shared = sizes.width * sizes.element, sizes.shared
-    traffic = each * (2 * read * shared + number * (2 * sizes.heads + _DECODE_CACHE * shared))
-    flops = 4 * sizes.width * read * shared * max(sizes.heads / shared, least_rows)
+    traffic = each * (2 * read * shared + fed * (2 * sizes.heads + _DECODE_CACHE * shared))
+    rows = sum(count * keys * max(new * sizes.heads / shared, least_rows) for count, keys, new in groups)
+    flops = 4 * sizes.width * shared * rows
     return KernelWork(read / number, number * shared, sizes.width, traffic, flops, kernels=4, apart=True)
 
 

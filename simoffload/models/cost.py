@@ -41,6 +41,13 @@ class Sequences(NamedTuple):
     """Tokens that each of them feeds in: the prompt at prefill, 1 at a decode step."""
     context: int
     """Keys to which the last new token attends, itself included."""
+    scored: int = 1
+    """Tokens, the last ones, of which logits are computed: all that a draft proposes, and one."""
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all new tokens follow others and are scored, as in a decode step."""
+        return self.new_tokens == self.scored and self.new_tokens < self.context
 
 
 class ModuleCost(NamedTuple):
@@ -130,7 +137,7 @@ def module_cost(
 def tokens_of(module: Module, batch: Sequence[Sequences], cache: CacheForm = GROWING) -> int:
     """Return the number of tokens that a module processes in a pass."""
     if module.last_only:
-        return sum([one.number for one in batch])
+        return sum([one.number * one.scored for one in batch])
     if module.cached:
         return sum([one.number * cache.positions(one.context) for one in batch])
     return sum([one.number * one.new_tokens for one in batch])
@@ -210,10 +217,10 @@ def batch_cost(
     Their tokens go through all modules together, as in continuous batching (Yu et al., Orca, OSDI 2022), and
     through attention and states each on its own. Raises what :func:`module_cost` raises.
     """
-    if len(batch) == 1 or module.kind == "attention" or module.state:
+    if (len(batch) == 1 and batch[0].scored == 1) or module.kind == "attention" or module.state:
         costs = [
             module_cost(shape, module, batch=number, new_tokens=tokens, context=context, cache=cache)
-            for number, tokens, context in batch
+            for number, tokens, context, _ in batch
         ]
         return ModuleCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
     tokens = tokens_of(module, batch, cache)
@@ -271,7 +278,7 @@ def _attended(shape: ModelShape, module: Module, sequences: Sequences, cache: Ca
 
     Kernels that read chosen rows only gather them for each token.
     """
-    _, new, context = sequences
+    _, new, context, _ = sequences
     fused, total, read = shape.attention == "sdpa", 0, 0
     for part in shape.parts_of(module):
         chosen = part.chosen if shape.served else None
@@ -309,7 +316,7 @@ def attention_kernels(
 
     The remaining bytes are those of rotation, scaling and the cache.
     """
-    number, new_tokens, _ = sequences
+    number, new_tokens, *_ = sequences
     heads = shape.heads_of(module)
     own = heads.number * heads.widths + (0 if shape.attention == "sdpa" else 2 * _result_width(heads))
     keys, held = _attended(shape, module, sequences, cache)
@@ -338,7 +345,7 @@ def absorbed_kernels(
     as the cache, whose first ``latent_rank`` elements are the values (DeepSeek-V2, arXiv 2405.04434, section
     2.1.2).
     """
-    number, new_tokens, _ = sequences
+    number, new_tokens, *_ = sequences
     width, rank = shape.latent_width or 0, shape.latent_rank or 0
     keys, held = _attended(shape, module, sequences, cache)
     flops = number * shape.num_attention_heads * keys * (2 * (width + rank) + _SOFTMAX_FLOPS)
@@ -348,7 +355,7 @@ def absorbed_kernels(
 
 
 def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cache: CacheForm) -> ModuleCost:
-    batch, new_tokens, context = sequences
+    batch, new_tokens, context, _ = sequences
     heads = shape.heads_of(module)
     keys, held = _attended(shape, module, sequences, cache)
     flops = batch * heads.number * keys * (2 * heads.widths + _SOFTMAX_FLOPS)

@@ -444,6 +444,7 @@ def _config(sizes: _Sizes, family: type[FamilyConfig]) -> dict[str, Any]:
     layers, further = sizes.get("block_count"), sizes.get("nextn_predict_layers") or 0
     total = type(layers) is int and type(further) is int
     found["num_hidden_layers"] = layers - further if total else layers
+    found["num_nextn_predict_layers"] = further or None
     found |= _feed_forward(sizes, family)
     if sizes.get("attention.kv_lora_rank") is not None:
         found |= _latent(sizes)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from simoffload.bisection import first_that_holds
 from simoffload.brief import brief
 from simoffload.documents import Frozen
-from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Heads, Module, StatePart, Traits
+from simoffload.models.modules import DTYPE_BYTES, Attention, Dtype, Heads, Module, StatePart, Traits, linear
 
 # -- routing ---------------------------------------------------------------------------------------
 # How often a token is sent to each expert, and how many experts the tokens of a pass need together.
@@ -194,6 +194,11 @@ class ModelShape:
     """Name of the quantization of its weights; None if they are stored in ``dtype``."""
     notes: tuple[str, ...] = ()
     """Sentences about what the shape does not contain, or only bounds; results have them as warnings."""
+    predictors: tuple[int, ...] = ()
+    """Number of the layer that each module which predicts a further token is like (``mtp``); they are no part
+    of the model's own weights."""
+    draft_model: ModelShape | None = None
+    """Model that proposes tokens to this one; None if none is named."""
     modules_before: tuple[Module, ...]
     groups: tuple[LayerGroup, ...]
     modules_after: tuple[Module, ...]
@@ -250,6 +255,35 @@ class ModelShape:
     def uniform(self) -> bool:
         """Whether all layers have the same modules and tensors."""
         return len(self.groups) == 1 and len(self.groups[0].layers) == 1
+
+    @cached_property
+    def mtp(self) -> ModelShape | None:
+        """The first module that predicts a further token (multi-token prediction), as a model of one layer;
+        None in a model without any.
+
+        Norms of the last hidden state and of the next token's embedding, a product of both, in 16 bits, a
+        layer, and a norm; embeddings and head are those of the model, which passes them on. Source:
+        ``MtpLayer`` and ``MtpModel`` in modeling_layers.py of transformers 5.23, ``deepseek_mtp.py`` of vLLM
+        0.25; DeepSeek-V3, arXiv 2412.19437, section 2.2.
+        """
+        if not self.predictors:
+            return None
+
+        def shared(one: Module) -> Module:
+            return one._replace(parameters=tuple(each._replace(tied=True) for each in one.parameters))
+
+        norm = next(one for one in self.modules_after if one.kind == "norm")
+        product = linear("eh_proj", 2 * self.hidden_size, self.hidden_size)
+        before = (*map(shared, self.modules_before), norm._replace(name="enorm"), norm._replace(name="hnorm"))
+        return replace(
+            self,
+            name=f"MTP of {self.name}",
+            predictors=(),
+            notes=(),
+            modules_before=(*before, product),
+            groups=grouped([self.layers[self.predictors[0]]]),
+            modules_after=tuple(one if one.kind == "norm" else shared(one) for one in self.modules_after),
+        )
 
     def as_served(self) -> Self:
         """Return the model as vLLM runs it, which caches keys and values as they are projected, and reads

@@ -215,6 +215,9 @@ class ModelSpec(Frozen):
     """Family of a model of any shape, by Hugging Face's ``model_type``."""
     draft: Annotated[bool, Field(strict=True)] = False
     """Without effect, for files and recorded runs that have it: a family that is not known gives a draft."""
+    draft_model: ModelSpec | None = None
+    """Model that proposes tokens to this one (``workload.speculation``), such as llama-3.2-1b for
+    llama-3.1-70b; a head such as EAGLE's is one with a ``config`` of its own."""
     dtype: Dtype | None = None
     """Data type of weights, activations and cache; by default that of a ``config`` (its key ``dtype`` or
     ``torch_dtype``; one of 8 bits selects ``quantization`` fp8),
@@ -335,6 +338,9 @@ class ModelSpec(Frozen):
         if more:
             outermost, *inside = shape.modules_before
             shape = replace(shape, modules_before=(outermost, *more, *inside))
+        if self.draft_model is not None:
+            proposes = self.draft_model.shape(root=root, allow_path=allow_path)
+            shape = replace(shape, draft_model=proposes)
         if kept is not None and self.quantization is None:
             return kept(shape)
         if quantization is None:

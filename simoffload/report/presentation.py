@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from simoffload.errors import printable
@@ -194,6 +194,17 @@ def _room(result: InferenceResult) -> str:
     return f", {'up to' if result.cache_blocks is not None else 'room for'} {result.context:,}"
 
 
+def _speculation(result: InferenceResult) -> Iterator[str]:
+    """Yield what a step of speculative decoding yields, and how long both of its parts take."""
+    if result.mean_tokens is None:
+        return
+    text = f"{result.mean_tokens:.3g} tokens per step"
+    if result.verify_s is not None and result.draft_s is not None:
+        times = f"draft {format_seconds(result.draft_s)} and verification {format_seconds(result.verify_s)}"
+        text += f" of {times}"
+    yield text
+
+
 def _inference(result: InferenceResult) -> Presentation:
     weights, several = result.placement_name or result.target, result.output_length > 1
     places = (TierAssignment("weights", weights),)
@@ -211,6 +222,7 @@ def _inference(result: InferenceResult) -> Presentation:
             _batch(result),
             f"{result.prompt_length:,} tokens in, {result.output_length:,} out{_room(result)}",
             *([f"prefill in {result.prefill_chunks} chunks"] if result.prefill_chunks > 1 else []),
+            *_speculation(result),
         ),
         step="TPOT" if several else "TTFT",
         places=places,

@@ -10,14 +10,19 @@ from simoffload.results.metrics import Passes, all_passes, by_name, metric
 from simoffload.results.passes import PassResult
 from simoffload.results.result import SimulationResult
 from simoffload.results.training import StorageTraffic
+from simoffload.units import format_number
 
 
 def _prefill(result: InferenceResult) -> Passes:
-    return result.spent[:1]
+    return result.spent[: 1 + (result.draft_prefill is not None)]
 
 
 def _decode(result: InferenceResult) -> Passes:
-    return result.spent[1:]
+    return result.spent[1 + (result.draft_prefill is not None) :]
+
+
+def _draft(result: InferenceResult) -> Passes:
+    return ((result.draft, result.draft_total_s),) if result.draft else ()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,6 +45,16 @@ class InferenceResult(SimulationResult):
     """Blocks of a paged cache for which each GPU has memory; None without one."""
     prefill: PassResult | None = None
     first_pass: PassResult | None = None
+    mean_tokens: float | None = None
+    """Mean tokens that a decode step yields for a sequence; None without speculative decoding."""
+    decode_steps: int = 0
+    """Number of decode steps."""
+    draft_prefill: PassResult | None = None
+    """Prefill of the model that proposes tokens; None without one."""
+    draft: PassResult | None = None
+    """All of its passes of the first decode step."""
+    draft_total_s: float = 0.0
+    """[s] of its passes of all decode steps."""
     load: PassResult | None = None
     """Loads of the blocks of the prefixes alone; None without any."""
     store: PassResult | None = None
@@ -60,7 +75,7 @@ class InferenceResult(SimulationResult):
     first_pass_why: str = ""
     """Why the first pass takes longer than later ones, in the strategy's words; "" where it does not."""
     decode_total_s: float = 0.0
-    """[s] of all decode steps, with their waits for new pinned memory."""
+    """[s] of all decode steps, with those of a draft and their waits for new pinned memory."""
     decode_bound: float = 0.0
     """Relative error bound of interpolated decode steps; 0 if all are exact."""
     decode_estimated: int = 0
@@ -85,13 +100,16 @@ class InferenceResult(SimulationResult):
     @property
     def spent(self) -> Passes:
         """Time [s] of the prefill, of all decode steps, represented by the first one, and of their waits for
-        new pinned memory."""
+        new pinned memory; with a draft model, that of its prefill and of its passes, too."""
         if self.prefill is None:
             return ()
         waits = self.kv_allocation_s or 0.0
-        decode = ((self.decode[0], self.decode_total_s - waits),) if self.decode else ()
+        first = ((self.draft_prefill, self.draft_prefill.time_s),) if self.draft_prefill else ()
+        verified = self.decode_total_s - waits - self.draft_total_s
+        decode = ((self.decode[0], verified),) if self.decode else ()
+        drafts = ((self.draft, self.draft_total_s),) if self.draft else ()
         waiting = ((self.allocation, waits),) if self.allocation else ()
-        return ((self.prefill, self.prefill.time_s), *decode, *waiting)
+        return ((self.prefill, self.prefill.time_s), *first, *decode, *drafts, *waiting)
 
     @property
     def tokens(self) -> int:
@@ -104,16 +122,18 @@ class InferenceResult(SimulationResult):
         return self.prompt_length, self.output_length
 
     @metric(
-        of=lambda result: result.spent[:1],
+        of=_prefill,
         each=" to the first token",
         column="TTFT",
         title="Time to first token (TTFT)",
     )
     def ttft_s(self) -> float | None:
-        """Time to first token [s]: time of the prefill pass, after a warm-up pass."""
-        return self.prefill.time_s if self.prefill else None
+        """Time to first token [s]: time of the prefill pass, after a warm-up pass, and of a draft's."""
+        if self.prefill is None:
+            return None
+        return self.prefill.time_s + (self.draft_prefill.time_s if self.draft_prefill else 0.0)
 
-    @metric(of=lambda result: result.spent[:1], optional=True)
+    @metric(of=_prefill, optional=True)
     def prompt_tokens_per_s(self) -> float | None:
         """Prompt throughput [1/s]: batch_size x replicas x prompt_length / ttft_s."""
         if not self.rates_prompts or not self.ttft_s:
@@ -122,14 +142,34 @@ class InferenceResult(SimulationResult):
 
     @metric(of=_decode, each=" per output token", column="TPOT", title="Time per output token (TPOT)")
     def tpot_s(self) -> float | None:
-        """Time per output token [s]: sum of the decode steps / number of decode steps (time per output token
-        of a sequence)."""
+        """Time per output token [s]: sum of the decode steps / tokens after the first one (time per output
+        token of a sequence)."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
 
     @metric(of=all_passes, column="tokens/s")
     def tokens_per_s(self) -> float | None:
         """Throughput [1/s]: output_length x batch_size x replicas / e2e_s, of all sequences together."""
         return self.output_length * self.batch_size * self.replicas / self.e2e_s if self.e2e_s else None
+
+    @metric(better="", optional=True, text=format_number)
+    def tokens_per_step(self) -> float | None:
+        """Tokens per decode step: mean tokens that a step yields for each sequence, one of its own and those
+        of the draft that are accepted."""
+        return self.mean_tokens
+
+    @metric(of=_draft, optional=True)
+    def draft_s(self) -> float | None:
+        """Draft per decode step [s]: mean time of the passes that propose the tokens of a step."""
+        if self.mean_tokens is None or not self.decode:
+            return None
+        return self.draft_total_s / self.decode_steps
+
+    @metric(of=_decode, optional=True)
+    def verify_s(self) -> float | None:
+        """Verification per decode step [s]: mean time of the pass that verifies the tokens of a step."""
+        if self.mean_tokens is None or not self.decode:
+            return None
+        return (self.decode_total_s - self.draft_total_s - (self.kv_allocation_s or 0.0)) / self.decode_steps
 
     @metric(of=_decode)
     def decode_tokens_per_s(self) -> float | None:
@@ -146,7 +186,7 @@ class InferenceResult(SimulationResult):
     @metric(of=all_passes)
     def e2e_s(self) -> float | None:
         """End-to-end time [s]: ttft_s + sum of the decode steps."""
-        return self.prefill.time_s + self.decode_total_s if self.prefill else None
+        return self.ttft_s + self.decode_total_s if self.ttft_s is not None else None
 
     @metric(optional=True)
     def kv_load_s(self) -> float | None:
@@ -176,7 +216,7 @@ class InferenceResult(SimulationResult):
             return None
         if not step.unfinished_s:  # later steps take longer, and store as much
             return 0.0
-        steps, passes_s = (self.output_length - 1, self.decode_total_s) if self.decode else (1, step.time_s)
+        steps, passes_s = (self.decode_steps, self.decode_total_s) if self.decode else (1, step.time_s)
         return max(0.0, steps * (step.time_s + step.unfinished_s) - passes_s)
 
     @metric()  # no real run shows its error (docs/limits.md)
@@ -247,9 +287,11 @@ class InferenceResult(SimulationResult):
             for one in (
                 self.first_pass,
                 self.prefill,
+                self.draft_prefill,
                 self.load,
                 self.store,
                 *self.decode,
+                self.draft,
                 self.allocation,
             )
             if one
@@ -263,7 +305,7 @@ class InferenceResult(SimulationResult):
             blocks |= by_name(self, "prefill_chunks prefill_weight_moves")
         return {
             **blocks,
-            "decode_steps": self.output_length - 1 if self.decode else 0,
+            "decode_steps": self.decode_steps if self.decode else 0,
             "decode_steps_simulated": len(self.decode),
             **by_name(self, "decode_steps_estimated=decode_estimated decode_bound"),
         }

@@ -493,6 +493,8 @@ class LoadedScenario:
             self.check_passes()
         if workload.kind != "checkpoint":
             self._check_arithmetic()
+        if strategy.kind != BEST:
+            self._check_drafting()
         plan = self._checked(lambda: strategy.plan(self.model, workload, self.machine))
         self._checked(lambda: plan.held)  # raises if DeepSpeed would run out of buffers
         for planned in self.additions("planned"):
@@ -516,6 +518,25 @@ class LoadedScenario:
                 "modelled; inference is, with a lower bound of the time"
             )
             raise InputError([self.document.problem(("model",), text)])
+
+    def _check_drafting(self) -> None:
+        """Raise InputError for speculative decoding that the program or the model does not have."""
+        work, strategy = self.scenario.workload, self.scenario.strategy
+        asked = work.speculation if isinstance(work, Inference) else None
+        found, program = None, strategy.traits.title or strategy.kind
+        if asked is not None and not strategy.traits.drafting.methods:
+            known = (strategy_of(kind, work.kind) for kind in strategy_for(work.kind))
+            able = (one.model_fields["kind"].default for one in known if one and one.traits.drafting.methods)
+            text = f"{program} has no speculative decoding; remove it, or set strategy.kind to"
+            found = "workload.speculation", f"{text} {either(sorted(able))}"
+        elif asked is not None and isinstance(work, Inference):
+            drafting, size = strategy.traits.drafting, work.batch_size
+            found = drafting.problem(asked, self.model, size, program=program)
+        elif self.model.draft_model is not None:
+            text = "proposes tokens with a section workload.speculation only; add one, or remove it"
+            found = "model.draft_model", text
+        if found is not None:
+            raise InputError([self.document.problem(tuple(found[0].split(".")), found[1])])
 
     def _check_arithmetic(self) -> None:
         """Raise InputError for a data type in which the GPUs do not compute."""

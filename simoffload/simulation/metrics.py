@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
 from simoffload.errors import InputError, PlacementError, Problem, WorkLimitError
 from simoffload.extending import at, works
-from simoffload.results import InferenceResult, SimulationResult, TrainingResult, peak_uses
+from simoffload.results import InferenceResult, SimulationResult, TrainingResult, aggregate, peak_uses
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation.capacity import common, identity, not_simulated
 from simoffload.simulation.runner import Runner
@@ -104,6 +105,8 @@ class _InferenceMeasures(Measures[InferenceResult]):
             prompt_length=workload.prompt_length,
             output_length=workload.output_length,
             context=workload.context if workload.room > workload.max_context else None,
+            mean_tokens=workload.speculation and workload.tokens_per_step,
+            decode_steps=workload.decode_steps,
         )
 
     def capacity(self, plan: Plan) -> InferenceResult:
@@ -126,12 +129,19 @@ class _InferenceMeasures(Measures[InferenceResult]):
     def timed(self, plan: Plan, result: InferenceResult, runner: Runner) -> InferenceResult:
         self.scenario.check_passes()
         passes = [one for one in plan.phases if isinstance(one, Phase)]
-        (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries))
+        (series,) = (one for one in plan.phases if isinstance(one, PhaseSeries) and one.kind == "decode")
         if not runner.complete:
-            passes = [one for one in passes if one.kind in {"allocation", "prefill"}]
+            passes = [one for one in passes if one.kind in {"allocation", "prefill", "draft prefill"}]
         results = runner.phases(passes)
         found = dict(zip((one.kind for one in passes), results, strict=True))
         decoding, waits = runner.series(series), found.get("allocation")
+        drafts = [
+            (runner.series(one), one.times)
+            for one in plan.phases
+            if isinstance(one, PhaseSeries) and one.kind == "draft"
+        ]
+        draft_total = sum(times * one.total for one, times in drafts)
+        first = [(one.simulated[0].result, Fraction(times)) for one, times in drafts]
         result = replace(
             result,
             first_pass=found.get("first pass"),
@@ -140,8 +150,11 @@ class _InferenceMeasures(Measures[InferenceResult]):
             store=found.get("store"),
             decode=tuple(one.result for one in decoding.simulated),
             allocation=waits,
-            decode_total_s=(decoding.total + (waits.time_ps if waits else 0)) * _PICO,
-            decode_bound=decoding.bound,
+            draft_prefill=found.get("draft prefill"),
+            draft=aggregate("draft", first) if first else None,
+            draft_total_s=draft_total * _PICO,
+            decode_total_s=(decoding.total + draft_total + (waits.time_ps if waits else 0)) * _PICO,
+            decode_bound=max([decoding.bound, *(one.bound for one, _ in drafts)]),
             decode_estimated=decoding.estimated,
             timelines=runner.timelines,
             work=tuple(runner.work),

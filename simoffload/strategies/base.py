@@ -25,12 +25,13 @@ from typing import (
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from simoffload.documents import Edit, Frozen
+from simoffload.documents import Edit, Frozen, either
 from simoffload.errors import InputError, PlacementError
 from simoffload.hardware import Machine, Provenance
 from simoffload.models import Layer, ModelShape, Module
 from simoffload.results import Change, Facts, HeldKind, MemoryStage, MemoryTerm, StorageTraffic
 from simoffload.schedule import Schedule
+from simoffload.workload import Method, Speculation
 
 # -- what tiers hold for a run, and what follows from it -------------------------------------------
 # Homes of tensors, memory, targets and storage traffic.
@@ -529,7 +530,9 @@ WorkloadKind = Literal["inference", "training", "checkpoint"]
 SERVED, SERVED_OTHERS = "vllm", "vllm (others)"
 """Groups of the real runs of vLLM, all on one GPU, with which compiled serving is compared: of dense models
 in 16 bits on the GPU, and of those with experts, fewer bits or weights in host memory."""
-_Inference = Literal["first pass", "prefill", "decode", "load", "store", "allocation"]
+_Inference = Literal[
+    "first pass", "prefill", "draft prefill", "draft", "decode", "load", "store", "allocation"
+]
 _Others = Literal["forward", "backward", "optimizer", "save", "restore"]
 PhaseKind = Literal[_Inference, _Others]
 
@@ -580,6 +583,8 @@ class PhaseSeries:
     """Function from the number of a phase to the GPU time of each module [ps]."""
     cache_transfers: Callable[[int], tuple[int, ...]] = lambda _: ()
     """Function from its number to the bytes of cache updates; phases with equal times and bytes are equal."""
+    times: int = 1
+    """How often each occurs, such as the passes of a draft in a decode step."""
 
 
 class EvidenceBasis(NamedTuple):
@@ -730,6 +735,46 @@ class Plan(ABC):
         return None
 
 
+class Drafting(NamedTuple):
+    """A Drafting says which speculative decoding a program has."""
+
+    methods: tuple[Method, ...] = ()
+    """What proposes tokens, the first of them without a choice of the user."""
+    vocabulary: int = 0
+    """Most tokens by which the vocabularies of both models may differ."""
+    one_sequence: bool = False
+    """Whether it takes one sequence at a time only."""
+
+    def problem(
+        self, asked: Speculation, model: ModelShape, sequences: int, *, program: str
+    ) -> tuple[str, str] | None:
+        """Return the key and the text of what a ``program`` or a model has not of what is asked for; None if
+        nothing is missing."""
+        draft, key = model.draft_model, "workload.speculation"
+        method = asked.method or ("mtp" if draft is None else "draft_model")
+        if method not in self.methods:
+            return key, f"{program} has no method {method}; it has {either(self.methods)}"
+        if self.one_sequence and sequences > 1:
+            text = (
+                f"{program} verifies the tokens of one sequence at a time; set it to 1, or strategy.kind to"
+            )
+            return "workload.batch_size", f"{text} vllm or llama_cpp"
+        if method == "draft_model" and draft is None:
+            return key, "method draft_model needs a model that proposes tokens: name it in model.draft_model"
+        if method == "mtp" and not model.predictors:
+            text = f"{model.name} has no module that predicts further tokens (num_nextn_predict_layers)"
+            return key, f"{text}; name a smaller model in model.draft_model, or set method to ngram"
+        if draft is None:
+            return None
+        if method != "draft_model":
+            return "model.draft_model", f"is not used by method {method}; remove one of both"
+        if abs(draft.vocab_size - model.vocab_size) <= self.vocabulary:
+            return None
+        text = f"{draft.name} has {draft.vocab_size:,} tokens in its vocabulary, {model.name} has"
+        text += f" {model.vocab_size:,}, and {program} verifies tokens of the same one"
+        return "model.draft_model", f"{text}; name a model of the same family"
+
+
 class ProgramTraits(NamedTuple):
     """The ProgramTraits are what is known of its program, whatever its settings are."""
 
@@ -758,6 +803,8 @@ class ProgramTraits(NamedTuple):
     """Whether its users state the rate of prompts beside that of generation, as its own benchmark does."""
     spans_hosts: bool = True
     """Whether its processes may be on several hosts."""
+    drafting: Drafting = Drafting()
+    """Speculative decoding that it has."""
     suits: Suits | None = None
     """Whether people use it for a model on a machine; None: only where it is named. Of a program of the
     package the registry says so."""

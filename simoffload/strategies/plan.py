@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
 from itertools import chain
@@ -118,6 +118,69 @@ class InferencePlan(Plan):
     fewer: ClassVar[str] = ""
     """Remedy for too many weights on a GPU."""
 
+    @property
+    def drafter(self) -> ModelShape | None:
+        """Model that proposes tokens, of which a method has one; None without speculative decoding."""
+        speculation = self.workload.speculation
+        if speculation is None or speculation.method == "ngram":
+            return None
+        return self.model.draft_model or self.model.mtp
+
+    @cached_property
+    def drafting(self) -> InferencePlan | None:
+        """Plan of the model that proposes tokens, without speculation; None if there is none."""
+        if self.drafter is None:
+            return None
+        return self.draft_plan(self.drafter, self.workload.model_copy(update={"speculation": None}))
+
+    def draft_plan(self, drafter: ModelShape, workload: Inference) -> InferencePlan:
+        """Return the plan of a model that proposes tokens: eager code, and all of it in HBM of each rank."""
+        from simoffload.strategies.programs.transformers import ResidentPlan
+
+        return ResidentPlan(drafter, workload, self.machine, self.degrees.ranks)
+
+    @property
+    def drafts_first(self) -> int:
+        """Number of tokens that the first pass of a draft feeds in."""
+        return 1
+
+    def drafts(self, batch: Sequence[Sequences]) -> Iterator[tuple[tuple[Sequences, ...], int]]:
+        """Yield the passes of the model that proposes tokens beside a step of some sequences, each with how
+        often it occurs: it feeds in prompts, and then one proposed token of each sequence after the other.
+
+        The passes after the first are represented by their mean context.
+        """
+        count, first = self.workload.proposed, self.drafts_first
+        prompts = [one for one in batch if not one.decodes]
+        steps = [
+            one._replace(context=one.context - count, new_tokens=1, scored=1) for one in batch if one.decodes
+        ]
+        if prompts or first > 1:
+            fed = [
+                one._replace(new_tokens=first, scored=first, context=max(first, one.context)) for one in steps
+            ]
+            yield (*prompts, *fed), 1
+            count -= 1
+            steps = [one._replace(context=one.context + 1) for one in steps]
+        if count and steps:
+            yield tuple([one._replace(context=one.context + (count - 1) // 2) for one in steps]), count
+
+    @property
+    def _held_by_draft(self) -> Iterator[Held]:
+        """What the model that proposes tokens adds: its weights and its cache."""
+        draft = self.drafting
+        for one in () if draft is None else draft.held:
+            if one.kind == "weights":
+                size = one.size * (len(self.model.predictors) if self.drafter is self.model.mtp else 1)
+                yield one._replace(name=f"draft: {one.name}", size=size, kind="working")
+            elif one.kind == "cache" and not self.shares_blocks:
+                yield one._replace(name=f"draft: {one.name}", kind="working")
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether the cache of a draft is in blocks of the model's own."""
+        return False
+
     @cached_property
     def basis(self) -> EvidenceBasis:
         """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
@@ -196,7 +259,7 @@ class InferencePlan(Plan):
 
     def hooks(self, forward: ForwardPass) -> tuple[Hook, ...]:
         """Return all hooks of a pass: also those of exchanges among GPUs, and of compiled code."""
-        code = CompiledCode(self, followed=forward.followed) if self.compiled else None
+        code = CompiledCode(self, forward) if self.compiled else None
         return (
             *([Collectives(self, code)] if self.degrees.tensor > 1 else ()),
             *([Pipeline(self, code)] if self.degrees.pipeline > 1 else ()),
@@ -383,7 +446,8 @@ class InferencePlan(Plan):
             work = work.model_copy(update={"prompt_length": rest})
         if cache is None:
             cache = self.cache_memory(shard, copies=self.machine.ranks_per_node(self.degrees.ranks))
-        return (*self._working_memory(shard, work, cache), *(moves.memory if moves is not None else ()))
+        more = moves.memory if moves is not None else ()
+        return (*self._working_memory(shard, work, cache), *more, *self._held_by_draft)
 
     def _working_memory(
         self, shard: ModelShape, workload: Inference, cache: tuple[Held, ...]
@@ -411,12 +475,13 @@ class InferencePlan(Plan):
         In a prefill or a decode step all sequences have the same numbers; they differ if sequences join a
         batch while others are being generated.
         """
-        return self._phase(ForwardPass(name, tuple(batch)), "decode")
+        return self.phase_of(ForwardPass(name, tuple(batch)), "decode")
 
     @property
     def phases(self) -> tuple[Phase | PhaseSeries, ...]:
         """Phases of the plan: a first pass if it differs from later ones, the prefill and the decode steps;
-        with a connector, also the loads and stores of blocks alone."""
+        with a connector, also the loads and stores of blocks alone; with speculative decoding, the passes of
+        the draft, too, which begin when the step before has its tokens."""
         prompt, decode = self.workload.prompt_length, self.decode_step
         first = self.forward("first pass", prompt, prompt, first=True)
         prefill, alone = self.forward("prefill", prompt, prompt), tuple[Phase, ...]()
@@ -426,24 +491,53 @@ class InferencePlan(Plan):
         prefill = prefill._replace(followed=self.asynchronous and self.workload.decode_steps > 0)
         waits = Phase(_ALLOCATION, "allocation", lambda _: self._allocations())
         return (
-            *([self._phase(first, "first pass")] if self.traced else []),
-            self._phase(prefill, "prefill"),
+            *([self.phase_of(first, "first pass")] if self.traced else []),
+            self.phase_of(prefill, "prefill"),
             *alone,
             PhaseSeries(
                 "decode",
                 self.workload.decode_steps,
-                lambda number: self._phase(decode(number), "decode"),
+                lambda number: self.phase_of(decode(number), "decode"),
                 lambda number: self.durations(decode(number)),
                 lambda number: self._cache_transfers(decode(number)),
             ),
             *([waits] if self.allocation_waits else []),
+            *self._draft_phases(),
         )
+
+    def _draft_phases(self) -> Iterator[Phase | PhaseSeries]:
+        """Yield the passes of the model that proposes tokens: its prefill, and those of each decode step."""
+        draft, steps = self.drafting, self.workload.decode_steps
+        if draft is None or not steps:
+            return
+        prompt = self.workload.prompt_length
+        first = draft.forward("draft prefill", prompt, prompt)._replace(proposes=True)
+        yield draft.phase_of(first, "draft prefill")
+        for number, (_, times) in enumerate(self.drafts(self.decode_step(1).batch)):
+            forward = partial(self._draft_pass, number)
+
+            def phase(step: int, forward: Callable[[int], ForwardPass] = forward) -> Phase:
+                return draft.phase_of(forward(step), "draft")
+
+            def durations(step: int, forward: Callable[[int], ForwardPass] = forward) -> tuple[int, ...]:
+                return draft.durations(forward(step))
+
+            yield PhaseSeries("draft", steps, phase, durations, times=times)
+
+    def _draft_pass(self, number: int, step: int) -> ForwardPass:
+        """Return a pass of the model that proposes tokens, by its number in a decode step."""
+        batch, _ = list(self.drafts(self.decode_step(step).batch))[number]
+        return ForwardPass(f"draft {number + 1} of step {step}", batch, proposes=True)
 
     def decode_step(self, number: int) -> ForwardPass:
         """Return a decode step, of which the first is number 1; a part of the new blocks is stored during
         it."""
-        moves, context = self.block_moves, self.workload.prompt_length + number
-        forward = self.forward(f"decode {number}", 1, context)
+        moves, work = self.block_moves, self.workload
+        forward = self.forward(f"decode {number}", 1 + work.proposed, work.context_at(number))
+        if work.proposed:
+            forward = forward._replace(
+                batch=tuple(one._replace(scored=one.new_tokens) for one in forward.batch)
+            )
         return forward if moves is None else forward._replace(stores=moves.parts > 0)
 
     @cached_property
@@ -486,8 +580,9 @@ class InferencePlan(Plan):
         """Return a pass of the workload's batch, with sequences of equal context."""
         return ForwardPass(name, (Sequences(self.workload.batch_size, new_tokens, context),), first)
 
-    def _phase(self, one: ForwardPass, kind: PhaseKind) -> Phase:
-        tokens, context = (max(values) for values in list(zip(*one.batch, strict=True))[1:])
+    def phase_of(self, one: ForwardPass, kind: PhaseKind) -> Phase:
+        """Return the phase of a pass."""
+        tokens, context = (max(values) for values in list(zip(*one.batch, strict=True))[1:3])
         last = f"stage {self.degrees.pipeline - 1}: host" if self.degrees.pipeline > 1 else "host"
         ends = last if one.stores else None  # stores may continue after a pass
         return Phase(one.name, kind, lambda _: self.schedule(one), tokens, context, ends_with=ends)
@@ -511,7 +606,7 @@ class StepWork(Plan):
     @cached_property
     def timing(self) -> TrainingTiming:
         """Durations of modules on this machine."""
-        ((batch, length, _),) = self.batch
+        ((batch, length, *_),) = self.batch
         return TrainingTiming(
             machine=self.machine,
             model=self.model,

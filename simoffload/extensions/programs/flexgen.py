@@ -966,7 +966,7 @@ class SlotTiming(Timing):
         return total
 
     def _attention(self, one: Sequences) -> ModuleCost:
-        model, (number, new, context) = self._model, one
+        model, (number, new, context, _) = self._model, one
         hidden, size = model.hidden_size, model.dtype_bytes
         tokens = number * new
         # Queries are scaled; queries, keys, values and the result are copied to other layouts.

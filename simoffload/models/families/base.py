@@ -16,6 +16,9 @@ from simoffload.errors import shortened
 from simoffload.models.modules import Attention, Dtype, Module, Traits
 from simoffload.models.shape import DEFAULT, Layer, ModelShape, Routing, grouped
 
+_OF_ALL = {"mtp_num_hidden_layers": "num_nextn_predict_layers"}
+"""Other names of keys of every family."""
+
 # Limits far above any model, so that a typing error gives a message instead of a very long run.
 Count = Annotated[int, Field(strict=True, ge=1, le=100_000)]
 Width = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
@@ -68,11 +71,15 @@ class FamilyConfig(Frozen, ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other ``model_type`` of which it is the language model: of models that take more than text, and of the
     section in which they have its keys."""
+    further: ClassVar[int] = 0
+    """Number of modules that predict further tokens where ``num_nextn_predict_layers`` is not stated."""
 
     num_hidden_layers: Count
     hidden_size: Width
     num_attention_heads: Count
     vocab_size: Extent
+    num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
+    """Number of modules that predict further tokens; ``mtp_num_hidden_layers`` is another name."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -109,7 +116,7 @@ class FamilyConfig(Frozen, ABC):
     @classmethod
     def usual_name(cls, key: str, keys: Mapping[str, Any]) -> str:  # noqa: ARG003
         """Return the first spelling of a key, which may depend on the others beside it."""
-        return cls.spellings.get(key, key)
+        return cls.spellings.get(key, _OF_ALL.get(key, key))
 
     @classmethod
     def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,14 +124,14 @@ class FamilyConfig(Frozen, ABC):
 
         Keys of ``overrides`` may have any accepted spelling; the result has the first spelling of each.
         """
-        gone = {cls.spellings.get(key, key) for key in overrides}
+        gone = {cls.usual_name(key, overrides) for key in overrides}
         return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
 
     @classmethod
     def known_keys(cls) -> frozenset[str]:
         """Return every key that may be set, in every spelling."""
         fields = (field.alias or name for name, field in cls.model_fields.items())
-        return frozenset({*fields, *cls.spellings})
+        return frozenset({*fields, *cls.spellings, *_OF_ALL})
 
     def shape(
         self,
@@ -150,6 +157,7 @@ class FamilyConfig(Frozen, ABC):
             groups=grouped(_marked(modules.layers, self.windows())),
             modules_after=modules.after,
             notes=self.notes,
+            predictors=self.predictors,
             **self.derived()._asdict(),
         )
 
@@ -171,6 +179,12 @@ class FamilyConfig(Frozen, ABC):
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the shape does not contain, or only bounds."""
         return ()
+
+    @property
+    def predictors(self) -> tuple[int, ...]:
+        """The number of the layer that each module which predicts a further token is like: the last one."""
+        stated = self.num_nextn_predict_layers
+        return (-1,) * (self.further if stated is None else stated)
 
     @abstractmethod
     def derived(self) -> Derived:

@@ -7,13 +7,11 @@ those measured for Mixtral.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import Experts, expert_traits
-from simoffload.models.families.recurrent import TIME_IS_A_BOUND, Mamba2, Mixers, MixersConfig
+from simoffload.models.families.recurrent import TIME_IS_A_BOUND, Mamba2, MixersConfig
 from simoffload.models.modules import (
     DTYPE_BYTES,
     Dtype,
@@ -24,7 +22,6 @@ from simoffload.models.modules import (
     head,
     rms_norm,
 )
-from simoffload.models.shape import parameters_of
 
 
 class NemotronH(MixersConfig):
@@ -36,7 +33,6 @@ class NemotronH(MixersConfig):
         "num_local_experts": "n_routed_experts",
         "layer_types": "layers_block_type",
         "hybrid_override_pattern": "layers_block_type",
-        "mtp_hybrid_override_pattern": "mtp_layers_block_type",
     }
     experts_key: ClassVar[str] = "n_routed_experts"
 
@@ -59,20 +55,11 @@ class NemotronH(MixersConfig):
     moe_intermediate_size: Extent = 7688
     moe_shared_expert_intermediate_size: Extent = 7688
     moe_latent_size: Width | None = None
-    num_nextn_predict_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
-    mtp_layers_block_type: Mixers = ("full_attention", "moe")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the shape does not contain, or only bounds."""
-        layers = self._layers()
-        inside = sum(parameters_of(layers[one]) for one in self.mtp_layers_block_type)
-        further = self.num_nextn_predict_layers * (inside + 2 * self.hidden_size**2 + 3 * self.hidden_size)
-        left_out = (
-            f"the layers that predict a further token (mtp of the checkpoint, {further:,} parameters) are "
-            "not counted, as transformers does not load them"
-        )
-        return (left_out, TIME_IS_A_BOUND) if further else (TIME_IS_A_BOUND,)
+        return (TIME_IS_A_BOUND,)
 
     def _layers(self) -> dict[str, tuple[Module, ...]]:
         sizes = self.mamba_num_heads, self.mamba_head_dim, self.n_groups, self.ssm_state_size

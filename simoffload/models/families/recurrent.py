@@ -4,9 +4,9 @@ delta attention, and Mamba-2."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from simoffload.models.families.base import Count, Derived, Flag, Width, invalid
 from simoffload.models.families.experts import ExpertsConfig, without_lists
@@ -29,7 +29,6 @@ from simoffload.models.modules import (
     linear,
     rms_norm,
 )
-from simoffload.models.shape import parameters_of
 
 LINEAR, FULL = "linear_attention", "full_attention"
 TIME_IS_A_BOUND = (
@@ -154,6 +153,8 @@ _Kind = Literal["linear_attention", "full_attention"]
 class DeltaNetConfig(RotaryConfig):
     """A model with a gated DeltaNet in most layers and gated attention in the others."""
 
+    further: ClassVar[int] = 1
+
     head_dim: Width | None = 256
     attention_bias: Flag = False
     partial_rotary_factor: RotatedPart = 0.25
@@ -168,8 +169,6 @@ class DeltaNetConfig(RotaryConfig):
     mamba_ssm_dtype: Dtype | None = None
     """Type of the states in vLLM (``Qwen3_5ForConditionalGenerationConfig``, models/config.py); None: that of
     the model."""
-    mtp_num_hidden_layers: Annotated[int, Field(strict=True, ge=0, le=1000)] = 1
-    """Layers of the module that predicts a further token."""
 
     @classmethod
     def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
@@ -200,19 +199,7 @@ class DeltaNetConfig(RotaryConfig):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what the shape does not contain, or only bounds."""
-        left_out = (
-            "the module that predicts a further token (mtp of the checkpoint, "
-            f"{self.further_parameters:,} parameters) is not counted, as transformers does not load it"
-        )
-        found = (left_out,) if self.mtp_num_hidden_layers else ()
-        return (*found, TIME_IS_A_BOUND) if any(self._linear) else found
-
-    @property
-    def further_parameters(self) -> int:
-        """The number of parameters of the module that predicts a further token: layers with full attention,
-        a product of its two inputs, and norms of these and of the result."""
-        layer = parameters_of(self._normed(self._gated_attention(), self._network))
-        return self.mtp_num_hidden_layers * layer + 2 * self.hidden_size**2 + 3 * self.hidden_size
+        return (TIME_IS_A_BOUND,) if any(self._linear) else ()
 
     def _gated_attention(self) -> tuple[Module, ...]:
         """Return attention whose first projection also computes a gate of the result, which is read with it

@@ -133,7 +133,7 @@ def _joined(cache: KvCache, shard: ModelShape, layer: Layer, batch: Sequence[Seq
     total = 0
     for part, width in _rows(shard, layer):
         tokens = 0
-        for number, new_tokens, context in batch:
+        for number, new_tokens, context, _ in batch:
             held = context if part.window is None else min(context, part.window - 1 + new_tokens)
             tokens += number * (new_tokens if cache.static else held) // part.every
         total += tokens * width

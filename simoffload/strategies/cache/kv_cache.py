@@ -352,7 +352,7 @@ def block_phases(
         )
 
     def alone(kind: Literal["load", "store"], one: ForwardPass) -> Phase:
-        ((_, tokens, context),) = one.batch
+        ((_, tokens, context, _),) = one.batch
         return Phase(kind, kind, lambda _: schedule(one), tokens, context)
 
     begin, during = connector.loaded, moves.concurrent or connector.layerwise

@@ -178,6 +178,8 @@ class DeviceMemory:
     file: str | None
     """Tier of the file to which pages that have no room leave; "" if the machine has no drive, None if none
     leave."""
+    draft: tuple[Held, ...] = ()
+    """What a model that proposes tokens holds, on the first GPU and in host memory."""
 
     @cached_property
     def held(self) -> tuple[Held, ...]:
@@ -296,6 +298,7 @@ class DeviceMemory:
             cache_term("hbm", cache),
             Held("hbm", "buffers of the graph", buffers, remedy="lower ubatch_size"),
             Held("hbm", "CUDA context", context_bytes(self.machine)),
+            *(one for one in self.draft if gpu == 0 and self.machine.row(one.tier).is_gpu),
         )
 
     @cached_property
@@ -306,7 +309,8 @@ class DeviceMemory:
         size, remedy = self.buffers.on_host, "lower ubatch_size"
         buffers = Held("dram", "buffers of the graph", size, pinned=True, remedy=remedy)
         found = [cache_term("dram", cache)] if cache else []
-        return *found, buffers, system_memory(self.machine)
+        drafts = (one for one in self.draft if not self.machine.row(one.tier).is_gpu)
+        return *found, buffers, *drafts, system_memory(self.machine)
 
     @cached_property
     def weights_on_cpu(self) -> int:

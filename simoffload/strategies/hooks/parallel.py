@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from simoffload.hardware import Path
 from simoffload.results import cause_text
 from simoffload.schedule import Cause, CauseKind, OpKind
-from simoffload.strategies.passes.pass_writer import HOST, Awaited, Call, Hook, PassWriter, StagePass
+from simoffload.strategies.passes.pass_writer import (
+    HOST,
+    Awaited,
+    Call,
+    ForwardPass,
+    Hook,
+    PassWriter,
+    StagePass,
+)
 from simoffload.strategies.passes.timing import FusedTiming, Graphs, picoseconds
 
 if TYPE_CHECKING:
@@ -23,8 +31,8 @@ class CompiledCode(Hook):
     step is launched before the tokens of this one are taken, it is prepared at the end of a prefill, too.
     """
 
-    def __init__(self, plan: InferencePlan, *, followed: bool) -> None:
-        self._plan, self._followed = plan, followed
+    def __init__(self, plan: InferencePlan, forward: ForwardPass) -> None:
+        self._plan, self._followed, self._proposes = plan, forward.followed, forward.proposes
         self._graphs: dict[int, Graphs] = {}
         self.carry: Graphs = "none"
 
@@ -39,13 +47,15 @@ class CompiledCode(Hook):
         if captured:
             out.launch("graph", out.machine.host.compiled_costs.kernel.value)
         else:
-            prompts = sum(one.number * one.new_tokens for one in out.now.batch if one.new_tokens > 1)
+            prompts = sum(one.number * one.new_tokens for one in out.now.batch if one.new_tokens > one.scored)
             known = out.machine.host.compiled_costs.prompt_token.value * prompts
             out.launch("step", self._step_s(out) + known)
 
-    @staticmethod
-    def _step_s(out: PassWriter) -> float:
-        """Return the time of the host for a step and its sequences [s]."""
+    def _step_s(self, out: PassWriter) -> float:
+        """Return the time of the host for a step and its sequences [s]; none for passes of a draft, which
+        the GPU prepares (``AutoRegressiveSpeculator.propose``, v1/worker/gpu/spec_decode of vLLM 0.33)."""
+        if self._proposes:
+            return 0.0
         costs = out.machine.host.compiled_costs
         return costs.step.value + costs.sequence.value * sum(one.number for one in out.now.batch)
 

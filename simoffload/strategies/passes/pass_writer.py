@@ -462,6 +462,8 @@ class ForwardPass(NamedTuple):
     """Whether blocks are stored during it."""
     followed: bool = False
     """Whether the host prepares and launches the next pass before it takes the tokens of this one."""
+    proposes: bool = False
+    """Whether it proposes tokens, as a part of a step of another model."""
 
 
 class Call(NamedTuple):

@@ -386,18 +386,21 @@ def depends_on_context(module: Module) -> bool:
     return module.kind == "attention" or module.cached
 
 
-def of_tokens(batch: Sequence[Sequences]) -> tuple[tuple[int, int], ...]:
-    """Return the numbers of sequences and of their new tokens, which decide all times but those that depend
-    on the context."""
-    return tuple([(one.number, one.new_tokens) for one in batch])
+Tokens = tuple[tuple[int, int, int], ...]
+"""Numbers of sequences, of their new tokens and of those that are scored."""
+
+
+def of_tokens(batch: Sequence[Sequences]) -> Tokens:
+    """Return the numbers which decide all times but those that depend on the context."""
+    return tuple([(one.number, one.new_tokens, one.scored) for one in batch])
 
 
 class _PassTimes(NamedTuple):
     """_PassTimes are GPU times of the modules of one model on one GPU [ps]."""
 
-    same: dict[tuple[tuple[int, int], ...], dict[Module, int]]
+    same: dict[Tokens, dict[Module, int]]
     """Times that are equal in all passes with as many tokens of as many sequences."""
-    first: dict[tuple[tuple[int, int], ...], tuple[int, ...]]
+    first: dict[Tokens, tuple[int, ...]]
     """Times of all modules in the first pass with as many tokens that was asked for."""
     all: dict[tuple[Sequences, ...], tuple[int, ...]]
     """Times of all modules, by pass."""
@@ -433,7 +436,7 @@ class PassTimings:
         self._launch_factor = 1.0 if zero3 else without_deepspeed(machine)
         self._modules = modules
         self._by_context = [index for index, one in enumerate(modules) if depends_on_context(one)]
-        self._shared: dict[tuple[tuple[int, int], ...], OfTokens] = {}
+        self._shared: dict[Tokens, OfTokens] = {}
         # Machines that differ in other devices share them.
         kept = machine.accelerator, model, *modules
         key = type(self).__qualname__, tuple(map(id, kept)), zero3, cache
@@ -455,7 +458,7 @@ class PassTimings:
         """Return the kind of timing that a pass has."""
         return Timing
 
-    def _of_tokens(self, tokens: tuple[tuple[int, int], ...]) -> OfTokens:
+    def _of_tokens(self, tokens: Tokens) -> OfTokens:
         if tokens not in self._shared:
             self._shared[tokens] = OfTokens(self._times.same.setdefault(tokens, {}), {})
         return self._shared[tokens]
@@ -695,8 +698,9 @@ class FusedTiming(Timing):
 
     @property
     def decodes(self) -> bool:
-        """Whether every sequence feeds in one token that follows others."""
-        return all(one.new_tokens == 1 < one.context for one in self._batch)
+        """Whether every sequence is in a decode step: it feeds in one token that follows others, or those
+        that a draft proposes, too, for which vLLM captures graphs as well (``uniform_decode_query_len``)."""
+        return all(one.decodes for one in self._batch)
 
     @cached_property
     def graphs(self) -> Graphs:
@@ -865,7 +869,7 @@ class FusedTiming(Timing):
         """Return the time [s] of attention and of the write of keys and values by the GPU's tables, and of
         the rotation before them; None without tables.
 
-        Sequences with one new token, and others, are looked up by their mean. A call of a table also plans
+        Sequences of a decode step, and others, are looked up by their mean. A call of a table also plans
         its blocks, which vLLM does once a step (``aot_schedule``, v1/attention/backends/flash_attn.py): the
         kernel of the rotation takes the place of that.
         """
@@ -882,9 +886,10 @@ class FusedTiming(Timing):
             return None
         heads, shared = own.number, own.shared
         sizes = AttentionSizes(heads, shared, own.keys, module.window, size)
-        batch = [Attended(one.number, one.new_tokens, one.context) for one in self._batch if one.number]
-        steps = [one for one in batch if one.new_tokens == 1 < one.context]
-        prompts = [one for one in batch if one not in steps]
+        steps, prompts = (
+            [Attended(*one[:3]) for one in self._batch if one.number and one.decodes == decodes]
+            for decodes in (True, False)
+        )
         parts = []
         if steps:
             parts.append((code.decode_table, decode_work(steps, sizes, least_rows=code.least_rows.value)))
@@ -977,7 +982,7 @@ class LaunchedPassTimings(FusedPassTimings):
 def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ranks: int) -> float | None:
     """Return an upper bound of decode throughput [tokens/s] if each GPU reads only its part of the weights.
 
-    None if there is no decode step.
+    None if there is no decode step, and with speculative decoding, of which a step yields more.
 
     Notes
     -----
@@ -991,7 +996,7 @@ def spread_bound(model: ModelShape, workload: Inference, machine: Machine, *, ra
     the decode steps. Tensor parallelism divides weights and cache in this way (Shoeybi et al., Megatron-LM,
     arXiv 1909.08053). The bound ignores its communication and all computation, so it is not a prediction.
     """
-    if not workload.decode_steps:
+    if not workload.decode_steps or workload.speculation is not None:
         return None
     batch = workload.batch_size
     steps, prompt = workload.decode_steps, workload.prompt_length

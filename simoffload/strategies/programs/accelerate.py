@@ -33,6 +33,7 @@ from simoffload.results import Change
 from simoffload.schedule import Cause
 from simoffload.strategies.base import (
     Description,
+    Drafting,
     EvidenceBasis,
     Held,
     Home,
@@ -105,6 +106,7 @@ class Accelerate(CachingStrategy):
         formats=("int4-g128",),
         gpu_keys=("num_gpus",),
         spans_hosts=False,
+        drafting=Drafting(("draft_model", "ngram"), one_sequence=True),
     )
 
     kind: Literal["accelerate"] = "accelerate"

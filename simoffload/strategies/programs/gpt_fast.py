@@ -14,7 +14,7 @@ from simoffload.errors import InputError
 from simoffload.hardware import Machine
 from simoffload.models import ModelShape
 from simoffload.results import Facts
-from simoffload.strategies.base import SERVED, Description, Placements, Plan, Tunables
+from simoffload.strategies.base import SERVED, Description, Drafting, Placements, Plan, Tunables
 from simoffload.strategies.cache.kv_cache import CacheEngine
 from simoffload.strategies.programs.tensor_parallel import DividedStrategy, TensorParallelPlan
 from simoffload.strategies.programs.vllm_engine import EngineCode, VllmEngine, runs_v1
@@ -30,6 +30,7 @@ class GptFast(DividedStrategy):
         evidence=SERVED,  # compiled code as vLLM's is the most like it; none of its own were recorded
         formats=("gpt-fast-int8", "gpt-fast-int4-g32"),
         gpu_keys=("tensor_parallel_size",),
+        drafting=Drafting(("draft_model",), one_sequence=True),
     )
     cache_engine: ClassVar = CacheEngine("gpt-fast")
 
@@ -98,6 +99,11 @@ class GptFastPlan(TensorParallelPlan):
     def _uncompared(self) -> list[str]:
         """Return what no run of vLLM did either; else that none was of gpt-fast."""
         return super()._uncompared() or ["used gpt-fast"]
+
+    def draft_plan(self, drafter: ModelShape, workload: Inference) -> TensorParallelPlan:
+        """Return the plan of a model that proposes tokens, which as many GPUs share."""
+        model, degrees = drafter.as_served(), self.degrees
+        return TensorParallelPlan(model, workload, self.machine, degrees, compiled=True, cache=self.cache)
 
     @property
     def facts(self) -> Facts:

@@ -24,6 +24,7 @@ from simoffload.results import Change
 from simoffload.strategies.authoring import HookedPlan, HookedStrategy
 from simoffload.strategies.base import (
     Description,
+    Drafting,
     EvidenceBasis,
     Held,
     Homes,
@@ -64,6 +65,7 @@ class LlamaCpp(HookedStrategy):
         gpu_keys=("num_gpus",),
         on_cpu=True,
         rates_prompts=True,
+        drafting=Drafting(("draft_model", "mtp", "ngram"), vocabulary=128),
     )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 
@@ -77,6 +79,8 @@ class LlamaCpp(HookedStrategy):
     """Parts of the layers on each GPU (``-ts``), such as [3, 1]; by default those of their free memory."""
     gpu_layers: Literal["auto", "all"] | Layers = "auto"
     """Number of layers on the GPUs, the head among them (``-ngl``); auto: as ``--fit`` chooses."""
+    gpu_layers_draft: Literal["all"] | Layers = "all"
+    """Number of layers on the GPUs of a model that proposes tokens (``-ngld``)."""
     cpu_moe: Literal["all"] | Layers | None = None
     """Number of layers, from the first one on, whose experts are on the CPU (``-ncmoe``; all: ``-cmoe``)."""
     cpu_ffn: Layers = 0
@@ -268,10 +272,25 @@ class LlamaCpp(HookedStrategy):
             f"-b {sizes[0]} -ub {sizes[1]}": sizes != (2048, 512),
             f"-ctk {cache} -ctv {cache} -fa on": cache is not None,
             f"-np {batch}": batch > 1,
+            **self._speculation(plan),
         }
         command = f"llama-server -m {model.unquantized_name}{kind}.gguf -c {batch * plan.memory.cells()}"
         given = " ".join(option for option, used in options.items() if used)
         return {"llama-server.sh": f"{command} {given}".rstrip() + "\n"}
+
+    def _speculation(self, plan: LlamaPlan) -> dict[str, bool]:
+        """Return the options of speculative decoding (common/arg.cpp), all of which apply."""
+        asked, draft, most = plan.workload.speculation, plan.model.draft_model, self.gpu_layers_draft
+        if asked is None:
+            return {}
+        count = asked.num_speculative_tokens
+        if asked.method == "ngram":
+            return {f"--spec-type ngram-mod --spec-ngram-mod-n-max {count}": True}
+        if draft is None:
+            return {f"--spec-type draft-mtp --spec-draft-n-max {count}": True}
+        kind = f"-{draft.quantization.upper()}" if draft.quantization else ""
+        files = f"--spec-type draft-simple -md {draft.unquantized_name}{kind}.gguf"
+        return {f"{files} --spec-draft-n-max {count}": True, f"-ngld {most}": most != "all"}
 
 
 @dataclass(frozen=True)
@@ -338,7 +357,17 @@ class LlamaPlan(HookedPlan):
             least=_LEAST if own.op_offload else None,
             pinned=not own.mapped,
             file=self.file if own.evicted else None,
+            draft=tuple(self._held_by_draft),
         )
+
+    def draft_plan(self, drafter: ModelShape, workload: Inference) -> LlamaPlan:
+        """Return the plan of a model that proposes tokens, with its own number of layers on the GPU."""
+        own = {
+            **_CHOSEN,
+            "gpu_layers": self.strategy.gpu_layers_draft,
+            "num_gpus": min(1, self.strategy.num_gpus),
+        }
+        return self.strategy.model_copy(update=own).plan(drafter, workload, self.machine)
 
     @property
     def held(self) -> tuple[Held, ...]:

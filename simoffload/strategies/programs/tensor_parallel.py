@@ -24,6 +24,7 @@ from simoffload.hardware import Machine
 from simoffload.models import ModelShape, Sequences
 from simoffload.results import CacheBlocks, Change, Facts, peak_uses
 from simoffload.strategies.base import (
+    ONE_GROUP,
     SERVED_OTHERS,
     EvidenceBasis,
     Held,
@@ -158,6 +159,11 @@ class TensorParallelPlan(InferencePlan):
         return CAPTURED if self.engine is None else self.engine.captured
 
     @property
+    def shares_blocks(self) -> bool:
+        """Whether the cache of a draft is in blocks of the model's own: in a paged cache."""
+        return self._paged is not None
+
+    @property
     def _paged(self) -> VllmEngine | None:
         """The engine, if its cache is in blocks in HBM."""
         return self.engine if self.machine.row(self.cache.tier).is_gpu and self.fused else None
@@ -173,7 +179,11 @@ class TensorParallelPlan(InferencePlan):
         return (term if engine.blocks is None else term._replace(remedy="lower kv_blocks"),)
 
     def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
-        return block_bytes(stage, engine.groups, element=self.cache.element_bytes(self.model.dtype_bytes))
+        element = self.cache.element_bytes(self.model.dtype_bytes)
+        found = block_bytes(stage, engine.groups, element=element)
+        if (draft := self.drafting) is not None:
+            found += block_bytes(draft.fullest, ONE_GROUP, element=element) // engine.groups.number
+        return found
 
     @cached_property
     def room(self) -> int | None:

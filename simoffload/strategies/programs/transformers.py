@@ -16,6 +16,7 @@ from simoffload.strategies.base import (
     RESIDENT,
     WHOLE_COPIES,
     Description,
+    Drafting,
     Placement,
     Placements,
     Plan,
@@ -61,7 +62,11 @@ class Transformers(CachingStrategy):
 
     serves: ClassVar = frozenset({"inference"})
     traits: ClassVar = CachingStrategy.traits._replace(
-        title="transformers", evidence=_evidence, formats=("nf4-dq",), gpu_keys=("ranks", *_PARTS)
+        title="transformers",
+        evidence=_evidence,
+        formats=("nf4-dq",),
+        gpu_keys=("ranks", *_PARTS),
+        drafting=Drafting(("draft_model", "mtp", "ngram"), one_sequence=True),
     )
 
     elsewhere: ClassVar = {

@@ -15,6 +15,7 @@ Source: vLLM 0.33, ``model_executor/offloader/uva.py`` and ``prefetch.py``, ``co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from simoffload.strategies.base import (
     SERVED_OTHERS,
     AnyTier,
     Description,
+    Drafting,
     EvidenceBasis,
     Held,
     Home,
@@ -84,7 +86,10 @@ class Vllm(DividedStrategy):
     """A Vllm strategy runs vLLM: GPUs hold the weights together, and host memory those that are offloaded."""
 
     traits: ClassVar = DividedStrategy.traits._replace(
-        title="vLLM", evidence=SERVED, formats=("fp8", "int4-g128")
+        title="vLLM",
+        evidence=SERVED,
+        formats=("fp8", "int4-g128"),
+        drafting=Drafting(("draft_model", "mtp", "ngram")),
     )
     cache_engine: ClassVar = VLLM
 
@@ -354,6 +359,23 @@ class VllmPlan(TensorParallelPlan):
     def fused(self) -> bool:
         """Whether kernels are fused: always, as vLLM has its own."""
         return True
+
+    @property
+    def drafts_first(self) -> int:
+        """All tokens that were verified, also rejected ones, whose number only the GPU knows
+        (``AutoRegressiveSpeculator.propose``, v1/worker/gpu/spec_decode of vLLM 0.33)."""
+        return 1 + self.workload.proposed
+
+    def draft_plan(self, drafter: ModelShape, workload: Inference) -> VllmPlan:
+        """Return the plan of a model that proposes tokens, which the GPUs of a stage share."""
+        return VllmPlan(
+            model=drafter.as_served(),
+            workload=workload,
+            machine=self.machine,
+            degrees=self.degrees._replace(pipeline=1),
+            compiled=self.compiled,
+            cache=self.cache,
+        )
 
     @property
     def command(self) -> tuple[str, tuple[str, ...]]:
@@ -765,6 +787,16 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str) -> str:
         command = connector_command(moves, plan.held, compiled=plan.compiled)
         options.append(command.option)
         before = command.before
+    if (speculation := work.speculation) is not None:
+        draft = plan.drafter
+        method = speculation.method or ("mtp" if plan.model.draft_model is None else "draft_model")
+        config: dict[str, str | int] = {
+            "method": method,
+            "num_speculative_tokens": speculation.num_speculative_tokens,
+        }
+        if draft is not None and method == "draft_model":
+            config["model"] = draft.unquantized_name
+        options.append(f"--speculative-config {quote(json.dumps(config))}")
     stored = plan.model.quantization
     if stored in _AT_LOADING:
         options.append(f"--quantization {_AT_LOADING[stored]}")

@@ -23,6 +23,7 @@ from simoffload.results import Change, Facts
 from simoffload.schedule import CauseKind, Op, Schedule
 from simoffload.strategies.base import (
     ROUNDING,
+    Drafting,
     Held,
     Plan,
     SizeEdits,
@@ -100,7 +101,9 @@ class ZeroInference(ZeroStrategy, CachingStrategy):
     """ZeRO-Inference: weights partitioned over the ranks, in HBM, host memory or on storage."""
 
     serves: ClassVar = frozenset({"inference"})
-    traits: ClassVar = ZeroStrategy.traits._replace(unseen=CachingStrategy.traits.unseen)
+    traits: ClassVar = ZeroStrategy.traits._replace(
+        unseen=CachingStrategy.traits.unseen, drafting=Drafting(("draft_model", "ngram"), one_sequence=True)
+    )
     cache_engine: ClassVar[CacheEngine] = ZERO_INFERENCE
 
     kind: Literal["deepspeed"] = "deepspeed"
