@@ -171,23 +171,41 @@ def _size(model: ModelShape) -> dict[str, Any]:
         "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
         "cache_bytes_per_token": _cached(model),
-        **({"state_bytes_per_sequence": model.state_bytes} if model.state_bytes else {}),
+        **({"state_bytes_per_sequence": states} if (states := _served(model).state_bytes) else {}),
+        **({"further_tokens": _further(model)} if model.mtp else {}),
+    }
+
+
+def _served(model: ModelShape) -> ModelShape:
+    """Return the model with what it keeps in the types of serving engines, and keys for as many heads as
+    transformers."""
+    return replace(model.as_served(), num_key_value_heads=model.num_key_value_heads)
+
+
+def _further(model: ModelShape) -> dict[str, int]:
+    """Return the size of the modules that predict further tokens, which count with speculation only."""
+    assert model.mtp is not None
+    number = len(model.predictors)
+    return {
+        "modules": number,
+        "parameters": number * model.mtp.num_parameters,
+        "bytes": number * model.mtp.weight_bytes,
     }
 
 
 def _cached(model: ModelShape) -> float:
     """Return the bytes that all layers keep of a token, as a serving engine does where it has a type of its
     own; a row of several tokens counts as its part of one."""
-    shape = replace(model, served=True)
-    size = sum(count * shape.token_bytes(layer) for layer, count in model.kinds)
+    shape = _served(model)
+    size = sum(count * shape.token_bytes(layer) for layer, count in shape.kinds)
     return int(size) if size == int(size) else round(size, 3)
 
 
 def _parts(model: ModelShape) -> list[dict[str, Any]]:
     """Return what is kept of a sequence, with the number of layers that keep it."""
-    shape = replace(model, served=True)
+    shape = _served(model)
     found: dict[StatePart, int] = {}
-    for layer, count in model.kinds:
+    for layer, count in shape.kinds:
         for part in (one for module in layer for one in shape.parts_of(module)):
             found[part] = found.get(part, 0) + count
     rows = []
@@ -237,6 +255,10 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
     lines = [f"{model.name} ({model.family}), {counts}", _per_token(model)]
     if len(kept) > 1:
         lines.append("of a sequence: " + "; ".join(map(_in_words, kept)))
+    if model.mtp is not None:
+        more = _further(model)
+        text = f"beside these {plural(more['modules'], 'module')} for further tokens, {more['parameters']:,} "
+        lines.append(f"{text}parameters, {more['bytes']:,} bytes, which count with workload.speculation only")
     text = "\n".join(_wrapped([*lines, *(f"note: {one}" for one in model.notes)], console))
     console.answer(f"{text}\n\n{table}", data)
     return ExitCode.OK
@@ -248,8 +270,8 @@ def _per_token(model: ModelShape) -> str:
     cache = f"{_cached(model):,} bytes of cache per token"
     if model.num_sliding_layers:
         cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
-    if model.state_bytes:
-        cache += f" and {model.state_bytes:,} bytes of states per sequence"
+    if states := _served(model).state_bytes:
+        cache += f" and {states:,} bytes of states per sequence"
     return f"{active}, {cache}"
 
 

@@ -120,6 +120,15 @@ def window_of(layer: Layer) -> int | None:
     return next((one.window for one in layer if one.attends), 0)
 
 
+def _with_served_states(layer: Layer) -> Layer:
+    """Return a layer whose states have the size that they have in serving engines."""
+
+    def state(one: StatePart) -> StatePart:
+        return one._replace(fixed=one.served) if one.fixed and one.served is not None else one
+
+    return tuple([one._replace(keeps=tuple(map(state, one.keeps))) if one.keeps else one for one in layer])
+
+
 class LayerGroup(NamedTuple):
     """A LayerGroup is a sequence of layers that occurs ``repeat`` times in a row."""
 
@@ -286,14 +295,19 @@ class ModelShape:
         )
 
     def as_served(self) -> Self:
-        """Return the model as vLLM runs it, which caches keys and values as they are projected, and reads
-        only those rows of a cache that an indexer chooses."""
+        """Return the model as vLLM runs it, which caches keys and values as they are projected, reads only
+        those rows of a cache that an indexer chooses, and has states of types of their own."""
         projected = self.projected_key_value_heads or self.num_key_value_heads
         parts = [part for one in self.distinct_modules for part in one.keeps or ()]
         served = any(one.served is not None or one.chosen is not None for one in parts)
         if projected == self.num_key_value_heads and served == self.served:
             return self
-        return replace(self, num_key_value_heads=projected, projected_key_value_heads=None, served=served)
+        changed = replace(self, num_key_value_heads=projected, projected_key_value_heads=None, served=served)
+        if not any(one.fixed and one.served for one in parts):
+            return changed
+        made = {layer: _with_served_states(layer) for layer, _ in self.kinds}
+        groups = (one._replace(layers=tuple(made[layer] for layer in one.layers)) for one in self.groups)
+        return replace(changed, groups=tuple(groups))
 
     def of_layers(self, count: int) -> Self:
         """Return the model with ``count`` layers: its first ones, more only of a model whose layers are

@@ -107,17 +107,29 @@ def test_a_paged_cache(family: str, form: str | None, element: int) -> None:
     each, first = (groups[0] * whole + groups[1] * min(whole, most) for most in (reach, chunk))
     held = 16 * size * max(BATCH * each, first)
     if shape.state:
-        served_with_states(shape, form, element)
+        served_with_states(family, form, element)
         return
     found = terms(shape, kind="vllm", kv_cache={"format": form})
     assert found["hbm", "key-value cache"] == held * (shape.served or shape.token) * element
 
 
-def served_with_states(shape: Shape, form: str | None, element: int) -> None:
-    """Three layers of four are recurrent: a block has as many tokens as their states need room."""
-    state, token = shape.state // (3 * shape.layers), shape.token * element
+SERVED_STATES = {
+    "qwen3_next": (36, 32 * 128**2 * 2 + 8192 * 3 * 2),
+    "qwen3_5_text": (48, 48 * 128**2 * 4 + 10240 * 3 * 2),
+    "qwen3_5_moe_text": (30, 32 * 128**2 * 4 + 8192 * 3 * 2),
+    "nemotron_h": (23, 64 * 64 * 128 * 4 + 6144 * 3 * 2),
+    "kimi_linear": (20, 32 * 128**2 * 4 + 12288 * 3 * 2),
+}
+"""Recurrent layers, and the bytes that vLLM keeps of a sequence in one: states in single precision or, of
+Qwen3-Next, in the model's type, and the inputs of a convolution of four tokens."""
+
+
+def served_with_states(family: str, form: str | None, element: int) -> None:
+    """A block has as many tokens as a state needs room, in a group of as many layers as have attention."""
+    shape, (recurrent, state) = SHAPES[family], SERVED_STATES[family]
+    token = shape.token * element
     size = 16 * -(-state // (16 * token))
-    blocks = BATCH * (-(-LONGEST // size) + 3)
+    blocks = BATCH * (-(-LONGEST // size) + -(-recurrent // shape.layers))
     found = terms(shape, kind="vllm", kv_cache={"format": form})["hbm", "key-value cache"]
     assert found == blocks * size * shape.layers * token
 
