@@ -200,7 +200,7 @@ def _row(_model: ModelShape, module: Module, degree: int) -> Module:
     return module._replace(parameters=(part, *biases), in_features=width)
 
 
-def _experts(model: ModelShape, module: Module, degree: int) -> Module:
+def _experts(_model: ModelShape, module: Module, degree: int) -> Module:
     """Return all experts with a part of the width of each; the bias of the last matrix is added to a sum."""
     weights = [one for one in module.parameters if not one.name.endswith("bias")]
     *_, last = weights
@@ -212,7 +212,7 @@ def _experts(model: ModelShape, module: Module, degree: int) -> Module:
             return one
         return one.part(_equal(module, one.numel, degree))
 
-    first, *_, inner = (one.numel // model.hidden_size for one in weights)
+    first, *_, inner = (one.numel // weights[0].columns for one in weights)
     return module._replace(
         parameters=tuple(map(part, module.parameters)),
         in_features=module.in_features - inner + inner // degree,

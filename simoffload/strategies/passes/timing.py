@@ -857,7 +857,7 @@ class FusedTiming(Timing):
         *_, last = (one for one in module.parameters if not one.name.endswith("bias"))
         work = KernelWork(
             rows=tokens * model.experts_per_token / chosen,
-            outputs=last.numel / (model.num_experts * model.hidden_size),
+            outputs=last.columns,
             inputs=chosen,
             traffic=cost.bytes,
             flops=cost.flops,
