@@ -136,6 +136,15 @@ KEYS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": GATED,
     "nemotron_h": {"num_key_value_heads": 4, "layers_block_type": "M-M*ME"},
+    "nemotron_nas": {
+        "num_attention_heads": 4,
+        "block_configs": 2
+        * [
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}},
+            {"attention": {"no_op": True}, "ffn": {"intermediate_size": 64}},
+            {"attention": {"replace_with_linear": True}, "ffn": {"no_op": True}},
+        ],
+    },
     "kimi_linear": {**GATED, "num_experts": 8, "num_experts_per_tok": 4},
     **{
         name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}

@@ -31,6 +31,7 @@ def module(shape: ModelShape, name: str) -> Module:
         ("llama-3.2-3b", 3_212_749_824),
         ("mixtral-8x7b", 46_702_792_704),
         ("mixtral-8x22b", 140_620_634_112),
+        ("llama-3.3-nemotron-super-49b", 49_867_145_216),
     ],
 )
 def test_totals_are_the_published_ones(name: str, parameters: int) -> None:

@@ -62,6 +62,7 @@ SHAPES = {
     "nemotron_h": Shape(
         "nemotron-3-nano-30b-a3b", 6, 2 * 2 * 128, state=23 * (64 * 64 * 128 * 4 + 6144 * 4 * 2)
     ),
+    "nemotron_nas": Shape("llama-3.3-nemotron-super-49b", 49, 2 * 8 * 128),
     "kimi_linear": Shape("kimi-linear-48b-a3b", 7, 512 + 64, state=20 * (32 * 128**2 * 4 + 12288 * 4 * 2)),
 }
 """Models by family."""

@@ -24,6 +24,7 @@ from simoffload.models.families.base import (
 )
 from simoffload.models.modules import (
     EAGER,
+    Heads,
     Module,
     Operations,
     SavedActivations,
@@ -183,10 +184,15 @@ class RotaryConfig(FamilyConfig):
         rotary_within: bool = False,
         rotated: float = 1.0,
         name: str = "self_attn",
+        shared: int | None = None,
     ) -> tuple[Module, ...]:
-        """Return grouped-query attention; ``rotated`` is the part of each head that has rotary positions."""
+        """Return grouped-query attention; ``rotated`` is the part of each head that has rotary positions, and
+        ``shared`` the number of key heads of this layer, where it is not the model's."""
         hidden, (query_width, key_width) = self.hidden_size, self._widths
-        both, head_dim = query_width + key_width, self.derived().head_dim
+        head_dim = self.derived().head_dim
+        heads = shared and Heads(self.num_attention_heads, shared, head_dim, head_dim)
+        key_width = shared * head_dim if shared else key_width
+        both = query_width + key_width
         return (
             container(name),
             linear(f"{name}.q_proj", hidden, query_width, bias=bias, parallel="column"),
@@ -198,7 +204,7 @@ class RotaryConfig(FamilyConfig):
                 query_width=query_width,
                 rotated_width=both // head_dim * int(head_dim * rotated),
                 joined_width=both if 0 < rotated < 1 else 0,
-            ),
+            )._replace(heads=heads or None),
             linear(f"{name}.o_proj", query_width, hidden, bias=output_bias, parallel="row"),
         )
 
