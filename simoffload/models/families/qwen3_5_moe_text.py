@@ -19,7 +19,7 @@ class Qwen35MoeText(DeltaNetConfig, ExpertsConfig):
     """The configuration of Qwen3.5's models with experts: Hugging Face's ``Qwen3_5MoeTextConfig``."""
 
     family: ClassVar[str] = "qwen3_5_moe_text"
-    within: ClassVar[str | None] = "qwen3_5_moe"
+    aliases: ClassVar[tuple[str, ...]] = ("qwen3_5_moe",)
     traits: ClassVar[Traits] = expert_traits("Qwen3_5MoeForCausalLM", leaf_modules=("mlp",))
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 

@@ -19,7 +19,7 @@ class Qwen35Text(DeltaNetConfig):
     """The configuration of Qwen3.5's dense language models: Hugging Face's ``Qwen3_5TextConfig``."""
 
     family: ClassVar[str] = "qwen3_5_text"
-    within: ClassVar[str | None] = "qwen3_5"
+    aliases: ClassVar[tuple[str, ...]] = ("qwen3_5",)
     traits: ClassVar[Traits] = llama_traits("Qwen3_5ForCausalLM")
 
     vocab_size: Extent = 248_320
