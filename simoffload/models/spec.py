@@ -77,6 +77,7 @@ _ACTIVATIONS = (
     "relu6",
     "sigmoid",
     "silu",
+    "situ",
     "sqrtsoftplus",
     "swish",
     "tanh",

@@ -267,8 +267,8 @@ TINY |= {
     "kimi-linear": ("kimi_linear", KDA),
 }
 CLASSES = {"kimi_k2": "deepseek_v3"}
-ELSEWHERE = ["nemotron-nas"]
-"""Families of which transformers has no code."""
+ELSEWHERE = ["kimi-k3", "llama-3.3-nemotron-super-49b"]
+"""Sizes of which transformers has no code, or code without all of their parts."""
 """Families that transformers has under another name."""
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
 TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -413,7 +413,7 @@ def main() -> None:
     sizes = {
         name: size
         for name, size in yaml.safe_load(SIZES.read_text(encoding="utf-8")).items()
-        if (MAJOR != "4" or size["family"] in BEFORE_5) and size["family"] not in ELSEWHERE
+        if (MAJOR != "4" or size["family"] in BEFORE_5) and name not in ELSEWHERE
     }
     oracle: dict[str, Any] = {
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

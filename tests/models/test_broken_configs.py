@@ -30,7 +30,8 @@ def read(config: dict[str, Any], folder: Path) -> Any:
 
 def test_every_family_has_a_written_config() -> None:
     """But those of which transformers has no code."""
-    assert EXAMPLES.keys() == {FAMILIES[one].family for one in FAMILIES} - set(ORACLE["elsewhere"])
+    elsewhere = {load_model(name).family for name in ORACLE["elsewhere"]}
+    assert EXAMPLES.keys() | elsewhere == {FAMILIES[one].family for one in FAMILIES}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

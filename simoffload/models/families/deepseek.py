@@ -20,6 +20,9 @@ from simoffload.models.modules import Module, Traits, attention, container, line
 class LatentConfig(FirstDenseConfig):
     """The common parts of DeepSeek-V2, V3 and Kimi-K2."""
 
+    rotates: ClassVar[bool] = True
+    """Whether attention has rotary positions."""
+
     num_key_value_heads: Count | None = None
     head_dim: Width | None = 64
     """Key of transformers for the rotated part of a head; ``qk_rope_head_dim`` counts."""
@@ -80,8 +83,8 @@ class LatentConfig(FirstDenseConfig):
                 "self_attn.attention",
                 query_width=query_width,
                 value_width=values,
-                rotated_width=(heads + 1) * self.qk_rope_head_dim,
-                joined_width=query_width,
+                rotated_width=(heads + 1) * self.qk_rope_head_dim if self.rotates else 0,
+                joined_width=query_width if self.rotates else 0,
             ),
             linear("self_attn.o_proj", values, hidden, bias=bias, parallel="row"),
         )

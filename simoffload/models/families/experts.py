@@ -27,6 +27,7 @@ from simoffload.models.modules import (
     container,
     dropout,
     linear,
+    rms_norm,
 )
 
 Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
@@ -211,10 +212,17 @@ class FirstDenseConfig(ExpertsConfig):
         first = self.first_k_dense_replace or 0
         return [index < first for index in range(self.num_hidden_layers)]
 
-    def _routed_and_shared(self) -> tuple[Module, ...]:
-        wide = self._width * self.n_shared_experts
+    def _routed_and_shared(self, latent: int | None = None, *, normed: bool = False) -> tuple[Module, ...]:
+        """Return experts and shared ones; with ``latent`` the routed ones read and write vectors of that
+        width, whose sum may be ``normed``."""
+        wide, routed = self._width * self.n_shared_experts, self._routed(latent=latent)
         shared = self._gated(name="mlp.shared_experts", wide=wide, bias=self._gated_bias)
-        return (*self._routed(), *shared)
+        if latent is None:
+            return (*routed, *shared)
+        into = linear("mlp.routed_expert_down_proj", self.hidden_size, latent, flat=True)
+        norm = (rms_norm("mlp.routed_expert_norm", latent),) if normed else ()
+        back = linear("mlp.routed_expert_up_proj", latent, self.hidden_size, flat=True)
+        return (*after(routed, "mlp.gate", into), *norm, back, *shared)
 
 
 Feed = Literal["dense", "sparse"]

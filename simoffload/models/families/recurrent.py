@@ -13,6 +13,7 @@ from simoffload.models.families.experts import ExpertsConfig, without_lists
 from simoffload.models.families.rotary import (
     RotaryConfig,
     RotatedPart,
+    gated_result,
     kinds_of_layers,
     rotary_factor,
 )
@@ -202,18 +203,14 @@ class DeltaNetConfig(RotaryConfig):
         return (TIME_IS_A_BOUND,) if any(self._linear) else ()
 
     def _gated_attention(self) -> tuple[Module, ...]:
-        """Return attention whose first projection also computes a gate of the result, which is read with it
-        (sigmoid 1 read, 1 written; product 2, 1)."""
+        """Return attention whose first projection also computes a gate of the result."""
         hidden, (query_width, _) = self.hidden_size, self._widths
         wide = linear(
             "self_attn.q_proj", hidden, 2 * query_width, bias=self.attention_bias, parallel="column"
         )
         factor = rotary_factor(self.rope_parameters, self.partial_rotary_factor)
         rotated = {one.name: one for one in self._self_attention(rotated=factor)}["self_attn.attention"]
-        gated = rotated._replace(
-            in_features=rotated.in_features + 3 * query_width,
-            out_features=rotated.out_features + 2 * query_width,
-        )
+        gated = gated_result(rotated, query_width)
         new = {wide.name: wide, gated.name: gated}
         return tuple(new.get(one.name, one) for one in self._normed_heads(self.attention_bias))
 
@@ -245,6 +242,8 @@ class DeltaAttention(NamedTuple):
     head_dim: int
     kernel: int
     """Width of the convolution [tokens]."""
+    full_gate: bool = False
+    """Whether one product computes the gate of the result, not two with a head's elements between them."""
 
     def modules(self, hidden: int, name: str = "self_attn") -> tuple[Module, ...]:
         """Return the modules of one layer in call order."""
@@ -259,6 +258,11 @@ class DeltaAttention(NamedTuple):
             chunked=delta_rule(self.heads, one, one),
         )
         kept = states(matrices=wide * one, inputs=3 * wide, kernel=self.kernel)
+        full = (linear(f"{name}.g_proj", hidden, wide, parallel="column"),)
+        parts = (
+            linear(f"{name}.g_a_proj", hidden, one),
+            linear(f"{name}.g_b_proj", one, wide, parallel="column"),
+        )
         return (
             container(name)._replace(parameters=(convolution,), parallel="heads"),
             *(linear(f"{name}.{part}_proj", hidden, wide, parallel="column") for part in "qkv"),
@@ -267,8 +271,7 @@ class DeltaAttention(NamedTuple):
             linear(f"{gate}.f_b_proj", one, wide, parallel="column"),
             linear(f"{name}.b_proj", hidden, self.heads, parallel="column"),
             core._replace(keeps=kept),
-            linear(f"{name}.g_a_proj", hidden, one),
-            linear(f"{name}.g_b_proj", one, wide, parallel="column"),
+            *(full if self.full_gate else parts),
             rms_norm(f"{name}.o_norm", one, heads=self.heads, parallel="heads"),
             linear(f"{name}.o_proj", wide, hidden, parallel="row"),
         )

@@ -353,6 +353,32 @@ def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, 
     return tuple(found)
 
 
+def before(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:
+    """Return the modules, with ``more`` inserted before the one called ``name``."""
+    found: list[Module] = []
+    for module in modules:
+        found += [*more, module] if module.name == name else [module]
+    return tuple(found)
+
+
+def gated_result(module: Module, width: int) -> Module:
+    """Return attention whose result of ``width`` elements has a gate (sigmoid 1 read, 1 written; product 2,
+    1)."""
+    return module._replace(
+        in_features=module.in_features + 3 * width, out_features=module.out_features + 2 * width
+    )
+
+
+def block_sum(name: str, width: int, *, rows: int) -> tuple[Module, ...]:
+    """Return the sum of ``rows`` vectors, weighed by the scores of their norms (product 2 read, 1 written for
+    each, sum 1 read); () of none."""
+    if not rows:
+        return ()
+    norm = rms_norm(f"{name}_norm", width, heads=rows)
+    more = norm.in_features + 4 * rows * width, norm.out_features + rows * width
+    return norm._replace(in_features=more[0], out_features=more[1]), linear(f"{name}_proj", width, 1)
+
+
 def rotary_factor(parameters: Mapping[str, Any] | None, given: float) -> float:
     """Return the fraction of a head that is rotated: from ``rope_parameters`` (transformers 5), else
     ``given``."""
