@@ -244,11 +244,14 @@ class StatePart(NamedTuple):
     """Size [B] whatever the length of the sequence, of a part without rows."""
     borrowed: bool = False
     """Whether the rows are those that an earlier layer keeps."""
+    heads: int = 1
+    """Heads whose elements a row has, which GPUs divide among them."""
 
     def part(self, degree: int) -> StatePart:
-        """Return it on one of ``degree`` GPUs, among which states are divided, but no rows."""
+        """Return it on one of ``degree`` GPUs, among which states are divided, and rows by heads."""
         served = -(-self.served // degree) if self.fixed and self.served is not None else self.served
-        return self._replace(fixed=-(-self.fixed // degree), served=served)
+        width = self.width // min(self.heads, degree)
+        return self._replace(fixed=-(-self.fixed // degree), width=width, served=served)
 
 
 class Strided(NamedTuple):

@@ -79,11 +79,13 @@ _ACTIVATIONS = (
     "silu",
     "situ",
     "sqrtsoftplus",
+    "swigluoai",
     "swish",
     "tanh",
     "xielu",
 )
-"""Activation functions by name (``ACT2CLS``, activations.py of transformers 5.23)."""
+"""Activation functions by name (``ACT2CLS``, activations.py of transformers 5.23), and one that a model's
+code computes itself."""
 
 
 def _known_activation(name: str) -> str:

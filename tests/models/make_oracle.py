@@ -48,7 +48,7 @@ WRITTEN = (
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b"),
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
-    *("deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash"),
+    *("deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -266,7 +266,33 @@ TINY |= {
     ),
     "kimi-linear": ("kimi_linear", KDA),
 }
-CLASSES = {"kimi_k2": "deepseek_v3"}
+BLOCKS = {
+    **ROUTED,
+    "head_dim": 12,
+    "dense_intermediate_size": 56,
+    "shared_intermediate_size": 20,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_block_size": 2,
+    "index_topk_blocks": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+FREQUENT = {"sparse_num_index_heads": 2, "sparse_index_dim": 6, "sparse_attention_freq": [0, 1]}
+TINY |= {
+    "minimax-m3": (
+        "minimax_m3",
+        {**BLOCKS, "layer_types": ["minimax_m3_sparse"] * 2, "mlp_layer_types": ["sparse", "dense"]},
+    ),
+    "minimax-m3-section": (
+        "minimax_m3",
+        {
+            **{key: value for key, value in BLOCKS.items() if not key.startswith("index")},
+            "sparse_attention_config": FREQUENT,
+            "moe_layer_freq": [0, 1],
+        },
+    ),
+}
+CLASSES = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
 ELSEWHERE = ["kimi-k3", "llama-3.3-nemotron-super-49b"]
 """Sizes of which transformers has no code, or code without all of their parts."""
 """Families that transformers has under another name."""

@@ -192,7 +192,7 @@ def test_every_size_is_consistent(name: str) -> None:
     assert len(set(names)) == len(names)
     assert shape.name == name
     assert shape.num_attention_heads % shape.num_key_value_heads == 0
-    own = ["attention", "activation"] if shape.family == "gpt_oss" else ["attention"]
+    own = ["attention", "activation"] if shape.family in ("gpt_oss", "minimax_m3") else ["attention"]
     own = own if any(one.attends for one in everything) else ["activation"]  # a recurrent layer
     scores = [one for one in everything if one.kind == "attention" and one.heads and not one.heads.values]
     own += ["attention"] * len(scores)  # an indexer's

@@ -157,13 +157,40 @@ class ExpertsConfig(RotaryConfig):
             back = linear(names[1], latent, hidden, bias=bias, flat=True)
         return (*after(self._routed(block, gated=False, latent=latent), f"{block}.gate", into), back)
 
+    def _joined(self, name: str, wide: int) -> tuple[Module, ...]:
+        """Return a gated network that computes gate and up as one product, and clamps both (``swigluoai``).
+
+        Its own code clamps twice, times alpha, sigmoid, plus one (1 read, 1 written each), two products (2,
+        1).
+        """
+        return (
+            container(name, touched=1, code="mlp"),
+            linear(f"{name}.gate_up_proj", self.hidden_size, 2 * wide, parallel="column"),
+            activation(f"{name}.act_fn", wide, reads=9, writes=7)._replace(hooked=False),
+            linear(f"{name}.down_proj", wide, self.hidden_size, parallel="row"),
+        )
+
     def _mixed(
         self, class_name: str, attend: Iterable[Module], experts: Iterable[Module], dense: Sequence[bool]
     ) -> ModuleLists:
         """Return the lists of a model in which the layers that are ``dense`` have a feed-forward network."""
-        attend = tuple(attend)
-        kinds = (self._normed(attend, experts), self._normed(attend, self._gated(bias=self._gated_bias)))
-        return self._around(class_name, *(kinds[one] for one in dense))
+        return self._of_kinds(class_name, (tuple(attend),), experts, dense, (0,) * len(dense))
+
+    def _of_kinds(
+        self,
+        class_name: str,
+        attends: Sequence[tuple[Module, ...]],
+        experts: Iterable[Module],
+        dense: Sequence[bool],
+        kinds: Sequence[int],
+        network: tuple[Module, ...] | None = None,
+    ) -> ModuleLists:
+        """Return the lists of a model whose layers have one of several kinds of attention; those that are
+        ``dense`` have a feed-forward ``network``."""
+        networks = tuple(experts), network or self._gated(bias=self._gated_bias)
+        both = list(zip(kinds, dense, strict=True))
+        made = {one: self._normed(attends[one[0]], networks[one[1]]) for one in set(both)}
+        return self._around(class_name, *(made[one] for one in both))
 
 
 class SparseStepConfig(ExpertsConfig):
@@ -255,4 +282,16 @@ def without_lists(merged: dict[str, Any], overrides: Iterable[str], *lists: str)
         for key in lists:
             if key not in overrides:
                 merged.pop(key, None)
+    return merged
+
+
+def continued(merged: dict[str, Any], overrides: Iterable[str], *lists: str) -> dict[str, Any]:
+    """Return the keys with a file's lists of layers cut, or continued with their last entry, where the number
+    of layers is another one."""
+    layers = merged.get("num_hidden_layers")
+    if "num_hidden_layers" in overrides and isinstance(layers, int):
+        for key in lists:
+            listed = merged.get(key)
+            if key not in overrides and isinstance(listed, list | tuple) and listed:
+                merged[key] = (*listed[:layers], *listed[-1:] * min(layers - len(listed), 100_000))
     return merged

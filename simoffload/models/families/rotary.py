@@ -220,10 +220,10 @@ class RotaryConfig(FamilyConfig):
             rms_norm("self_attn.k_norm", width, heads=keys, single=single, parallel="keys"),
         )
 
-    def _normed_heads(self, bias: bool) -> tuple[Module, ...]:
+    def _normed_heads(self, bias: bool, *, rotated: float = 1.0) -> tuple[Module, ...]:
         """Return attention that normalizes every head of queries and keys after its projection."""
         query_norm, key_norm = self._head_norms()
-        attend = self._self_attention(bias=bias, output_bias=bias)
+        attend = self._self_attention(bias=bias, output_bias=bias, rotated=rotated)
         return after(after(attend, "self_attn.q_proj", query_norm), "self_attn.k_proj", key_norm)
 
     def _normed_whole(self, bias: bool = False, *, rotated: float = 1.0) -> tuple[Module, ...]:

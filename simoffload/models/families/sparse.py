@@ -7,6 +7,7 @@ hides the others by a mask; only serving engines read fewer rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width, invalid
@@ -18,6 +19,7 @@ from simoffload.models.modules import (
     SINGLE,
     Heads,
     Module,
+    Parallel,
     Parameter,
     StatePart,
     attention,
@@ -40,11 +42,12 @@ def served_key(width: int) -> int:
     return width + 4 * -(-width // _SCALED)
 
 
-def indexer_scores(name: str, heads: Heads, kept: StatePart, *, rotated: int) -> Module:
-    """Build the scores that an indexer gives all rows of its keys; every GPU computes those of all heads.
+def indexer_scores(
+    name: str, heads: Heads, kept: StatePart, *, rotated: int, parallel: Parallel = "whole"
+) -> Module:
+    """Build the scores that an indexer gives all rows of its keys, whose heads may be divided among GPUs.
 
-    ``rotated`` is the part of a head that has rotary positions, and is joined with the rest. Beside the
-    product of queries and keys, the heads' scores are weighed and added.
+    ``rotated`` is the part of a head that has rotary positions, and is joined with the rest.
     """
     wide = heads.number * heads.keys
     scores = attention(
@@ -54,7 +57,12 @@ def indexer_scores(name: str, heads: Heads, kept: StatePart, *, rotated: int) ->
         rotated_width=(heads.number + 1) * rotated,
         joined_width=wide + heads.keys,
     )
-    return scores._replace(parallel="whole", heads=heads, keeps=(kept,))
+    return scores._replace(parallel=parallel, heads=heads, keeps=(kept,))
+
+
+def keeping(modules: Iterable[Module], *kept: StatePart) -> tuple[Module, ...]:
+    """Return modules of which attention keeps something else."""
+    return tuple(one._replace(keeps=kept) if one.kind == "attention" else one for one in modules)
 
 
 class Indexer(NamedTuple):
@@ -76,6 +84,32 @@ class Indexer(NamedTuple):
             layer_norm(f"{name}.k_norm", self.dim),
             linear(f"{name}.weights_proj", hidden, self.heads),
             indexer_scores(name, heads, kept, rotated=self.rotated),
+        )
+
+
+class BlockIndexer(NamedTuple):
+    """A BlockIndexer has the sizes of the indexer of MiniMax-M3, which scores the keys of a block together.
+
+    It has as many heads as there are key-value heads, which are divided among GPUs alike. Its keys are kept
+    in 16 bits (models/minimax_m3/common/indexer.py of vLLM at 0484480b).
+    """
+
+    heads: int
+    dim: int
+    rotated: int
+    """Elements of a head that have rotary positions."""
+
+    def modules(self, hidden: int, name: str = "self_attn.indexer") -> tuple[Module, ...]:
+        """Return the modules of one layer in call order."""
+        sizes = Heads(self.heads, 1, self.dim, 0)
+        kept = StatePart("indexer keys", self.dim, served=2 * self.dim)
+        return (
+            container(name),
+            linear(f"{name}.q_proj", hidden, self.heads * self.dim, parallel="keys"),
+            rms_norm(f"{name}.q_norm", self.dim, heads=self.heads, parallel="keys"),
+            linear(f"{name}.k_proj", hidden, self.dim),
+            rms_norm(f"{name}.k_norm", self.dim),
+            indexer_scores(name, sizes, kept, rotated=self.rotated, parallel="heads"),
         )
 
 
@@ -164,6 +198,7 @@ class CompressedAttention(NamedTuple):
         """Return the modules in call order; those ``between`` compress the ``rows`` that it reads beside its
         window."""
         wide, grouped = self.heads * self.width, self.groups * self.group_rank
+        sinks = Parameter(f"{name}.sinks", self.heads)
         attend = attention(
             f"{name}.attention",
             query_width=wide,
@@ -171,7 +206,7 @@ class CompressedAttention(NamedTuple):
             joined_width=(2 * self.heads + 1) * self.width,
         )
         return (
-            container(name)._replace(parameters=(Parameter(f"{name}.sinks", self.heads),)),
+            container(name)._replace(parameters=(sinks,), parallel="heads"),
             linear(f"{name}.q_a_proj", hidden, self.rank),
             rms_norm(f"{name}.q_a_norm", self.rank, single=True),
             linear(f"{name}.q_b_proj", self.rank, wide, parallel="column"),
@@ -212,20 +247,8 @@ class IndexedConfig(ListedDenseConfig, LatentConfig):
     def _indexed(self, class_name: str, shared: tuple[bool, ...]) -> ModuleLists:
         """Return the lists of a model; layers that are ``shared`` read the rows of an earlier one's
         indexer."""
-        attend = tuple(
-            one._replace(
-                keeps=(StatePart("latent rows", self.derived().latent_width or 0, chosen=self.index_topk),)
-            )
-            if one.kind == "attention"
-            else one
-            for one in self._latent_attention()
-        )
+        kept = StatePart("latent rows", self.derived().latent_width or 0, chosen=self.index_topk)
+        attend = keeping(self._latent_attention(), kept)
         indexer = Indexer(self.index_n_heads, self.index_head_dim, self.qk_rope_head_dim)
         own = after(attend, "self_attn.kv_b_proj", *indexer.modules(self.hidden_size, self.q_lora_rank))
-        networks = self._routed_and_shared(), self._gated(bias=self._gated_bias)
-        made = {
-            (late, dense): self._normed(attend if late else own, networks[dense])
-            for late in (False, True)
-            for dense in (False, True)
-        }
-        return self._around(class_name, *(made[kind] for kind in zip(shared, self._dense, strict=True)))
+        return self._of_kinds(class_name, (own, attend), self._routed_and_shared(), self._dense, shared)
