@@ -116,6 +116,8 @@ class Size(Frozen):
     """Releases whose names look like one of this shape but are not, with the reason."""
     config: dict[str, Any]
     """Configuration in Hugging Face's keys; checked by the family."""
+    whole: dict[str, Any] = Field(default_factory=dict)
+    """Of a model that takes more than text, the keys around these that describe its other parts."""
     notes: tuple[str, ...] = ()
     """Sentences about what of the released model is not counted."""
     quantization_config: dict[str, Any] | None = None

@@ -306,7 +306,7 @@ class ModelSpec(Frozen):
                 stored = QUANTIZATIONS.get(found.form)
             if found.note and self.quantization is None:
                 notes = (*notes, found.note)
-            return _Resolved(self._label(found.name), config, stored, notes)
+            return _Resolved(self._label(found.name), config, stored, notes).having(size.whole)
         family = str(self.family)
         if family not in FAMILIES:
             keys = Document("", {"model": {"model_type": family, **self.overrides}})

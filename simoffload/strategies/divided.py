@@ -275,10 +275,9 @@ def _scaled(module: Module, width: int, degree: int | None = None) -> Module:
 
 def _keys(model: ModelShape, module: Module, width: int, degree: int) -> int:
     """Return how many of ``width`` elements of keys, or of values, are on one of ``degree`` GPUs."""
-    heads = width // model.head_dim
-    if degree % heads:
-        return _equal(module, heads, degree) * model.head_dim
-    return model.head_dim
+    each = module.heads.keys if module.heads else model.head_dim
+    heads = width // each
+    return _equal(module, heads, degree) * each if degree % heads else each
 
 
 def _equal(module: Module, count: int, degree: int) -> int:

@@ -48,7 +48,7 @@ WRITTEN = (
     *("bloom-560m", "opt-350m", "llama-3.2-1b", "mixtral-8x7b", "kimi-k2"),
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b"),
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
-    *("deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
+    *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -289,6 +289,41 @@ TINY |= {
             **{key: value for key, value in BLOCKS.items() if not key.startswith("index")},
             "sparse_attention_config": FREQUENT,
             "moe_layer_freq": [0, 1],
+        },
+    ),
+}
+KINDS = ["sliding_attention", "full_attention"]
+GEMMA4 = {
+    **WIDE,
+    "sliding_window": 4,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": 50,
+    "layer_types": KINDS,
+}
+TINY |= {
+    "gemma4": ("gemma4_text", {**GEMMA4, "hidden_size_per_layer_input": 6}),
+    "gemma4-shared": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": KINDS * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 6,
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 20,
         },
     ),
 }

@@ -135,6 +135,7 @@ KEYS: dict[str, dict[str, Any]] = {
         for name in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
     },
     "qwen3_5_text": GATED,
+    "gemma4_text": {**GATED, "sliding_window": 12, "vocab_size_per_layer_input": 100},
     "nemotron_h": {"num_key_value_heads": 4, "layers_block_type": "M-M*ME"},
     "nemotron_nas": {
         "num_attention_heads": 4,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simoffload.models.families.base import Derived, ModuleLists, invalid
 from simoffload.models.families.rotary import (
@@ -33,6 +33,11 @@ from simoffload.models.modules import (
 Experts = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Index = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 Positions = tuple[Index, ...]
+
+Absent = Annotated[
+    int, BeforeValidator(lambda value: 0 if value is None else value), Field(strict=True, ge=0, le=100_000)
+]
+"""A size that is 0 or null where a model has none of it."""
 
 EXPERT_OPERATIONS = LLAMA_OPERATIONS._replace(router=4)
 """Operations measured for Mixtral, for families whose code of a layer equals its except for what the family's
@@ -62,7 +67,7 @@ class ExpertsConfig(RotaryConfig):
     @property
     def _width(self) -> int:
         width: int = getattr(self, self.width_key)
-        return width
+        return width or self.intermediate_size  # of a model without experts
 
     @property
     def _gated_bias(self) -> bool:
@@ -115,7 +120,8 @@ class ExpertsConfig(RotaryConfig):
         """
         hidden, wide, experts = latent or self.hidden_size, self._width, self._experts
         share, summed = self.num_experts_per_tok / experts, self.num_experts_per_tok * hidden
-        name, halves = f"{block}.experts", 2 if gated else 1
+        inside, halves = f"{block}." if block else "", 2 if gated else 1
+        name = f"{inside}experts"
         first = f"{name}.gate_up_proj" if gated else f"{name}.up_proj"
         tensors = [Parameter(first, experts * halves * wide * hidden, columns=hidden)]
         tensors += [Parameter(f"{first}_bias", experts * halves * wide)] if bias else []
@@ -136,7 +142,7 @@ class ExpertsConfig(RotaryConfig):
         summing = container(block, reads=3 * summed, writes=2 * summed, code="mlp")
         return (
             summing._replace(strided=Strided(summed, 2 * summed)),
-            linear(f"{block}.{router}", self.hidden_size, experts, kind="router", bias=bias),
+            linear(f"{inside}{router}", self.hidden_size, experts, kind="router", bias=bias),
             both,
             function._replace(strided=strided),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from simoffload.models.families.base import Count, Derived, Extent, Flag, ModuleLists, Width
@@ -12,12 +13,15 @@ from simoffload.models.modules import (
     Operations,
     SavedActivations,
     Traits,
+    activation,
     container,
     embedding,
     head,
+    linear,
     rms_norm,
     rotary,
 )
+from simoffload.models.shape import Layer
 
 # -- gemma 2 ---------------------------------------------------------------------------------------
 # Four norms in a layer, wide heads, scores capped by tanh, a window in every other layer.
@@ -26,6 +30,26 @@ from simoffload.models.modules import (
 # measured ones plus what this code adds: two in a norm, three for the cap of eager attention's scores, one
 # for the embedding's factor. Not counted: the cap of the logits (three kernels on those of the last
 # position).
+
+
+def layer_tables(
+    layers: int, each: int, hidden: int, vocabulary: int
+) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+    """Return the modules that give every layer ``each`` numbers of a token, by a table and by a product, and
+    those of a layer that add them to its result (Gemma 3n and 4); none for 0."""
+    name, every = "model.embed_tokens_per_layer", each * layers
+    tables = (
+        embedding(name, vocabulary, every, scaled=True),
+        linear("model.per_layer_model_projection", hidden, every),
+        rms_norm("model.per_layer_projection_norm", each, heads=layers, single=True),
+    )
+    of_layer = (
+        linear("per_layer_input_gate", hidden, each),
+        activation("act_fn", each, reads=3, writes=2),
+        linear("per_layer_projection", each, hidden),
+        rms_norm("post_per_layer_input_norm", hidden, single=True),
+    )
+    return (tables, of_layer) if each else ((), ())
 
 
 class GemmaConfig(SlidingConfig):
@@ -38,29 +62,47 @@ class GemmaConfig(SlidingConfig):
     tie_word_embeddings: Flag = True
     attention_bias: Flag = False
 
-    def _gemma(self, class_name: str, attend: tuple[Module, ...], *, rotations: int) -> ModuleLists:
-        hidden, embedding_name = self.hidden_size, "model.embed_tokens"
+    def _norm(self, name: str) -> Module:
+        return rms_norm(name, self.hidden_size, single=True)
+
+    def _layer(
+        self, class_name: str, attend: Iterable[Module], network: Iterable[Module], *more: Module
+    ) -> Layer:
+        """Return a layer with norms before and after each half, and ``more`` after both; its own code adds
+        the result of each to its input (2 read, 1 written)."""
+        hidden, sums = self.hidden_size, 3 if more else 2
+        return (
+            container(f"{class_name}DecoderLayer", reads=2 * sums * hidden, writes=sums * hidden, touched=1),
+            self._norm("input_layernorm"),
+            *attend,
+            self._norm("post_attention_layernorm"),
+            self._norm("pre_feedforward_layernorm"),
+            *network,
+            self._norm("post_feedforward_layernorm"),
+            *more,
+        )
+
+    def _lists(
+        self, class_name: str, layers: tuple[Layer, ...], *tables: Module, rotated: Iterable[int]
+    ) -> ModuleLists:
+        """Return the lists of a model, with ``tables`` beside the embedding, that computes positions of heads
+        of each width that is ``rotated``."""
+        hidden, name = self.hidden_size, "model.embed_tokens"
         before = (
             container(f"{class_name}ForCausalLM"),
             container("model"),
-            embedding(embedding_name, self.vocab_size, hidden, scaled=True),
-            *(rotary("model.rotary_emb", self.derived().head_dim) for _ in range(rotations)),
+            embedding(name, self.vocab_size, hidden, scaled=True),
+            *tables,
+            *(rotary("model.rotary_emb", width) for width in rotated),
         )
-        layer = (
-            container(f"{class_name}DecoderLayer", reads=4 * hidden, writes=2 * hidden, touched=1),
-            rms_norm("input_layernorm", hidden, single=True),
-            *attend,
-            rms_norm("post_attention_layernorm", hidden, single=True),
-            rms_norm("pre_feedforward_layernorm", hidden, single=True),
-            *self._gated(),
-            rms_norm("post_feedforward_layernorm", hidden, single=True),
+        tied_to = f"{name}.weight" if self.tie_word_embeddings else None
+        return ModuleLists(
+            before, layers, (self._norm("model.norm"), head(hidden, self.vocab_size, tied_to=tied_to))
         )
-        tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
-        after = (
-            rms_norm("model.norm", hidden, single=True),
-            head(hidden, self.vocab_size, tied_to=tied_to),
-        )
-        return ModuleLists(before, (layer,) * self.num_hidden_layers, after)
+
+    def _gemma(self, class_name: str, attend: tuple[Module, ...], *, rotations: int) -> ModuleLists:
+        layers = (self._layer(class_name, attend, self._gated()),) * self.num_hidden_layers
+        return self._lists(class_name, layers, rotated=[self.derived().head_dim] * rotations)
 
 
 class Gemma2(GemmaConfig):

@@ -28,6 +28,7 @@ from simoffload.models.modules import (
     Module,
     Operations,
     SavedActivations,
+    StatePart,
     Traits,
     activation,
     attention,
@@ -88,6 +89,15 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
 RopeParameters = Annotated[dict[str, Any], AfterValidator(_rope)]
 """Rotary positions, which have no influence on sizes, except for the part of a head that is rotated."""
 RotatedPart = Annotated[float, Field(strict=True, gt=0, le=1)]
+
+
+PerLayer = dict[str, dict[str, Width]]
+"""Sizes that some layers have of their own, by their numbers: ``per_layer_config`` of transformers 5."""
+
+
+def own_size(sizes: PerLayer | None, key: str, other: int) -> int:
+    """Return the size that such layers, which are of one kind, have; ``other`` where none is listed."""
+    return next((one[key] for one in (sizes or {}).values() if key in one), other)
 
 
 LLAMA_OPERATIONS = Operations(
@@ -188,37 +198,22 @@ class RotaryConfig(FamilyConfig):
     ) -> tuple[Module, ...]:
         """Return grouped-query attention; ``rotated`` is the part of each head that has rotary positions, and
         ``shared`` the number of key heads of this layer, where it is not the model's."""
-        hidden, (query_width, key_width) = self.hidden_size, self._widths
-        head_dim = self.derived().head_dim
-        heads = shared and Heads(self.num_attention_heads, shared, head_dim, head_dim)
-        key_width = shared * head_dim if shared else key_width
-        both = query_width + key_width
-        return (
-            container(name),
-            linear(f"{name}.q_proj", hidden, query_width, bias=bias, parallel="column"),
-            linear(f"{name}.k_proj", hidden, key_width, bias=bias, parallel="keys"),
-            linear(f"{name}.v_proj", hidden, key_width, bias=bias, parallel="keys"),
-            *((rotary(f"{name}.rotary_emb", head_dim),) if rotary_within else ()),
-            attention(
-                f"{name}.attention",
-                query_width=query_width,
-                rotated_width=both // head_dim * int(head_dim * rotated),
-                joined_width=both if 0 < rotated < 1 else 0,
-            )._replace(heads=heads or None),
-            linear(f"{name}.o_proj", query_width, hidden, bias=output_bias, parallel="row"),
+        sizes = self.derived()
+        keys = shared or sizes.num_key_value_heads
+        heads = Heads(self.num_attention_heads, keys, sizes.head_dim, sizes.head_dim)
+        attend = own_attention(
+            self.hidden_size, heads, bias=bias, output_bias=output_bias, rotated=rotated, name=name
         )
+        if rotary_within:
+            attend = after(attend, f"{name}.v_proj", rotary(f"{name}.rotary_emb", sizes.head_dim))
+        return attend if shared else tuple(one._replace(heads=None) for one in attend)
 
     def _head_norms(self, *, single: bool = False) -> tuple[Module, Module]:
         """Return norms that treat every head of queries and of keys separately."""
-        width, heads, keys = (
-            self.derived().head_dim,
-            self.num_attention_heads,
-            self.derived().num_key_value_heads,
-        )
-        return (
-            rms_norm("self_attn.q_norm", width, heads=heads, single=single, parallel="heads"),
-            rms_norm("self_attn.k_norm", width, heads=keys, single=single, parallel="keys"),
-        )
+        sizes = self.derived()
+        heads = Heads(self.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim, sizes.head_dim)
+        queries, keys = head_norms(heads, single=single)
+        return queries._replace(heads=None), keys._replace(heads=None)
 
     def _normed_heads(self, bias: bool, *, rotated: float = 1.0) -> tuple[Module, ...]:
         """Return attention that normalizes every head of queries and keys after its projection."""
@@ -343,6 +338,52 @@ class UpperWindowsConfig(SlidingConfig):
     def slides(self, layer: int, /) -> bool:
         """Return whether it is one of the upper layers, if windows are enabled."""
         return self.use_sliding_window and layer >= self.max_window_layers
+
+
+def own_attention(
+    hidden: int,
+    heads: Heads,
+    bias: bool = False,
+    output_bias: bool = False,
+    *,
+    rotated: float = 1.0,
+    borrowed: bool = False,
+    window: int | None = None,
+    name: str = "self_attn",
+) -> tuple[Module, ...]:
+    """Return grouped-query attention with heads of its own sizes, of each of which a part is ``rotated``; it
+    may have no keys and values but those ``borrowed`` of an earlier layer with this ``window``."""
+    queries, result = heads.number * heads.keys, heads.number * heads.values
+    keys, values = heads.shared * heads.keys, heads.shared * heads.values
+    both = queries + (0 if borrowed else keys)
+    kept = StatePart("keys and values", heads.row, window=window, borrowed=True)
+    projected = (
+        linear(f"{name}.k_proj", hidden, keys, bias=bias, parallel="keys")._replace(heads=heads),
+        linear(f"{name}.v_proj", hidden, values, bias=bias, parallel="keys")._replace(
+            heads=heads._replace(keys=heads.values)
+        ),
+    )
+    return (
+        container(name),
+        linear(f"{name}.q_proj", hidden, queries, bias=bias, parallel="column"),
+        *(() if borrowed else projected),
+        attention(
+            f"{name}.attention",
+            query_width=queries,
+            value_width=result,
+            rotated_width=both // heads.keys * int(heads.keys * rotated),
+            joined_width=both if 0 < rotated < 1 else 0,
+        )._replace(heads=heads, keeps=(kept,) if borrowed else None),
+        linear(f"{name}.o_proj", result, hidden, bias=output_bias, parallel="row"),
+    )
+
+
+def head_norms(heads: Heads, *, single: bool = False) -> tuple[Module, Module]:
+    """Return norms that treat every head of queries and of keys separately."""
+    width = heads.keys
+    queries = rms_norm("self_attn.q_norm", width, heads=heads.number, single=single, parallel="heads")
+    keys = rms_norm("self_attn.k_norm", width, heads=heads.shared, single=single, parallel="keys")
+    return queries._replace(heads=heads), keys._replace(heads=heads)
 
 
 def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:
