@@ -46,7 +46,7 @@ class MiniMaxM3(ListedDenseConfig):
     """The configuration of MiniMax-M3 models: Hugging Face's ``MiniMaxM3VLTextConfig``."""
 
     family: ClassVar[str] = "minimax_m3"
-    within: ClassVar[str | None] = "minimax_m3_vl"
+    aliases: ClassVar[tuple[str, ...]] = ("minimax_m3_vl", "minimax_m3_vl_text")
     traits: ClassVar[Traits] = expert_traits(
         "MiniMaxM3ForCausalLM", operations=EXPERT_OPERATIONS._replace(norm=10), leaf_modules=("mlp",)
     )
