@@ -205,6 +205,12 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
 
     if quantization.note:
         shape = replace(shape, notes=(*shape.notes, quantization.note))
+    if form := quantization.cache:
+        note = (
+            f"the checkpoint has scales for keys and values in {form}, in which vLLM keeps them unless "
+            f"kv_cache.format states another type, such as {'fp16' if shape.dtype == 'float16' else 'bf16'}"
+        )
+        shape = replace(shape, cache_format=form, notes=(*shape.notes, note))
     return with_storage(shape, quantization.name, formats, storage, by_layer=quantization.by_layer)
 
 

@@ -201,6 +201,8 @@ class ModelShape:
     kernels."""
     quantization: str | None = None
     """Name of the quantization of its weights; None if they are stored in ``dtype``."""
+    cache_format: str = ""
+    """Format of keys and values for which its checkpoint has scales; empty: none."""
     notes: tuple[str, ...] = ()
     """Sentences about what the shape does not contain, or only bounds; results have them as warnings."""
     predictors: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 
 from simoffload.documents import either
 from simoffload.errors import InputError
-from simoffload.hardware import Machine
+from simoffload.hardware import Accelerator, Machine
 from simoffload.models import Dtype, Method, ModelShape
 
 VLLM = "vLLM"
@@ -47,6 +47,7 @@ METHODS: Mapping[str, Mapping[Method, Least]] = {
         "bitsandbytes-4bit": Least(7.0, "bitsandbytes.py"),
         "bitsandbytes-8bit": _BNB_8,
         "mxfp4": Least(8.0, "mxfp4.py"),
+        "mxfp8": Least(8.0, "modelopt.py, ModelOptMxFp8Config (Marlin's kernels below 10.0)"),
         "nvfp4": Least(7.5, "compressed_tensors/schemes/compressed_tensors_w4a4_nvfp4.py (Marlin's kernels)"),
     },
     TRANSFORMERS: {
@@ -64,6 +65,7 @@ DTYPES: Mapping[Method, tuple[Dtype, ...]] = dict.fromkeys(get_args(Method), get
     "gptq": ("float16", "bfloat16"),
     "awq": ("float16", "bfloat16"),
     "mxfp4": ("bfloat16",),
+    "mxfp8": ("bfloat16",),
     "nvfp4": ("bfloat16", "float16"),
 }
 """Data types that vLLM takes with quantized weights, by method: any where it has no rule."""
@@ -84,6 +86,8 @@ def check_capability(
     """Raise InputError if the GPU lacks what a program needs for the model; ``without`` names settings that
     do without the program."""
     gpu = machine.accelerator
+    if program == VLLM and cache_format == "nvfp4":
+        _check_float4_cache(gpu)
     if gpu.compute_capability is None:
         return
     has = gpu.compute_capability.value
@@ -92,6 +96,16 @@ def check_capability(
             text = f"{what} needs compute capability {least.capability:.1f}, and {gpu.id} has {has:.1f}"
             text += f" ({program} {least.otherwise})" if least.otherwise else ""
             raise InputError.at(key, f"{text}; {remedy}, or take a newer GPU")
+
+
+def _check_float4_cache(gpu: Accelerator) -> None:
+    """Raise InputError for a GPU without the only kernels of attention that take a cache in NVFP4: those of
+    TensorRT-LLM for capability 10 (``trtllm-gen``, vllm/v1/attention/backends/flashinfer.py)."""
+    stated = gpu.compute_capability
+    if stated is None or int(stated.value) != 10:
+        has = "not stated" if stated is None else f"{stated.value:.1f}"
+        text = f"a cache in nvfp4 in {VLLM} needs compute capability 10 (B200, GB200, B300), and that of"
+        raise InputError.at("strategy.kv_cache.format", f"{text} {gpu.id} is {has}; set it to fp8")
 
 
 def lacks_vllm(machine: Machine) -> bool:
@@ -115,7 +129,8 @@ def _needs(
             named = f"{model.quantization} in {program}"
             yield "model.quantization", named, found, "set model.quantization to another format, such as none"
     if serves and cache_format == "fp8":
-        yield "strategy.kv_cache.format", f"a cache in fp8 in {program}", _FLOAT8_CACHE, "remove the format"
+        other = "set it to the model's data type"
+        yield "strategy.kv_cache.format", f"a cache in fp8 in {program}", _FLOAT8_CACHE, other
 
 
 def methods_of(model: ModelShape) -> frozenset[Method]:

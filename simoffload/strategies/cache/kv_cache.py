@@ -624,6 +624,7 @@ _OWN: dict[str, float] = {
     "int8": 1.0 + _SCALES,
     "int4": 0.5 + _SCALES,
     "int2": 0.25 + _SCALES,
+    "nvfp4": 0.5 + 1 / 16,
 }
 """Size [B] of an element by format."""
 _ELEMENTS = dict(_OWN)
@@ -664,14 +665,18 @@ class CacheEngine(NamedTuple):
     """Formats with fewer bits in which it keeps them."""
     implementations: tuple[Implementation, ...] = ()
     """Implementations among which the user chooses; () if there is one."""
+    of_checkpoint: bool = False
+    """Whether keys and values have the format for which a checkpoint has scales, unless another is stated."""
 
 
 TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
 """``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
 ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cpu_attention"))
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
-VLLM = CacheEngine("vLLM", formats=("fp8",))
-"""Paged cache of vLLM, with ``--kv-cache-dtype fp8``."""
+VLLM = CacheEngine("vLLM", formats=("fp8", "nvfp4"), of_checkpoint=True)
+"""Paged cache of vLLM, with ``--kv-cache-dtype fp8`` or ``nvfp4``, whose 16 elements share a byte
+(``nvfp4_kv_cache_full_dim``); ``auto`` is what the checkpoint says (``resolve_kv_cache_dtype_string``,
+vllm/utils/torch_utils.py)."""
 VLLM_BLOCK = 16
 """Number of tokens of a block in vLLM; LMCache has larger ones."""
 STREAMED = CacheEngine("a streamed cache", (), ("fp8", "int8", "int4"), ("streamed",))
@@ -963,9 +968,16 @@ class CachingStrategy(Strategy):
             found["cache"] = MovablePart(now.tier, lambda tier: (Edit.at("strategy.kv_cache.tier", tier),))
         return found
 
+    def cache_for(self, model: ModelShape) -> KvCache:
+        """Return the section with the format that the program takes where none is stated."""
+        form, now = model.cache_format, self.kv_cache
+        if not form or now.format is not None or now.streamed or not self.cache_engine.of_checkpoint:
+            return now
+        return now.model_copy(update={"format": form})
+
     def cache_of(self, model: ModelShape, workload: Inference, machine: Machine) -> KvCache:
         """Return the cache of a plan. Raises InputError for what the program or its connector does not do."""
-        cache = self.kv_cache.checked(self.cache_engine, model, machine)
+        cache = self.cache_for(model).checked(self.cache_engine, model, machine)
         if cache.connector is not None:
             cache.connector.checked(model, workload, machine)
         return cache

@@ -180,7 +180,7 @@ class Vllm(DividedStrategy):
     def served(self, model: ModelShape, machine: Machine) -> ModelShape:
         """Return the model as vLLM runs it. Raises InputError for a model or a GPU that vLLM refuses."""
         check_dtype(model)
-        form = self.kv_cache.format
+        form = self.cache_for(model).format
         check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
         return model.as_served()
 
