@@ -45,7 +45,7 @@ INT4 = {"format": "int4"}
         (STATIC, {"model": "mistral-7b-v0.1"}, "implementation", "set it to dynamic"),
         ({"format": "int8"}, {}, "format", "no cache of this format; use fp8, int4 or int2, or leave"),
         ({"format": "int8"}, {}, "format", "implementation: streamed"),
-        ({"format": "int3"}, {}, "format", 'must be "fp16", "bf16", "fp8", "int8", "int4", "int2" or "nvfp4"'),
+        ({"format": "int3"}, {}, "format", '"bf16", "fp8", "int8", "int4", "int2" or "nvfp4"'),
         ({"format": "bf16"}, {}, "format", "is in float16, and its cache too"),
         ({"format": "bf16"}, {}, "format", "use fp16, fp8, int4 or int2, or leave it out"),
         ({"format": "fp16"}, {"model": FLOAT32}, "format", "use fp8, int4 or int2, or leave it out"),
