@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -51,6 +51,9 @@ def _two_sizes(block: object) -> object:
     return block
 
 
+Named = TypeVar("Named")
+ByName = Annotated[dict[str, Named], AfterValidator(lambda modules: (_checked(tuple(modules)), modules)[1])]
+"""What is stated of modules, by their names or patterns."""
 Names = Annotated[tuple[str, ...], AfterValidator(_checked)]
 """Names of modules, of which some may be patterns."""
 Block = Annotated[tuple[int, int], BeforeValidator(_two_sizes)]
@@ -250,7 +253,7 @@ class _OwnAlgorithm(Frozen):
         return _ALGORITHMS[self.quant_algo](self.group_size)
 
 
-OwnAlgorithms = Mapping[str, _OwnAlgorithm]
+OwnAlgorithms = ByName[_OwnAlgorithm]
 
 
 def _by_module(modules: OwnAlgorithms | None) -> Iterable[tuple[tuple[str, ...], WeightFormat]]:
@@ -262,14 +265,115 @@ class _Fp8(Section):
     activation_scheme: Literal["dynamic", "static"] = "dynamic"
     quantized_layers: OwnAlgorithms | None = None
     """Modules that ModelOpt quantized again after a release in FP8."""
+    moe_quant_algo: Algorithm | None = None
+    """Algorithm for all experts, where they were."""
     ignored_layers: Names | None = None
     """Another name of ``modules_to_not_convert``, which takes precedence over it (vLLM 0.33,
     ``Fp8Config.from_config``)."""
 
     def quantization(self) -> Quantization:
-        one = fp8(block=self.weight_block_size, static=self.activation_scheme == "static")
+        block, static = self.weight_block_size, self.activation_scheme == "static"
+        one = FORMATS["mxfp8"] if block == _MX_BLOCK else fp8(block=block, static=static)
         ignored = ModuleNames(self.ignored_layers) if self.ignored_layers else self.ignored
-        return _mixed(_by_module(self.quantized_layers), format=one, ignored=ignored)
+        parts = list(_by_module(self.quantized_layers))
+        if self.moe_quant_algo not in (None, _MIXED):
+            parts.append((_EXPERTS, _ALGORITHMS[self.moe_quant_algo](None)))
+        return _mixed(parts, format=one, ignored=ignored)
+
+
+_MX_BLOCK = (1, 32)
+_EXPERTS = ("experts",)
+"""Name of the module of routed experts, within that of the network of a layer."""
+
+
+class _Mxfp8(_Fp8):
+    """The method of MiniMax's releases in MXFP8."""
+
+    weight_block_size: Block | None = _MX_BLOCK
+
+
+class _OfAutoRound(Frozen):
+    """``extra_config.<module>`` of AutoRound describes a module with other numbers."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    bits: Literal[2, 3, 4, 8, 16, 32]
+    group_size: Group | None = None
+
+
+class _AutoRound(Section):
+    """Intel's AutoRound stores integers as GPTQ does, or as AWQ (AutoRoundConfig of transformers 5.23)."""
+
+    bits: Bits
+    group_size: Group = 128
+    data_type: Literal["int"] = "int"
+    packing_format: str = "auto_round:auto_gptq"
+    extra_config: ByName[_OfAutoRound] | None = None
+
+    def quantization(self) -> Quantization:
+        awq, others = "awq" in self.packing_format, self.extra_config or {}
+        plain = [name for name, one in others.items() if one.bits >= 16]
+        parts = (
+            ((name,), gptq(one.bits, _columns(one.group_size or self.group_size), awq=awq))
+            for name, one in others.items()
+            if one.bits < 16
+        )
+        given = gptq(self.bits, _columns(self.group_size), awq=awq)
+        return _mixed(parts, format=given, ignored=ModuleNames(plain))
+
+
+class _QuarkTensor(Frozen):
+    """``weight`` of a layer in AMD's Quark."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    dtype: Literal["fp4", "fp4_e2m1", "fp8_e4m3", "int4", "uint4", "int8"]
+    qscheme: Literal["per_tensor", "per_channel", "per_group"]
+    group_size: Group | None = None
+
+    def format(self) -> WeightFormat:
+        """Return the format of weights."""
+        if self.dtype.startswith("fp4"):
+            return FORMATS["mxfp4"]
+        if self.dtype == "fp8_e4m3":
+            return fp8(per_row=self.qscheme != "per_tensor", static=True)
+        group = _columns(self.group_size or -1) if self.qscheme == "per_group" else None
+        return packed(8 if self.dtype == "int8" else 4, group, symmetric=self.dtype != "uint4")
+
+
+def _last(stages: object) -> object:
+    return stages[-1] if isinstance(stages, list) and stages else stages
+
+
+class _QuarkLayer(Frozen):
+    """Formats of a layer, or of all; weights that are rounded in two stages are stored as in the last."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    weight: Annotated[_QuarkTensor | None, BeforeValidator(_last)] = None
+
+
+class _Quark(Section):
+    """AMD's Quark (vllm/model_executor/layers/quantization/quark/quark.py)."""
+
+    global_quant_config: _QuarkLayer
+    layer_quant_config: ByName[_QuarkLayer] | None = None
+    exclude: Names | None = None
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        layers = (self.global_quant_config, *(self.layer_quant_config or {}).values())
+        if all(one.weight is None for one in layers):
+            raise ValueError(f"neither all layers nor some have a format of weights; {_REPLACED}")
+        return self
+
+    def quantization(self) -> Quantization:
+        others = {name: one.weight for name, one in (self.layer_quant_config or {}).items()}
+        parts = (((name,), one.format()) for name, one in others.items() if one is not None)
+        plain = [name for name, one in others.items() if one is None]
+        given = self.global_quant_config.weight
+        names = ModuleNames((*(self.exclude or ()), *plain))
+        return _mixed(parts, format=None if given is None else given.format(), ignored=names)
 
 
 class _FbgemmFp8(Section):
@@ -440,9 +544,12 @@ METHODS: Mapping[str, type[Section]] = {
     "awq": _Awq,
     "bitsandbytes": _BitsAndBytes,
     "fp8": _Fp8,
+    "mxfp8": _Mxfp8,
     "fbgemm_fp8": _FbgemmFp8,
     "mxfp4": _Mxfp4,
     "compressed-tensors": _CompressedTensors,
+    **dict.fromkeys(("auto-round", "auto_round"), _AutoRound),
+    "quark": _Quark,
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), _ModelOpt),
 }
 """Classes of sections by their ``quant_method``."""
@@ -507,9 +614,6 @@ def _method(document: Document, section: Mapping[str, Any], at: Location) -> typ
         message = f"{wrong}{near}; supported: {listing(list(METHODS))}; {_REPLACED}"
         raise InputError([document.problem((*at, "quant_method"), message)])
     return found
-
-
-_EXPERTS = ("experts",)
 
 
 def _released_experts(

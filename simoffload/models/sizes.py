@@ -122,6 +122,8 @@ class Size(Frozen):
     """Sentences about what of the released model is not counted."""
     quantization_config: dict[str, Any] | None = None
     """Section of the released config.json; None where the weights have 16 bits."""
+    expert_dtype: str | None = None
+    """Type of the released experts, where it is not that of the section."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,7 +138,8 @@ class Size(Frozen):
             return None
         from simoffload.models.quantization_config import KEY, read_quantization
 
-        return read_quantization(Document("sizes.yaml", {KEY: self.quantization_config}))
+        keys = {KEY: self.quantization_config, "expert_dtype": self.expert_dtype}
+        return read_quantization(Document("sizes.yaml", keys))
 
 
 @cache

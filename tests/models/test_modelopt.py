@@ -192,6 +192,95 @@ def test_experts_may_have_a_type_of_their_own(more: dict[str, Any], experts: str
     assert forms(model, 1)["self_attn.o_proj"] == "fp8-block128"
 
 
+@pytest.mark.parametrize(
+    ("section", "formats"),
+    [
+        (
+            {"quant_method": "mxfp8", "weight_block_size": [1, 32], "ignored_layers": ["lm_head", "q_proj"]},
+            ("mxfp8", "16 bits", "mxfp8"),
+        ),
+        ({"quant_method": "mxfp8", "moe_quant_algo": "NVFP4"}, ("nvfp4", "mxfp8", "mxfp8")),
+        (
+            {
+                "quant_method": "auto-round",
+                "bits": 4,
+                "extra_config": {"model.layers.0.mlp.experts.0": {"bits": 8}},
+            },
+            ("int8-g128", "int4-g128", "int4-g128"),
+        ),
+        (
+            {
+                "quant_method": "auto-round",
+                "bits": 4,
+                "packing_format": "auto_round:auto_awq",
+                "extra_config": {"model.layers.0.self_attn.q_proj": {"bits": 16, "data_type": "float"}},
+            },
+            ("awq-int4-g128", "16 bits", "awq-int4-g128"),
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}},
+                "layer_quant_config": {"*q_proj": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}},
+                "exclude": ["lm_head", "*o_proj"],
+            },
+            ("mxfp4", "fp8", "16 bits"),
+        ),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {
+                    "weight": [
+                        {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
+                        {"dtype": "int4", "qscheme": "per_channel"},
+                    ]
+                },
+            },
+            ("int4-channel", "int4-channel", "int4-channel"),
+        ),
+    ],
+)
+def test_other_methods(section: dict[str, Any], formats: tuple[str, str, str], tmp_path: Path) -> None:
+    """Of experts, queries and the output of attention."""
+    found = forms(written(tmp_path, _EXPERTS, quantization_config=section), 0)
+    assert (found["mlp.experts"], found["self_attn.q_proj"], found["self_attn.o_proj"]) == formats
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "message"),
+    [
+        ({"quant_method": "quark", "global_quant_config": {"weight": None}}, "", "have a format of weights"),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp6", "qscheme": "per_group"}},
+            },
+            ".global_quant_config.weight.dtype",
+            'got "fp6"',
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, ".data_type", 'must be "int"'),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"re:(": {"bits": 8}}},
+            ".extra_config",
+            "re:(",
+        ),
+        (
+            {"quant_method": "fp8", "quantized_layers": {"re:(": {"quant_algo": "FP8"}}},
+            ".quantized_layers",
+            'the pattern "re:(" is not understood',
+        ),
+    ],
+)
+def test_what_other_methods_may_not_have(
+    section: dict[str, Any], key: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        written(tmp_path, _EXPERTS, quantization_config=section)
+    (problem,) = caught.value.problems
+    assert problem.key == f"quantization_config{key}"
+    assert message in problem.message
+
+
 def test_what_the_cache_has_is_read_with_the_weights() -> None:
     def cache(**section: Any) -> str:
         given = {"quant_method": "modelopt", "quant_algo": "NVFP4", **section}
