@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from simoffload.documents import Document, read_document
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
+from simoffload.models.modules import Parameter
 from simoffload.models.quantization import Quantization
 from simoffload.models.quantization_config import read_quantization
 
@@ -371,3 +373,73 @@ def test_numbers_of_pythons_json(tmp_path: Path) -> None:
         read_document(tmp_path / "config.json")
     with pytest.raises(InputError, match=r'vocab_size: must be a whole number, got "-Infinity"'):
         written(tmp_path, _DENSE, vocab_size=float("-inf"))
+
+
+# -- released checkpoints --------------------------------------------------------------------------
+
+_COLLECTED = Path(__file__).parents[2].parent / "shared" / "data" / "model-configs"
+_HERE = pytest.mark.skipif(not _COLLECTED.is_dir(), reason="the collection of config.json files is not here")
+
+
+def _matrices(model: ModelShape) -> dict[str, list[Parameter]]:
+    """Return the matrices of linear layers by the full names of their modules."""
+    named = [("", module) for module in (*model.modules_before, *model.modules_after)]
+    for prefix, layer in zip(model.layer_names, model.layers, strict=True):
+        named += [(f"{prefix}.", module) for module in layer]
+    linear = ((prefix + one.name, one) for prefix, one in named if one.kind == "linear")
+    return {name: [one for one in module.parameters if one.columns] for name, module in linear}
+
+
+@_HERE
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Kimi-K2.6-NVFP4", "Kimi-K2.7-Code-NVFP4", "MiniMax-M2.5-NVFP4"),
+        *("GLM-5.1-NVFP4", "GLM-5.2-NVFP4", "Qwen3.5-397B-A17B-NVFP4"),
+    ],
+)
+def test_excluded_modules_are_those_of_fnmatch(name: str) -> None:
+    """As vLLM reads the list: patterns of the shell, of names with and without prefixes."""
+    file = _COLLECTED / f"nvidia--{name}_config.json"
+    patterns = json.loads(file.read_text())["quantization_config"]["ignore"]
+    model = load_model(str(file))
+    assert model.quantization == "nvfp4"
+    for module, matrices in _matrices(model).items():
+        bare = module.removeprefix("model.")
+        mixtral = module.replace(".mlp.", ".block_sparse_moe.")
+        spellings = (module, mixtral, f"language_model.{module}", f"model.language_model.{bare}")
+        inside = [f"{one}{end}" for one in spellings for end in ("", ".", ".x")]
+        excluded = any(fnmatch(one, pattern) for one in inside for pattern in patterns)
+        assert [one.storage is None for one in matrices] == [excluded] * len(matrices), module
+
+
+@_HERE
+def test_packed_values_and_scales_are_those_of_the_released_files() -> None:
+    """Numbers of bytes in nvidia/MiniMax-M2.5-NVFP4 (revision b6220d65) by type, U8 and F8_E4M3."""
+    model = load_model(str(_COLLECTED / "nvidia--MiniMax-M2.5-NVFP4_config.json"))
+    stored = [one.storage for each in _matrices(model).values() for one in each if one.storage]
+    assert sum(one.tensors[0] for one in stored) == 112_340_238_336
+    assert sum(one.tensors[1] for one in stored) == 14_042_529_792
+
+
+@_HERE
+@pytest.mark.parametrize("name", ["Qwen3.6-27B-NVFP4", "Qwen3.6-35B-A3B-NVFP4", "DeepSeek-V4-Pro-NVFP4"])
+def test_every_named_module_has_its_format(name: str) -> None:
+    section = json.loads((_COLLECTED / f"nvidia--{name}_config.json").read_text())["quantization_config"]
+    algorithms = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4-a16"}
+    found = {
+        name: {one.storage.format.name for one in matrices if one.storage}
+        for name, matrices in _matrices(load_model(str(_COLLECTED / f"nvidia--{name}_config.json"))).items()
+    }
+    for module, one in section["quantized_layers"].items():
+        plain = module.replace("model.language_model.", "model.").replace(".ffn.", ".mlp.")
+        plain = f"model.{plain}" if plain.startswith("layers.") else plain
+        assert found.pop(plain) == {algorithms[one["quant_algo"]]}, module
+    assert set().union(*found.values()) <= ({"fp8-block128"} if section["quant_method"] == "fp8" else set())
+
+
+def test_deepseek_v4_flash_has_the_size_of_its_checkpoint() -> None:
+    """148.66 GiB by vLLM's log (vllm-project/vllm issue 40802), with one more layer that predicts tokens."""
+    model = load_model("deepseek-v4-flash")
+    layer = sum(one.stored_bytes(2) for module in model.layers[-1] for one in module.parameters)
+    assert (model.weight_bytes + layer) / 2**30 == pytest.approx(148.66, rel=0.005)
