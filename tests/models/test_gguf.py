@@ -507,6 +507,27 @@ def test_mixed_types_are_those_of_the_file(tmp_path: Path) -> None:
     assert (found.name, found.vocab_size) == ("small, q4_k_m", 512)
 
 
+def test_a_dynamic_mixture_is_that_of_its_file(tmp_path: Path) -> None:
+    """Unsloth's types differ by tensor and layer; without the file they are an estimate, as a note says."""
+    case = next(one for one in CASES if one.name == "mixtral-8x7b")
+    cycle = ("iq4_xs", "q5_k", "q4_k", "iq3_xxs", "q6_k")
+    tensors = [
+        one if one.type == "f32" else one._replace(type=cycle[at % 5] if "exps" in one.name else "bf16")
+        for at, one in enumerate(case.tensors)
+    ]
+    for part, some in enumerate((tensors[::2], tensors[1::2])):
+        own = {"split.no": part, "split.count": 2, "split.tensors.count": len(tensors)}
+        name = f"Mixtral-8x7B-UD-Q4_K_XL-0000{part + 1}-of-00002.gguf"
+        written(tmp_path / name, {**(case.metadata if part == 0 else {}), **own}, some)
+    found = load_model({"config": "Mixtral-8x7B-UD-Q4_K_XL-00001-of-00002.gguf"}, root=tmp_path)
+    assert found.weight_bytes == sum(one.bytes for one in tensors)
+    assert found.quantization == "ud-q4_k_xl"
+    assert not any("Unsloth" in note for note in found.notes)
+    guessed = load_model({"name": "mixtral-8x7b", "quantization": "UD-Q4_K_XL"})
+    (note,) = (one for one in guessed.notes if "Unsloth" in one)
+    assert "(an estimate); the file itself, named as the model, has its own types" in note
+
+
 def test_another_quantization_replaces_that_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "small.gguf", llama(), llama_tensors())
     found = load_model({"config": str(file), "quantization": "q8_0"})
