@@ -673,7 +673,8 @@ def _decided(document: Document, at: Location) -> type[FamilyConfig] | None:
 def _unknown(family: str, error: InputError) -> str:
     """Return what is said of a family that is not known and whose keys give no draft, with the reason."""
     first = error.problems[0]
-    reason = f"its keys give no draft: {first.key.split('.')[-1]}: {first.message}"
+    key = first.key.split(".")[-1]
+    reason = f"its keys give no draft: {key}{': ' if key else ''}{first.message}"
     return (
         f"this family is not supported{suggest(family, FAMILIES)}; supported: {', '.join(FAMILIES)}; {reason}"
     )
