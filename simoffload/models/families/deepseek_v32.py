@@ -19,7 +19,7 @@ class DeepseekV32(IndexedConfig):
     """The configuration of DeepSeek-V3.2 models: Hugging Face's ``DeepseekV32Config``."""
 
     family: ClassVar[str] = "deepseek_v32"
-    traits: ClassVar[Traits] = expert_traits("DeepseekV32ForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("DeepseekV32ForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {
         "num_local_experts": "n_routed_experts",
         "num_experts": "n_routed_experts",

@@ -37,6 +37,7 @@ class DeepseekV4(StreamsConfig):
         attention="eager",  # no fused kernel has sinks and heads of 512
         operations=EXPERT_OPERATIONS._replace(block=own_operations(20), eager=EAGER + 6),
         half_softmax=True,
+        float16=False,
         tensor_plan=False,
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}

@@ -26,7 +26,7 @@ class GlmMoeDsa(IndexedConfig):
     """The configuration of GLM-5 models: Hugging Face's ``GlmMoeDsaConfig``."""
 
     family: ClassVar[str] = "glm_moe_dsa"
-    traits: ClassVar[Traits] = expert_traits("GlmMoeDsaForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("GlmMoeDsaForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {
         "num_local_experts": "n_routed_experts",
         "num_experts": "n_routed_experts",

@@ -29,7 +29,7 @@ class KimiLinear(LatentConfig):
 
     family: ClassVar[str] = "kimi_linear"
     aliases: ClassVar[tuple[str, ...]] = ("kimi_k3",)
-    traits: ClassVar[Traits] = expert_traits("KimiLinearForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("KimiLinearForCausalLM", float16=False)
     experts_key: ClassVar[str] = "num_experts"
     rotates: ClassVar[bool] = False
     spellings: ClassVar[dict[str, str]] = {

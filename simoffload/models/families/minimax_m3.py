@@ -48,7 +48,10 @@ class MiniMaxM3(ListedDenseConfig):
     family: ClassVar[str] = "minimax_m3"
     aliases: ClassVar[tuple[str, ...]] = ("minimax_m3_vl", "minimax_m3_vl_text")
     traits: ClassVar[Traits] = expert_traits(
-        "MiniMaxM3ForCausalLM", operations=EXPERT_OPERATIONS._replace(norm=10), leaf_modules=("mlp",)
+        "MiniMaxM3ForCausalLM",
+        operations=EXPERT_OPERATIONS._replace(norm=10),
+        leaf_modules=("mlp",),
+        float16=False,
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"

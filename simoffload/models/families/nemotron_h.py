@@ -28,7 +28,7 @@ class NemotronH(MixersConfig):
     """The configuration of Nemotron-H models: Hugging Face's ``NemotronHConfig``."""
 
     family: ClassVar[str] = "nemotron_h"
-    traits: ClassVar[Traits] = expert_traits("NemotronHForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("NemotronHForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {
         "num_local_experts": "n_routed_experts",
         "layer_types": "layers_block_type",

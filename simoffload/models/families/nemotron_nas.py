@@ -66,7 +66,7 @@ class NemotronNas(RotaryConfig):
     """The configuration of Llama-Nemotron models: ``DeciLMConfig`` beside their weights."""
 
     family: ClassVar[str] = "nemotron-nas"
-    traits: ClassVar[Traits] = llama_traits("DeciLMForCausalLM", tensor_plan=False)
+    traits: ClassVar[Traits] = llama_traits("DeciLMForCausalLM", tensor_plan=False, float16=False)
 
     intermediate_size: Extent = 1
     """Without influence: ``block_configs`` states the width of every network."""

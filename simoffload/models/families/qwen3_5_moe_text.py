@@ -20,7 +20,7 @@ class Qwen35MoeText(DeltaNetConfig, ExpertsConfig):
 
     family: ClassVar[str] = "qwen3_5_moe_text"
     aliases: ClassVar[tuple[str, ...]] = ("qwen3_5_moe",)
-    traits: ClassVar[Traits] = expert_traits("Qwen3_5MoeForCausalLM", leaf_modules=("mlp",))
+    traits: ClassVar[Traits] = expert_traits("Qwen3_5MoeForCausalLM", leaf_modules=("mlp",), float16=False)
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
 
     vocab_size: Extent = 248_320

@@ -20,7 +20,7 @@ class Qwen35Text(DeltaNetConfig):
 
     family: ClassVar[str] = "qwen3_5_text"
     aliases: ClassVar[tuple[str, ...]] = ("qwen3_5",)
-    traits: ClassVar[Traits] = llama_traits("Qwen3_5ForCausalLM")
+    traits: ClassVar[Traits] = llama_traits("Qwen3_5ForCausalLM", float16=False)
 
     vocab_size: Extent = 248_320
     num_attention_heads: Count = 16
