@@ -54,14 +54,17 @@ def find(source: str, *, profiles_only: bool = False) -> Document:
     """
     from simoffload.documents import SUFFIXES, candidates, exists, named
     from simoffload.hardware import list_profiles
-    from simoffload.models import is_model, read_config
+    from simoffload.models import is_model, model_file, read_config
     from simoffload.scenario import find_scenario, gguf_document, list_scenarios
 
     if (of_model := gguf_document(source)) is not None:
         return of_model
     if source == STDIN or Path(source).suffix in SUFFIXES or exists(source):
-        folder = exists(source) and Path(source).is_dir() and not profiles_only
-        return read_config(Path(source, "config.json")) if folder else read(source)
+        if profiles_only or not exists(source):
+            return read(source)
+        if Path(source).is_dir():
+            return read_config(Path(source, "config.json"))
+        return read(source) if model_file(source) is None else read_config(Path(source))
     shipped = None if profiles_only else find_scenario(source)
     if shipped is not None:
         return read(str(shipped))

@@ -27,6 +27,19 @@ def test_names_and_files_are_checked_alike(program, name: str, kind: str) -> Non
     assert program("check", name)[:2] == (0, f"{name}: ok ({kind})\n")
 
 
+def test_a_config_of_any_name_is_read_as_python_writes_it(program, tmp_path: Path) -> None:
+    """With numbers that JSON lacks, and longer than a scenario may be."""
+    sizes = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
+    sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
+    text = json.dumps({**sizes, "limit": float("inf"), "text": "x" * 1_000_000})
+    (tmp_path / "m_config.json").write_text(text)
+    status, out, err = program("check", "m_config.json")
+    assert (status, err) == (0, "")
+    assert out.startswith("m_config.json: ok (model config: m, llama with 32 layers: ")
+    (tmp_path / "s.json").write_text(json.dumps({"name": "s", "limit": float("inf")}))
+    assert "limit: Infinity is not a number; write a finite one" in program("check", "s.json").err
+
+
 def test_a_file_comes_before_what_is_shipped(program, tmp_path: Path) -> None:
     (tmp_path / "dgx-a100").write_text("")
     answer = program("check", "dgx-a100")

@@ -327,7 +327,8 @@ def test_advice_is_sorted_and_has_its_rates() -> None:
 def test_a_dropped_config_is_read_as_any_other(folder: Path) -> None:
     sizes = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
     sizes |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
-    found = answer(START, "file config.json", json.dumps(sizes))
+    limits = {"time_step_limit": [0.0, float("inf")]}
+    found = answer(START, "file config.json", json.dumps(sizes | limits))
     assert found.sentence.startswith("config-")
     assert State.of(found.state.text) == found.state
     with refused("not valid JSON"):

@@ -484,7 +484,7 @@ def _file(variant: Variant, name: str, value: Any) -> Variant:
     text = str(value)
     if not name.endswith(".json"):
         return _prices(variant, text) if _is_price_list(text) else Variant(f"{text}\n")
-    data = parse_json(text, name=shortened(name), root=Path()).data
+    data = parse_json(text, name=shortened(name), root=Path(), of_python=True).data
     if "model_type" not in data:
         return Variant(f"{yaml_text(data)}\n")
     own = variant._replace(base=yaml_text(_now(variant).document.data), edits=(), config=text)
