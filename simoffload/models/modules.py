@@ -246,6 +246,10 @@ class StatePart(NamedTuple):
     """Whether the rows are those that an earlier layer keeps."""
     heads: int = 1
     """Heads whose elements a row has, which GPUs divide among them."""
+    packed: int | None = None
+    """Size [B] of a row in an FP8 cache of a serving engine, scales included; None: 1 B an element."""
+    hot: int = 0
+    """Rows of each sequence in HBM, where all rows are in host memory; 0: all are in HBM."""
 
     def part(self, degree: int) -> StatePart:
         """Return it on one of ``degree`` GPUs, among which states are divided, and rows by heads."""

@@ -311,6 +311,20 @@ class ModelShape:
         groups = (one._replace(layers=tuple(made[layer] for layer in one.layers)) for one in self.groups)
         return replace(changed, groups=tuple(groups))
 
+    def with_hot_rows(self, rows: int | None) -> Self:
+        """Return the model with the latent rows of which an indexer chooses in host memory, but ``rows`` of
+        each sequence, by default twice as many as it chooses."""
+
+        def hot(part: StatePart) -> StatePart:
+            return part._replace(hot=rows or 2 * part.chosen) if part.chosen and part.heads == 1 else part
+
+        def changed(layer: Layer, _: int) -> Layer:
+            return tuple(
+                one._replace(keeps=tuple(map(hot, one.keeps))) if one.keeps else one for one in layer
+            )
+
+        return self.with_layers(changed)
+
     def of_layers(self, count: int) -> Self:
         """Return the model with ``count`` layers: its first ones, more only of a model whose layers are
         alike."""
@@ -424,15 +438,17 @@ class ModelShape:
         return batch * total
 
     def growing(self, layer: Layer) -> tuple[StatePart, ...]:
-        """Return what a layer keeps in rows of its own."""
+        """Return what a layer keeps in rows of its own that are all in HBM."""
         parts = [part for one in layer for part in self.parts_of(one)]
-        return tuple([one for one in parts if not (one.fixed or one.borrowed)])
+        return tuple([one for one in parts if not (one.fixed or one.borrowed or one.hot)])
 
     def row_bytes(self, part: StatePart, element: float | None = None) -> float:
         """Return the size [B] of a row; ``element`` is that of an element of the cache [B], by default the
         model's."""
         if self.served and part.served is not None:
             return part.served
+        if self.served and part.packed is not None and element == 1:
+            return part.packed
         return part.width * (self.dtype_bytes if element is None else element)
 
     def token_bytes(self, modules: Iterable[Module], element: float | None = None) -> float:

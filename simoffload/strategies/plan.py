@@ -34,6 +34,7 @@ from simoffload.strategies.cache.cache_updates import (
     streamed_traffic,
     streamed_updates,
 )
+from simoffload.strategies.cache.hot_rows import GatheredRows, hot_parts
 from simoffload.strategies.cache.kv_cache import DEFAULT, BlockMoves, KvCache, PagedBlocks, block_phases
 from simoffload.strategies.divided import Degrees, DividedModel, divide
 from simoffload.strategies.hooks.parallel import Collectives, CompiledCode, Pipeline
@@ -282,7 +283,14 @@ class InferencePlan(Plan):
             found.append(MovedCache(self.cache, updates, self.machine, gpus=self.layer_gpus, main=self.main))
         if self.cache.attends_on_cpu:
             found.append(AttentionOnCpu(self.cache, self.stages))
+        if self.cache.hot_buffer is not None:
+            found.append(GatheredRows(self.cache.hot_buffer, self.stages, self.element_bytes))
         return tuple(found)
+
+    @property
+    def element_bytes(self) -> float:
+        """Size of an element of the cache [B]."""
+        return self.cache.element_bytes(self.model.dtype_bytes)
 
     @cached_property
     def _parts(self) -> tuple[tuple[Part, ...], ...]:
@@ -571,6 +579,9 @@ class InferencePlan(Plan):
             return tuple(
                 cpu_attention(self.cache, one, forward.batch).attended.traffic for one in self.stages
             )
+        if (buffer := self.cache.hot_buffer) is not None:
+            parts = [part for one in self.model.distinct_modules for part in hot_parts(self.model, one)]
+            return tuple([round(buffer.gathered(part, forward.batch)) for part in parts])
         if not self.cache.moves:
             return ()
         found = self.cache_updates(forward.batch)

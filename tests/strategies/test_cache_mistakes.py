@@ -124,7 +124,7 @@ def test_real_runs_get_the_cache(kind: str) -> None:
     work = {"kind": "inference", "batch_size": 1, "prompt_length": 8, "output_length": 2}
     run = {"name": "r", "model": "opt-125m", "workload": work, "strategy": {"kind": kind, "kv_cache": STATIC}}
     written = {"tier": "dram", "format": None, "implementation": "static"}
-    others = {"pin_memory": False, "asynchronous": False, "connector": None}
+    others = {"pin_memory": False, "asynchronous": False, "connector": None, "hot_buffer": None}
     assert case_data(0, request(run), trace=False)["kv_cache"] == written | others
     what = "transformers has no such implementation; use dynamic or static"
     refusals = [({"tier": "nvme"}, "keeps no cache there; use hbm or dram"), (streamed("dram"), what)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from simoffload.documents import Frozen
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
@@ -69,7 +69,7 @@ class MiniMaxM3(ListedDenseConfig):
     index_head_dim: Width | None = None
     index_block_size: Count | None = None
     index_topk_blocks: Count | None = None
-    sparse_attention_config: _Sparse = _Sparse()
+    sparse_attention_config: Annotated[_Sparse, WithJsonSchema({"type": "object"})] = _Sparse()
     moe_layer_freq: _Listed | None = None
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
 

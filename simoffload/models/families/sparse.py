@@ -192,6 +192,13 @@ class CompressedAttention(NamedTuple):
     group_rank: int
     """Width of the projection of each group of heads."""
 
+    @property
+    def _packed(self) -> int:
+        """Bytes of a row in FP8: rotated elements stay in 16 bits, 64 others share a scale of 1 B, and there
+        is another byte (584 in models/deepseek_v4/attention.py of vLLM at 0484480b)."""
+        plain = self.width - self.rotated
+        return plain + 2 * self.rotated + -(-plain // 64) + 1
+
     def modules(
         self, hidden: int, between: tuple[Module, ...] = (), *rows: StatePart, name: str = "self_attn"
     ) -> tuple[Module, ...]:
@@ -216,7 +223,10 @@ class CompressedAttention(NamedTuple):
             *between,
             attend._replace(
                 heads=Heads(self.heads, 1, self.width, self.width, joint=True),
-                keeps=(StatePart("window rows", self.width, window=self.window), *rows),
+                keeps=tuple(
+                    one._replace(packed=self._packed)
+                    for one in (StatePart("window rows", self.width, window=self.window), *rows)
+                ),
             ),
             linear(f"{name}.o_a_proj", wide // self.groups, grouped, parallel="column"),
             linear(f"{name}.o_b_proj", grouped, hidden, parallel="row"),
@@ -247,7 +257,9 @@ class IndexedConfig(ListedDenseConfig, LatentConfig):
     def _indexed(self, class_name: str, shared: tuple[bool, ...]) -> ModuleLists:
         """Return the lists of a model; layers that are ``shared`` read the rows of an earlier one's
         indexer."""
-        kept = StatePart("latent rows", self.derived().latent_width or 0, chosen=self.index_topk)
+        rank, rotated = self.kv_lora_rank, self.qk_rope_head_dim
+        packed = served_key(rank) + 2 * rotated  # rotated elements stay in 16 bits
+        kept = StatePart("latent rows", rank + rotated, chosen=self.index_topk, packed=packed)
         attend = keeping(self._latent_attention(), kept)
         indexer = Indexer(self.index_n_heads, self.index_head_dim, self.qk_rope_head_dim)
         own = after(attend, "self_attn.kv_b_proj", *indexer.modules(self.hidden_size, self.q_lora_rank))

@@ -36,6 +36,7 @@ from simoffload.strategies.base import (
     Tunable,
     memory_stages,
 )
+from simoffload.strategies.cache.hot_rows import HotBuffer
 from simoffload.strategies.divided import Degrees
 from simoffload.strategies.passes.pass_writer import HOST, ForwardPass, Hook, Part, PassWriter, StagePass
 from simoffload.strategies.passes.timing import copy_cause, picoseconds
@@ -667,16 +668,18 @@ class CacheEngine(NamedTuple):
     """Implementations among which the user chooses; () if there is one."""
     of_checkpoint: bool = False
     """Whether keys and values have the format for which a checkpoint has scales, unless another is stated."""
+    hot_rows: bool = False
+    """Whether rows of sparse attention may be in host memory, and some of them in HBM."""
 
 
 TRANSFORMERS = CacheEngine("transformers", ("hbm", "dram"), ("fp8", "int4", "int2"), ("dynamic", "static"))
 """``DynamicCache`` and ``StaticCache``, with ``offloading``, and ``QuantizedCache`` (quanto, fp8)."""
 ZERO_INFERENCE = TRANSFORMERS._replace(implementations=("dynamic", "static", "cpu_attention"))
 """Also the buffer of DeepSpeed's example of ZeRO-Inference, with its fork of transformers."""
-VLLM = CacheEngine("vLLM", formats=("fp8", "nvfp4"), of_checkpoint=True)
+VLLM = CacheEngine("vLLM", formats=("fp8", "nvfp4"), of_checkpoint=True, hot_rows=True)
 """Paged cache of vLLM, with ``--kv-cache-dtype fp8`` or ``nvfp4``, whose 16 elements share a byte
 (``nvfp4_kv_cache_full_dim``); ``auto`` is what the checkpoint says (``resolve_kv_cache_dtype_string``,
-vllm/utils/torch_utils.py)."""
+vllm/utils/torch_utils.py); and with ``hisparse_config``."""
 VLLM_BLOCK = 16
 """Number of tokens of a block in vLLM; LMCache has larger ones."""
 STREAMED = CacheEngine("a streamed cache", (), ("fp8", "int8", "int4"), ("streamed",))
@@ -728,6 +731,8 @@ class KvCache(Frozen):
     """Whether copies to the cache of ``cpu_attention`` do not block (``--async_kv_offload``)."""
     connector: Connector | None = None
     """Connector of a paged cache that stores blocks on another tier, and loads those of known prefixes."""
+    hot_buffer: HotBuffer | None = None
+    """Rows in HBM of a cache of sparse attention of which all rows are in host memory (HiSparse)."""
 
     @property
     def static(self) -> bool:
@@ -783,7 +788,8 @@ class KvCache(Frozen):
         """Tier, format and implementation, such as "dram, static"."""
         how = {None: "", "dynamic": "", "cpu_attention": "attention on the CPU"}
         blocks = f"blocks on {self.connector.tier}" if self.connector is not None else ""
-        others = (self.format, how.get(self.implementation, self.implementation), blocks)
+        rows = "rows on dram" if self.hot_buffer is not None else ""
+        others = (self.format, how.get(self.implementation, self.implementation), blocks, rows)
         return ", ".join((self.tier, *filter(None, others)))
 
     @property
@@ -795,7 +801,8 @@ class KvCache(Frozen):
     def key(self) -> str:
         """Short name of the placement, unique among those of a program."""
         blocks = None if self.connector is None else self.connector.tier
-        return "-".join(filter(None, ("cache", self.tier, self.format, self.implementation, blocks)))
+        rows = "rows" if self.hot_buffer is not None else None
+        return "-".join(filter(None, ("cache", self.tier, self.format, self.implementation, blocks, rows)))
 
     def with_placement(self, tier: str, stored: CacheFormat | None, how: Implementation | None) -> KvCache:
         """Return the cache on a tier, in a format and by an implementation."""
@@ -900,6 +907,8 @@ class KvCache(Frozen):
             key, now = ("format", str(self.format)) if in_hbm(self.tier) else ("tier", self.tier)
             text = f"a connector stores blocks of a cache in HBM with whole bytes, not {now}"
             raise InputError.at(f"strategy.kv_cache.{key}", f"{text}; remove it, or connector")
+        if self.hot_buffer is not None:
+            self._check_hot_buffer(self.hot_buffer, engine, model)
         if model.state_bytes and (self.attends_on_cpu or self.streamed):
             text = f"{model.family} has recurrent layers, whose states are simulated on the GPU only"
             raise InputError.at("strategy.kv_cache", f"{text}; remove the section")
@@ -909,6 +918,16 @@ class KvCache(Frozen):
             raise InputError.at("strategy.kv_cache.implementation", f"{text}; set it to dynamic")
         if self.format is not None and engine.implementations and not self.streamed:
             check_quantized(self, model, more=more)
+
+    def _check_hot_buffer(self, buffer: HotBuffer, engine: CacheEngine, model: ModelShape) -> None:
+        key = "strategy.kv_cache.hot_buffer"
+        if not engine.hot_rows:
+            text = f"{engine.program} keeps all rows of a cache in one place; remove it, or use strategy.kind"
+            raise InputError.at(key, f"{text} vllm")
+        if self.streamed or self.connector is not None:
+            other = "implementation" if self.streamed else "connector"
+            raise InputError.at(key, f"the rest of such a cache is in HBM; remove it, or kv_cache.{other}")
+        buffer.applied(model)
 
     @property
     def residual(self) -> int:

@@ -33,6 +33,7 @@ from simoffload.strategies.base import (
     Strategy,
     memory_stages,
 )
+from simoffload.strategies.cache.hot_rows import hot_bytes, rows_memory
 from simoffload.strategies.cache.kv_cache import (
     DEFAULT,
     CachingStrategy,
@@ -133,6 +134,8 @@ class TensorParallelPlan(InferencePlan):
             found.append("served from several GPUs")
         if self.cache.connector is not None:
             found.append("loaded a prefix")
+        if self.cache.hot_buffer is not None:
+            found.append("gathered rows of a cache in host memory")
         known = served_runs(gpu) is not None
         if batch > (MOST_SEQUENCES if known else FEW_SEQUENCES):
             found.append(f"served {batch} sequences at once on {gpu}")
@@ -174,9 +177,24 @@ class TensorParallelPlan(InferencePlan):
         if (engine := self._paged) is None:
             return super().cache_memory(shard, copies=copies)
         number = engine.blocks or engine.needed
-        states = self.workload.batch_size * unpaged_bytes(shard, engine.groups)
+        states = self.workload.batch_size * self._unpaged(engine, shard)
         term = cache_term("hbm", number * self._block_bytes(engine, shard) + states)
-        return (term if engine.blocks is None else term._replace(remedy="lower kv_blocks"),)
+        term = term if engine.blocks is None else term._replace(remedy="lower kv_blocks")
+        return (term, *self._rows(engine, shard))
+
+    def _unpaged(self, engine: VllmEngine, stage: ModelShape) -> int:
+        """Return what a sequence has in no block [B]."""
+        return unpaged_bytes(stage, engine.groups) + hot_bytes(stage, self.element_bytes)
+
+    def _rows(self, engine: VllmEngine, shard: ModelShape) -> tuple[Held, ...]:
+        """Return the rows that are in host memory, and those of the prompts that are being computed."""
+        if self.cache.hot_buffer is None:
+            return ()
+        work, hosts = self.workload, self.machine.nodes_of(self.degrees.ranks)
+        tokens = -(-work.batch_size * work.max_context * self.degrees.data // hosts)
+        prompts = min(work.batch_size, -(-engine.tokens // work.prompt_length))
+        sizes = {"prompts": prompts, "prompt": work.prompt_length, "tokens": tokens}
+        return tuple(rows_memory(self.model, shard, **sizes, element=self.element_bytes))
 
     def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
         element = self.cache.element_bytes(self.model.dtype_bytes)
@@ -195,7 +213,7 @@ class TensorParallelPlan(InferencePlan):
             return None
         shared = {tier.name, tier.pool}
         used = sum(one.size for one in self.held if one.tier in shared and one.name != CACHE_TERM)
-        used += self.workload.batch_size * unpaged_bytes(self.fullest, engine.groups) if engine else 0
+        used += self.workload.batch_size * self._unpaged(engine, self.fullest) if engine else 0
         return max(0, tier.capacity - used) // each
 
     @cached_property

@@ -49,6 +49,7 @@ from simoffload.strategies.base import (
     memory_tunables,
     pinned_rounding,
 )
+from simoffload.strategies.cache.hot_rows import options as hot_buffer_options
 from simoffload.strategies.cache.kv_cache import VLLM
 from simoffload.strategies.divided import Degrees, DividedModel
 from simoffload.strategies.hooks.staging import ReadInPlace, readings, size_of
@@ -182,7 +183,8 @@ class Vllm(DividedStrategy):
         check_dtype(model)
         form = self.cache_for(model).format
         check_capability(VLLM.program, model, machine, cache_format=form, without=self.without_vllm)
-        return model.as_served()
+        buffer, served = self.kv_cache.hot_buffer, model.as_served()
+        return served if buffer is None else buffer.applied(served)
 
     def engine_options(self, plan: Plan) -> tuple[str, ...]:
         """Return the options of ``vllm serve`` for limits that are not its defaults."""
@@ -782,6 +784,8 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str) -> str:
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if plan.compiled else ["--enforce-eager"])]
     if plan.cache.format is not None:
         options.append(f"--kv-cache-dtype {plan.cache.format}")
+    if plan.cache.hot_buffer is not None:
+        options += hot_buffer_options(plan.cache.hot_buffer, plan.held)
     before = ""
     if (moves := plan.block_moves) is not None:
         command = connector_command(moves, plan.held, compiled=plan.compiled)

@@ -446,7 +446,7 @@ def _kept_rows(
         sizes = [0.0, 0.0, 0.0]
         for one in layer:
             parts = model.parts_of(one)
-            rows = [part for part in parts if not part.fixed]
+            rows = [part for part in parts if not (part.fixed or part.hot)]
             if one.keeps is None and not model.expands(one) and tensor > 1:
                 rows = [part._replace(width=model.heads_of(one).part(tensor).row) for part in rows]
             for part in rows:
