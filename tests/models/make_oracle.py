@@ -49,6 +49,7 @@ WRITTEN = (
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b"),
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
     *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
+    *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "lfm2-1.2b", "lfm2-8b-a1b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -265,6 +266,55 @@ TINY |= {
         },
     ),
     "kimi-linear": ("kimi_linear", KDA),
+}
+MAMBA_2 = {
+    **GATED,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_expand": 3,
+}
+HYBRID = {**MAMBA_2, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 24}
+CONVOLVED = {**GATED, "layer_types": ["conv", "full_attention"], "conv_bias": True}
+TINY |= {
+    "granite-hybrid": ("granitemoehybrid", {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granite-hybrid-dense": (
+        "granitemoehybrid",
+        {
+            **HYBRID,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "rope",
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "falcon-h1": ("falcon_h1", {**MAMBA_2, "mamba_d_ssm": 48}),
+    "falcon-h1-bias": (
+        "falcon_h1",
+        {
+            **MAMBA_2,
+            "mamba_d_ssm": 48,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "mlp_bias": True,
+            "attention_bias": True,
+            "mamba_conv_bias": False,
+        },
+    ),
+    "bamba": ("bamba", {**MAMBA_2, "attn_layer_indices": [1], "mlp_bias": True}),
+    "lfm2": ("lfm2", CONVOLVED),
+    "lfm2-plain": ("lfm2", {**CONVOLVED, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            **CONVOLVED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "num_dense_layers": 1,
+        },
+    ),
 }
 BLOCKS = {
     **ROUTED,

@@ -97,7 +97,11 @@ def matrix_flops(shape: ModelShape, module: Module, *, context: int) -> float:
         vectors = (one for one in module.parameters if not one.columns)  # biases, and scales
         return flops - sum(one.numel * (1 if one.name.endswith("bias") else 2) for one in vectors)
     # Without kernels, transformers' convolution computes two positions, and Mamba-2 multiplies the state.
-    convolved = 2 * 2 * sum(p.numel for p in module.parameters if p.name.endswith("conv1d.weight"))
+    convolved = (
+        2
+        * 2
+        * sum(p.numel for p in module.parameters if p.name.endswith(("conv1d.weight", "conv.conv.weight")))
+    )
     return convolved + (
         2 * module.keeps[0].fixed / 4 if module.keeps and module.name.endswith("scan") else 0.0
     )

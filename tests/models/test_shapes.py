@@ -192,8 +192,9 @@ def test_every_size_is_consistent(name: str) -> None:
     assert len(set(names)) == len(names)
     assert shape.name == name
     assert shape.num_attention_heads % shape.num_key_value_heads == 0
-    own = ["attention", "activation"] if shape.family in ("gpt_oss", "minimax_m3") else ["attention"]
-    own = own if any(one.attends for one in everything) else ["activation"]  # a recurrent layer
+    own = ["attention"] if any(one.attends for one in everything) else []
+    own += ["activation"] * (shape.family in ("gpt_oss", "minimax_m3", "lfm2", "lfm2_moe"))
+    own += [one.kind for one in everything if one.state and not one.hooked]  # of a recurrent layer
     scores = [one for one in everything if one.kind == "attention" and one.heads and not one.heads.values]
     own += ["attention"] * len(scores)  # an indexer's
     assert sorted(module.kind for module in everything if not module.hooked and module.share) == sorted(own)

@@ -62,6 +62,13 @@ SHAPES = {
     "nemotron_h": Shape(
         "nemotron-3-nano-30b-a3b", 6, 2 * 2 * 128, state=23 * (64 * 64 * 128 * 4 + 6144 * 4 * 2)
     ),
+    "granitemoehybrid": Shape(
+        "granite-4.0-h-small", 4, 2 * 8 * 128, state=36 * (128 * 64 * 128 * 4 + 8448 * 4 * 2)
+    ),
+    "falcon_h1": Shape("falcon-h1-7b", 44, 2 * 2 * 128, state=44 * (24 * 128 * 256 * 4 + 3584 * 4 * 2)),
+    "bamba": Shape("bamba-9b", 3, 2 * 8 * 128, state=29 * (128 * 64 * 128 * 4 + 8448 * 4 * 2)),
+    "lfm2": Shape("lfm2-1.2b", 6, 2 * 8 * 64, state=10 * 2048 * 3 * 2),
+    "lfm2_moe": Shape("lfm2-8b-a1b", 6, 2 * 8 * 64, state=18 * 2048 * 3 * 2),
     "nemotron_nas": Shape("llama-3.3-nemotron-super-49b", 49, 2 * 8 * 128),
     "kimi_linear": Shape("kimi-linear-48b-a3b", 7, 512 + 64, state=20 * (32 * 128**2 * 4 + 12288 * 4 * 2)),
 }
@@ -120,9 +127,14 @@ SERVED_STATES = {
     "qwen3_5_moe_text": (30, 32 * 128**2 * 4 + 8192 * 3 * 2),
     "nemotron_h": (23, 64 * 64 * 128 * 4 + 6144 * 3 * 2),
     "kimi_linear": (20, 32 * 128**2 * 4 + 12288 * 3 * 2),
+    "granitemoehybrid": (36, 128 * 64 * 128 * 2 + 8448 * 3 * 2),
+    "falcon_h1": (44, 24 * 128 * 256 * 2 + 3584 * 3 * 2),
+    "bamba": (29, 128 * 64 * 128 * 2 + 8448 * 3 * 2),
+    "lfm2": (10, 2048 * 2 * 2),
+    "lfm2_moe": (18, 2048 * 2 * 2),
 }
-"""Recurrent layers, and the bytes that vLLM keeps of a sequence in one: states in single precision or, of
-Qwen3-Next, in the model's type, and the inputs of a convolution of four tokens."""
+"""Recurrent layers, and the bytes that vLLM keeps of a sequence in one: states in single precision or in the
+model's type, and the inputs of a convolution of four tokens, or of three (LFM2)."""
 
 
 def served_with_states(family: str, form: str | None, element: int) -> None:

@@ -98,8 +98,8 @@ class KimiLinear(LatentConfig):
         layers, size = self.num_hidden_layers, self.attn_res_block_size
         return block_sum(name, self.hidden_size, rows=1 + -(-layers // size) // 2 if size else 0)
 
-    def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
-        layer = (*self._summed("self_attention_res"), *super()._normed(attend, feed_forward))
+    def _normed(self, attend: Iterable[Module], more: Iterable[Module], *names: str) -> tuple[Module, ...]:
+        layer = (*self._summed("self_attention_res"), *super()._normed(attend, more, *names))
         return before(layer, "post_attention_layernorm", *self._summed("mlp_res"))
 
     def modules(self) -> ModuleLists:

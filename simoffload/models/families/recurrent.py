@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from simoffload.models.families.base import Count, Derived, Flag, Width, invalid
+from simoffload.models.families.base import Count, Derived, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.experts import ExpertsConfig, without_lists
 from simoffload.models.families.rotary import (
     RotaryConfig,
@@ -299,6 +299,8 @@ class Mamba2(NamedTuple):
     convolution_bias: bool = True
     served: int = SINGLE
     """Size [B] of an element of the state in serving engines."""
+    normed: bool = True
+    """Whether a norm reads the result with its gate, not the update itself."""
 
     @property
     def _inner(self) -> int:
@@ -337,9 +339,133 @@ class Mamba2(NamedTuple):
             container(name)._replace(parameters=tuple(own), parallel="heads"),
             linear(f"{name}.in_proj", hidden, inner + convolved + heads, bias=self.bias, parallel="column"),
             core._replace(keeps=self.keeps),
-            rms_norm(f"{name}.norm", inner, parallel="heads"),
+            *((rms_norm(f"{name}.norm", inner, parallel="heads"),) if self.normed else ()),
             linear(f"{name}.out_proj", inner, hidden, bias=self.bias, parallel="row"),
         )
+
+
+class Mamba2Config(RotaryConfig):
+    """A model with Mamba-2 whose keys begin with mamba."""
+
+    num_key_value_heads: Count | None = 8
+    attention_bias: Flag = False
+    mamba_n_heads: Count = 128
+    mamba_n_groups: Count = 1
+    mamba_d_state: Width = 256
+    mamba_d_head: Width | Literal["auto"] = "auto"
+    mamba_d_conv: Count = 4
+    mamba_expand: Count = 2
+    mamba_chunk_size: Count = 256
+    mamba_conv_bias: Flag = True
+    mamba_proj_bias: Flag = False
+
+    @property
+    def _inner(self) -> int:
+        """Elements of all heads of Mamba-2."""
+        return self.mamba_expand * self.hidden_size
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        width = self.mamba_n_heads * (1 if self.mamba_d_head == "auto" else self.mamba_d_head)
+        if self._inner % width or (self.mamba_d_head != "auto" and self._inner != width):
+            text = f"mamba_n_heads {self.mamba_n_heads} and mamba_d_head {self.mamba_d_head} do not give the "
+            raise invalid("mamba_n_heads", f"{text}{self._inner} elements of Mamba-2", self.mamba_n_heads)
+        return super().checked()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the shape does not contain, or only bounds."""
+        return (TIME_IS_A_BOUND,)
+
+    def _mamba(self, *, normed: bool = True) -> tuple[Module, ...]:
+        """Return the modules of Mamba-2, whose states have the model's type in vLLM."""
+        heads = self.mamba_n_heads
+        sizes = heads, self._inner // heads, self.mamba_n_groups, self.mamba_d_state, self.mamba_d_conv
+        biases = self.mamba_proj_bias, self.mamba_conv_bias
+        net = Mamba2(*sizes, self.mamba_chunk_size, *biases, served=_HALF, normed=normed)
+        return net.modules(self.hidden_size, "mamba")
+
+
+# -- short convolutions ----------------------------------------------------------------------------
+
+
+def short_convolution(name: str, hidden: int, *, kernel: int, bias: bool) -> tuple[Module, ...]:
+    """Return a convolution of ``kernel`` tokens between two gates, as in
+    transformers/models/lfm2/modeling_lfm2.py at 5.23.0: both products and the convolution (2 read, 1 written;
+    2, 1; 1, 1)."""
+    own = [Parameter(f"{name}.conv.weight", hidden * kernel)]
+    own += [Parameter(f"{name}.conv.bias", hidden)] if bias else []
+    core = activation(f"{name}.gates", hidden, reads=5, writes=3)._replace(hooked=False)
+    kept = StatePart("convolution state", fixed=kernel * _HALF * hidden, served=(kernel - 1) * _HALF * hidden)
+    return (
+        container(name)._replace(parameters=tuple(own), parallel="heads"),
+        linear(f"{name}.in_proj", hidden, 3 * hidden, bias=bias, parallel="column"),
+        core._replace(keeps=(kept,)),
+        linear(f"{name}.out_proj", hidden, hidden, bias=bias, parallel="row"),
+    )
+
+
+_Convolved = Literal["conv", "full_attention"]
+
+
+class ShortConvolutionConfig(RotaryConfig):
+    """A model with short convolutions in some layers, attention with norms of heads in the others."""
+
+    num_key_value_heads: Count | None = 8
+    tie_word_embeddings: Flag = True
+    conv_bias: Flag = False
+    conv_l_cache: Count = Field(default=3, alias="conv_L_cache")
+    full_attn_idxs: tuple[int, ...] | None = None
+    layer_types: Annotated[tuple[_Convolved, ...], kinds_of_layers(_Convolved)] | None = None
+    """Kind of each layer; without it, ``full_attn_idxs`` lists those with attention, by default all."""
+
+    @classmethod
+    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
+        """Return the replaced keys; with another number of layers a file's list does not apply."""
+        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
+
+    def checked(self) -> Self:
+        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        self._one_for_each_layer("layer_types", self.layer_types)
+        return super().checked()
+
+    def _network(self, wide: int) -> tuple[Module, ...]:
+        """Return a gated network of width ``wide``, whose function is no module."""
+        block, gate, act, up, down = self._gated(name="feed_forward", wide=wide)
+        first, last, second = (
+            self._renamed(one, f"feed_forward.w{at}") for at, one in ((1, gate), (2, down), (3, up))
+        )
+        return (block, first, act._replace(hooked=False), second, last)
+
+    @staticmethod
+    def _renamed(module: Module, name: str) -> Module:
+        (weight,) = module.parameters
+        return module._replace(name=name, parameters=(weight._replace(name=f"{name}.weight"),))
+
+    def _convolved(
+        self, class_name: str, networks: Sequence[tuple[Module, ...]], positions: str = "model.rotary_emb"
+    ) -> ModuleLists:
+        """Return the lists of a model with a network for each layer."""
+        named = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+        attend = tuple(
+            self._renamed(one, f"self_attn.{named[last]}") if (last := one.name[10:]) in named else one
+            for one in self._normed_heads(False)
+        )
+        convolution = short_convolution(
+            "conv", self.hidden_size, kernel=self.conv_l_cache, bias=self.conv_bias
+        )
+        every = range(self.num_hidden_layers)
+        full = every if self.full_attn_idxs is None else self.full_attn_idxs
+        kinds = self.layer_types or [FULL if one in full else "conv" for one in every]
+        mixers, names = {FULL: attend, "conv": convolution}, ("operator_norm", "ffn_norm")
+        made = {
+            one: self._normed(mixers[one[0]], one[1], *names)
+            for one in dict.fromkeys(zip(kinds, networks, strict=True))
+        }
+        layers = (made[one] for one in zip(kinds, networks, strict=True))
+        found = self._around(class_name, *layers, norm="model.embedding_norm")
+        before = tuple(one._replace(name=positions) if one.kind == "rotary" else one for one in found.before)
+        return found._replace(before=before)
 
 
 # -- layers of one mixer each ----------------------------------------------------------------------

@@ -251,11 +251,12 @@ class RotaryConfig(FamilyConfig):
             linear(f"{name}.down_proj", wide, self.hidden_size, bias=bias, parallel="row"),
         )
 
-    def _normed(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
-        """Return a layer that normalizes before each of its halves."""
-        first, second = (
-            rms_norm(name, self.hidden_size) for name in ("input_layernorm", "post_attention_layernorm")
-        )
+    def _normed(
+        self, attend: Iterable[Module], feed_forward: Iterable[Module], *names: str
+    ) -> tuple[Module, ...]:
+        """Return a layer that normalizes before each of its halves, by norms with Llama's or other names."""
+        names = names or ("input_layernorm", "post_attention_layernorm")
+        first, second = (rms_norm(name, self.hidden_size) for name in names)
         return (first, *attend, second, *feed_forward)
 
     def _around(
@@ -265,6 +266,7 @@ class RotaryConfig(FamilyConfig):
         rotary_outside: bool = True,
         by_position: int = 2,
         model: str | None = None,
+        norm: str = "model.norm",
         own: tuple[int, int] = (4, 2),
     ) -> ModuleLists:
         """Return the lists of a model with ``layers``, or with all layers like the only one given.
@@ -285,7 +287,7 @@ class RotaryConfig(FamilyConfig):
         )
         tied_to = f"{embedding_name}.weight" if self.tie_word_embeddings else None
         after = (
-            rms_norm("model.norm", hidden),
+            rms_norm(norm, hidden),
             head(hidden, self.vocab_size, tied_to=tied_to),
         )
         blocks = {layer: (block, *layer) for layer in layers}
