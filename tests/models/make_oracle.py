@@ -49,7 +49,7 @@ WRITTEN = (
     *("olmo-2-7b", "minimax-m2", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b"),
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
     *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
-    *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "lfm2-1.2b", "lfm2-8b-a1b"),
+    *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -303,6 +303,7 @@ TINY |= {
         },
     ),
     "bamba": ("bamba", {**MAMBA_2, "attn_layer_indices": [1], "mlp_bias": True}),
+    "minimax": ("minimax", {**ROUTED, "head_dim": 12, "layer_types": ["linear_attention", "full_attention"]}),
     "lfm2": ("lfm2", CONVOLVED),
     "lfm2-plain": ("lfm2", {**CONVOLVED, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
     "lfm2-moe": (

@@ -139,6 +139,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"num_key_value_heads": 4, "layers_block_type": "M-M*ME"},
     "granitemoehybrid": {**GATED, "layers_block_type": "MM*MM*", "num_local_experts": 8, "mamba_n_heads": 16},
     "falcon_h1": {**GATED, "mamba_n_heads": 16},
+    "minimax": {**GATED, "num_local_experts": 8},
     "bamba": {**GATED, "attn_layer_indices": [2, 5], "mamba_n_heads": 16},
     "lfm2": {**GATED, "full_attn_idxs": [2, 5]},
     "lfm2_moe": {**GATED, "full_attn_idxs": [2, 5], "num_experts": 8, "num_experts_per_tok": 4},

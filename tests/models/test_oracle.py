@@ -96,15 +96,14 @@ def matrix_flops(shape: ModelShape, module: Module, *, context: int) -> float:
     if module.kind in ("linear", "router"):
         vectors = (one for one in module.parameters if not one.columns)  # biases, and scales
         return flops - sum(one.numel * (1 if one.name.endswith("bias") else 2) for one in vectors)
-    # Without kernels, transformers' convolution computes two positions, and Mamba-2 multiplies the state.
-    convolved = (
-        2
-        * 2
-        * sum(p.numel for p in module.parameters if p.name.endswith(("conv1d.weight", "conv.conv.weight")))
-    )
-    return convolved + (
-        2 * module.keeps[0].fixed / 4 if module.keeps and module.name.endswith("scan") else 0.0
-    )
+    # Without kernels, transformers' convolution computes two positions.
+    weights = [p.numel for p in module.parameters if p.name.endswith(("conv1d.weight", "conv.conv.weight"))]
+    products = OF_STATES.get(module.name.rpartition(".")[2], 0)
+    return 2 * 2 * sum(weights) + (2 * products * module.keeps[0].fixed if module.keeps and products else 0.0)
+
+
+OF_STATES = {"scan": 1 / 4, "lightning": 2 / 2}
+"""Products of matrices of the size of a state, for each byte of it, in a step without kernels."""
 
 
 def frequency_flops(call: dict[str, Any], shape: ModelShape) -> int:
