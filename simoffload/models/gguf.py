@@ -259,7 +259,7 @@ def gguf_type(
         if chosen == mixture.head and columns % GGUF_TYPES[chosen].block:
             chosen = "q8_0"
     else:
-        if mixture.expert and "experts." in name:
+        if mixture.expert and ".experts." in f".{name}":
             return _fitting(mixture.expert, columns)
         role = _ROLES.get(name.removesuffix(".weight").rpartition(".")[2], "other")
         chosen = _in_layer(mixture, model, role, layer)

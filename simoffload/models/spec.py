@@ -115,7 +115,7 @@ class CommonKeys(Frozen):
     rms_norm_eps: _Positive | None = None
     layer_norm_eps: _Positive | None = None
     layer_norm_epsilon: _Positive | None = None
-    rope_theta: _Positive | None = None
+    rope_theta: _Positive | tuple[_Positive, ...] | None = None
     routed_scaling_factor: _Positive | None = None
     router_aux_loss_coef: _NotNegative | None = None
     router_jitter_noise: _NotNegative | None = None

@@ -50,6 +50,7 @@ WRITTEN = (
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
     *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
     *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
+    "step-3.5-flash",
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -378,10 +379,27 @@ TINY |= {
         },
     ),
 }
+STEP = {
+    **WIDE,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "share_expert_dim": 24,
+    "sliding_window": 4,
+    "layer_types": KINDS[::-1],
+    "num_sliding_attention_heads": 6,
+}
+TINY |= {
+    "step3p7": ("step3p7", {**STEP, "mlp_layer_types": ["dense", "sparse"]}),
+    "step3p7-dense": ("step3p7", {**STEP, "mlp_layer_types": ["dense"] * 2, "attention_bias": True}),
+}
 CLASSES = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
+"""Families that transformers has under another name."""
 ELSEWHERE = ["kimi-k3", "llama-3.3-nemotron-super-49b"]
 """Sizes of which transformers has no code, or code without all of their parts."""
-"""Families that transformers has under another name."""
+PARTS = {"step3p7": "Step3p5ForCausalLM"}
+"""Families that transformers has only within models that take more than text, and the name of the model."""
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
 TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
@@ -501,10 +519,30 @@ def written(config: PretrainedConfig, family: str) -> dict[str, Any]:
 
 
 def configured(family: str, config: Mapping[str, object]) -> PretrainedConfig:
+    if family in PARTS:
+        return AutoConfig.for_model(family, text_config=dict(config)).text_config
     return AutoConfig.for_model(CLASSES.get(family, family), **config)
 
 
+class Text(torch.nn.Module):
+    """The language model of another one, with its head."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.model, self.lm_head = whole.model.language_model, whole.lm_head
+
+    def forward(self, tokens: torch.Tensor, **keys: Any) -> Any:
+        found = self.model(tokens, **keys)
+        self.lm_head(found.last_hidden_state[:, -1:])
+        return found
+
+
 def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn.Module:
+    if family in PARTS:
+        whole = AutoConfig.for_model(family, text_config=dict(config))
+        with torch.device(device):
+            model = AutoModelForImageTextToText.from_config(whole, attn_implementation="eager")
+        return type(PARTS[family], (Text,), {})(model).eval()
     hf_config = configured(family, config)
     hf_config.pad_token_id = None  # tiny vocabularies do not have it
     with torch.device(device):

@@ -268,11 +268,12 @@ class RotaryConfig(FamilyConfig):
         model: str | None = None,
         norm: str = "model.norm",
         own: tuple[int, int] = (4, 2),
+        rotations: int = 1,
     ) -> ModuleLists:
         """Return the lists of a model with ``layers``, or with all layers like the only one given.
 
         ``model`` is the class of the model where it is not called like that of a layer, and ``own`` how often
-        the own code of a layer reads and writes the hidden state.
+        the own code of a layer reads and writes the hidden state; positions may be computed several times.
         """
         hidden, embedding_name = self.hidden_size, "model.embed_tokens"
         positions = rotary("model.rotary_emb", self._rotary_dim, by_position=by_position)
@@ -280,7 +281,7 @@ class RotaryConfig(FamilyConfig):
             container(model or f"{class_name}ForCausalLM"),
             container("model"),
             embedding(embedding_name, self.vocab_size, hidden),
-            *((positions,) if rotary_outside else ()),
+            *((positions,) * rotations if rotary_outside else ()),
         )
         block = container(
             f"{class_name}DecoderLayer", reads=own[0] * hidden, writes=own[1] * hidden, touched=1
@@ -380,12 +381,33 @@ def own_attention(
     )
 
 
+def gated(module: Module) -> Module:
+    """Return attention of which the result has a gate: its sigmoid (1 read, 1 written), and the product (2,
+    1); any other module as it is."""
+    if module.kind != "attention" or module.heads is None:
+        return module
+    width = module.heads.number * module.heads.values
+    return module._replace(
+        in_features=module.in_features + 2 * width, out_features=module.out_features + width
+    )
+
+
 def head_norms(heads: Heads, *, single: bool = False) -> tuple[Module, Module]:
     """Return norms that treat every head of queries and of keys separately."""
     width = heads.keys
     queries = rms_norm("self_attn.q_norm", width, heads=heads.number, single=single, parallel="heads")
     keys = rms_norm("self_attn.k_norm", width, heads=heads.shared, single=single, parallel="keys")
     return queries._replace(heads=heads), keys._replace(heads=heads)
+
+
+def unpadded(keys: dict[str, Any], *lists: str) -> dict[str, Any]:
+    """Return keys in which lists of layers end before those of modules that predict further tokens."""
+    depth, more = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
+    for name in lists:
+        listed = keys.get(name)
+        if isinstance(listed, list) and type(depth) is type(more) is int and len(listed) == depth + more:
+            keys[name] = listed[:depth]
+    return keys
 
 
 def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:
