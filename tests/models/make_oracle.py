@@ -50,7 +50,7 @@ WRITTEN = (
     *("nemotron-3-nano-30b-a3b", "kimi-linear-48b-a3b"),
     *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
     *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
-    "step-3.5-flash",
+    *("step-3.5-flash", "mimo-7b", "mimo-v2-flash"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -394,7 +394,18 @@ TINY |= {
     "step3p7": ("step3p7", {**STEP, "mlp_layer_types": ["dense", "sparse"]}),
     "step3p7-dense": ("step3p7", {**STEP, "mlp_layer_types": ["dense"] * 2, "attention_bias": True}),
 }
-CLASSES = {"kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
+MIMO = {
+    **{key: value for key, value in STEP.items() if key not in ("share_expert_dim", "num_local_experts")},
+    "v_head_dim": 8,
+    "num_key_value_heads": 2,
+}
+MIMO.pop("num_sliding_attention_heads")
+TINY |= {
+    "mimo": ("mimo", WIDE),
+    "mimo-v2": ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense", "sparse"]}),
+    "mimo-v2-dense": ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense"] * 2, "attention_bias": True}),
+}
+CLASSES = {"mimo": "qwen2", "kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
 """Families that transformers has under another name."""
 ELSEWHERE = ["kimi-k3", "llama-3.3-nemotron-super-49b"]
 """Sizes of which transformers has no code, or code without all of their parts."""

@@ -135,6 +135,8 @@ KEYS: dict[str, dict[str, Any]] = {
         for name in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text")
     },
     "qwen3_5_text": GATED,
+    "mimo": GATED,
+    "mimo_v2_flash": {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
     "step3p7": {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
     "gemma4_text": {**GATED, "sliding_window": 12, "vocab_size_per_layer_input": 100},
     "nemotron_h": {"num_key_value_heads": 4, "layers_block_type": "M-M*ME"},
