@@ -17,7 +17,7 @@ from simoffload.models.families import FAMILIES
 from simoffload.models.families.base import Count, Derived, FamilyConfig, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.deepseek import LatentConfig
 from simoffload.models.families.experts import Index, Positions, expert_traits
-from simoffload.models.families.recurrent import FULL, LINEAR, TIME_IS_A_BOUND, DeltaNet
+from simoffload.models.families.recurrent import FULL, LINEAR, DeltaNet
 from simoffload.models.families.rotary import RotaryConfig, RotatedPart, after, rotary_factor
 from simoffload.models.modules import Module, Traits
 
@@ -568,6 +568,4 @@ def _notes(config: DraftConfig, inner: Mapping[str, Any]) -> tuple[str, ...]:
         sentences.append(
             f"draft: no key states rotary positions; learned ones ({table:,} parameters) are not in it"
         )
-    if LINEAR in config.kinds_of_attention:
-        sentences.append(f"draft: {TIME_IS_A_BOUND}")
     return tuple(sentences)

@@ -26,6 +26,12 @@ Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, 
 Flag = Annotated[bool, Field(strict=True)]
 
 
+TIME_IS_A_BOUND = (
+    "the time of recurrent layers is a lower bound: of the update of their states the traffic and the "
+    "products of its kernels count, at the speed of others, as there is no measurement"
+)
+
+
 class ModuleLists(NamedTuple):
     """A model's modules in the order of their pre-forward hooks."""
 
@@ -143,6 +149,7 @@ class FamilyConfig(Frozen, ABC):
     ) -> ModelShape:
         """Return the shape of the model."""
         modules = self.modules()
+        updates = any(one.chunked.flops for layer in set(modules.layers) for one in layer)
         return ModelShape(
             family=self.family,
             name=name,
@@ -156,7 +163,7 @@ class FamilyConfig(Frozen, ABC):
             modules_before=modules.before,
             groups=grouped(_marked(modules.layers, self.windows())),
             modules_after=modules.after,
-            notes=self.notes,
+            notes=(*self.notes, TIME_IS_A_BOUND) if updates else self.notes,
             predictors=self.predictors,
             **self.derived()._asdict(),
         )

@@ -16,7 +16,7 @@ from pydantic import model_validator
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.deepseek import LatentConfig
 from simoffload.models.families.experts import Experts, Index, expert_traits, without_lists
-from simoffload.models.families.recurrent import FULL, LINEAR, TIME_IS_A_BOUND, DeltaAttention
+from simoffload.models.families.recurrent import FULL, LINEAR, DeltaAttention
 from simoffload.models.families.rotary import after, before, block_sum, gated_result, kinds_of_layers
 from simoffload.models.modules import Module, Traits, linear
 
@@ -79,11 +79,6 @@ class KimiLinear(LatentConfig):
         self._one_for_each_layer("layer_types", self.layer_types)
         self._one_for_each_layer("mlp_layer_types", self.mlp_layer_types)
         return super().checked()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,)
 
     def _latent_attention(self) -> tuple[Module, ...]:
         plain, values = super()._latent_attention(), self.num_attention_heads * self.v_head_dim

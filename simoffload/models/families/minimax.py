@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
 from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits, without_lists
-from simoffload.models.families.recurrent import FULL, LINEAR, TIME_IS_A_BOUND
+from simoffload.models.families.recurrent import FULL, LINEAR
 from simoffload.models.families.rotary import kinds_of_layers
 from simoffload.models.modules import (
     Chunked,
@@ -57,11 +57,6 @@ class MiniMax(ExpertsConfig):
         self._one_for_each_layer("layer_types", self.layer_types)
         self._one_for_each_layer("attn_type_list", self.attn_type_list)
         return super().checked()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,)
 
     def _lightning(self) -> tuple[Module, ...]:
         hidden, wide, head = self.hidden_size, self._widths[0], self.derived().head_dim

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.experts import Experts, expert_traits
-from simoffload.models.families.recurrent import TIME_IS_A_BOUND, Mamba2, MixersConfig
+from simoffload.models.families.recurrent import Mamba2, MixersConfig
 from simoffload.models.modules import (
     DTYPE_BYTES,
     Dtype,
@@ -55,11 +55,6 @@ class NemotronH(MixersConfig):
     moe_intermediate_size: Extent = 7688
     moe_shared_expert_intermediate_size: Extent = 7688
     moe_latent_size: Width | None = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,)
 
     def _layers(self) -> dict[str, tuple[Module, ...]]:
         sizes = self.mamba_num_heads, self.mamba_head_dim, self.n_groups, self.ssm_state_size

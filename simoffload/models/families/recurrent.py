@@ -32,11 +32,6 @@ from simoffload.models.modules import (
 )
 
 LINEAR, FULL = "linear_attention", "full_attention"
-TIME_IS_A_BOUND = (
-    "the time of recurrent layers is a lower bound: of the update of their states the traffic and the "
-    "products of its kernels count, at the speed of others, as there is no measurement"
-)
-
 _HALF = 2
 """Size [B] of an element of a convolution's state, which is that of the model's type."""
 
@@ -196,11 +191,6 @@ class DeltaNetConfig(RotaryConfig):
     def _network(self) -> tuple[Module, ...]:
         """What most layers have after attention."""
         return self._gated()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,) if any(self._linear) else ()
 
     def _gated_attention(self) -> tuple[Module, ...]:
         """Return attention whose first projection also computes a gate of the result."""
@@ -371,11 +361,6 @@ class Mamba2Config(RotaryConfig):
             text = f"mamba_n_heads {self.mamba_n_heads} and mamba_d_head {self.mamba_d_head} do not give the "
             raise invalid("mamba_n_heads", f"{text}{self._inner} elements of Mamba-2", self.mamba_n_heads)
         return super().checked()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about what the shape does not contain, or only bounds."""
-        return (TIME_IS_A_BOUND,)
 
     def _mamba(self, *, normed: bool = True) -> tuple[Module, ...]:
         """Return the modules of Mamba-2, whose states have the model's type in vLLM."""
