@@ -51,6 +51,7 @@ WRITTEN = (
     *("gemma-4-26b-a4b", "deepseek-v3.2", "glm-5.2", "deepseek-v4-pro", "deepseek-v4-flash", "minimax-m3"),
     *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
     *("step-3.5-flash", "mimo-7b", "mimo-v2-flash"),
+    *("glm-4.7-flash", "mistral-small-4", "dots.llm1", "ernie-4.5-21b-a3b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -405,6 +406,42 @@ TINY |= {
     "mimo-v2": ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense", "sparse"]}),
     "mimo-v2-dense": ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense"] * 2, "attention_bias": True}),
 }
+TINY |= {
+    "glm4-moe-lite": ("glm4_moe_lite", {**LATENT, "num_hidden_layers": 3}),
+    "glm4-moe-lite-listed": ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["sparse", "dense"]}),
+    "mistral4": ("mistral4", {**LATENT, "first_k_dense_replace": 1}),
+    "dots1": (
+        "dots1",
+        {
+            **GLM,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "max_window_layers": 1,
+            "sliding_window": 4,
+        },
+    ),
+    "ernie4.5-moe": (
+        "ernie4_5_moe",
+        {**GATED, "moe_num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    ),
+    "ernie4.5-moe-interval": (
+        "ernie4_5_moe",
+        {
+            **GATED,
+            "num_hidden_layers": 4,
+            "moe_num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "use_bias": True,
+            "moe_layer_start_index": 0,
+            "moe_layer_interval": 2,
+            "moe_layer_end_index": 2,
+            "moe_num_shared_experts": 0,
+        },
+    ),
+}
+NOT_MAPPED = {"mistral4": "Mistral4ForCausalLM"}
+"""Classes of models that ``AutoModelForCausalLM`` does not know."""
 CLASSES = {"mimo": "qwen2", "kimi_k2": "deepseek_v3", "minimax_m3": "minimax_m3_vl_text"}
 """Families that transformers has under another name."""
 ELSEWHERE = ["kimi-k3", "llama-3.3-nemotron-super-49b"]
@@ -556,8 +593,9 @@ def build(family: str, config: Mapping[str, object], *, device: str) -> torch.nn
         return type(PARTS[family], (Text,), {})(model).eval()
     hf_config = configured(family, config)
     hf_config.pad_token_id = None  # tiny vocabularies do not have it
+    made = getattr(transformers, NOT_MAPPED[family])._from_config if family in NOT_MAPPED else None
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
+        model = (made or AutoModelForCausalLM.from_config)(hf_config, attn_implementation="eager")
     model.tie_weights()
     return model.eval()
 

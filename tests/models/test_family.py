@@ -164,10 +164,10 @@ KEYS: dict[str, dict[str, Any]] = {
         name: {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "first_k_dense_replace": 1}
         for name in ("deepseek_v32", "glm_moe_dsa")
     },
-    **{
-        name: {"num_experts": 8, "num_experts_per_tok": 4, "moe_layer_freq": [0, 0, 1, 1, 1, 1]}
-        for name in ("minimax_m3", "minimax_m3_vl_text")
-    },
+    "minimax_m3": {"num_experts": 8, "num_experts_per_tok": 4, "moe_layer_freq": [0, 0, 1, 1, 1, 1]},
+    **{name: {**GATED, "n_routed_experts": 8} for name in ("glm4_moe_lite", "mistral4")},
+    "dots1": {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "max_window_layers": 3},
+    "ernie4_5_moe": {**GATED, "num_experts": 8, "moe_k": 4},
     "deepseek_v4": {"head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
 }
 """What a shape of each family needs beside the sizes that all have; windows end during generation."""

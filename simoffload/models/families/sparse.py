@@ -233,7 +233,7 @@ class CompressedAttention(NamedTuple):
         )
 
 
-class IndexedConfig(ListedDenseConfig, LatentConfig):
+class IndexedConfig(LatentConfig, ListedDenseConfig):
     """Latent attention to the rows that an indexer chooses."""
 
     q_lora_rank: Width = 1536
