@@ -115,7 +115,8 @@ def test_the_released_files_have_the_counts_of_the_hub(tmp_path: Path) -> None:
     assert minimax.weight_bytes == 228_689_748_992 - outside + 4 * blocks + 2 * outside
     following = read(tmp_path, QWEN3_NEXT)
     assert following.num_parameters == 79_674_391_296 == 81_324_862_720 - 1_650_471_424
-    assert following.mtp is not None and following.mtp.num_parameters == 1_650_471_424
+    assert following.mtp is not None
+    assert following.mtp.num_parameters == 1_650_471_424
     assert token(following) == 12 * 2 * 2 * 256 * 2 == 24_576
 
 
@@ -327,7 +328,9 @@ def test_the_type_of_a_file_counts_where_the_scenario_states_none(
 
 
 @pytest.mark.parametrize("family", ["llama", "strange"])
-def test_a_type_of_8_bits_is_a_format_and_one_that_is_not_modelled_is_refused(family: str, tmp_path: Path) -> None:
+def test_a_type_of_8_bits_is_a_format_and_others_are_refused(
+    family: str, tmp_path: Path
+) -> None:
     """The types were dropped without a word, and weights had twice or half their bytes."""
     config = {**DENSE, "model_type": family, "tie_word_embeddings": False}
     for name in ("float8_e4m3fn", "torch.float8_e5m2"):
