@@ -354,7 +354,7 @@ class _QuarkLayer(Frozen):
 
 
 class _Quark(Section):
-    """AMD's Quark (vllm/model_executor/layers/quantization/quark/quark.py)."""
+    """AMD's Quark states a format of all layers, and others by name (vLLM, layers/quantization/quark)."""
 
     global_quant_config: _QuarkLayer
     layer_quant_config: ByName[_QuarkLayer] | None = None

@@ -413,13 +413,28 @@ def test_excluded_modules_are_those_of_fnmatch(name: str) -> None:
         assert [one.storage is None for one in matrices] == [excluded] * len(matrices), module
 
 
+_GLM = {"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*self_attn*", "model.layers.78*"]}
+
+
 @_HERE
-def test_packed_values_and_scales_are_those_of_the_released_files() -> None:
-    """Numbers of bytes in nvidia/MiniMax-M2.5-NVFP4 (revision b6220d65) by type, U8 and F8_E4M3."""
-    model = load_model(str(_COLLECTED / "nvidia--MiniMax-M2.5-NVFP4_config.json"))
+@pytest.mark.parametrize(
+    ("name", "beside", "packed", "scales"),
+    [
+        ("MiniMax-M2.5-NVFP4", None, 112_340_238_336, 14_042_529_792),
+        ("Gemma-4-31B-IT-NVFP4", None, 10_404_495_360, 1_300_561_920),
+        ("GLM-5-NVFP4", _GLM, 364_143_181_824, 45_517_897_728),
+    ],
+)
+def test_packed_values_and_scales_are_those_of_the_released_files(
+    name: str, beside: Any, packed: int, scales: int, tmp_path: Path
+) -> None:
+    """Numbers of bytes by type, U8 and F8_E4M3, in the headers of nvidia's safetensors: revisions b6220d65,
+    e5ef03af and dc54ff55 on the Hub."""
+    config = json.loads((_COLLECTED / f"nvidia--{name}_config.json").read_text())
+    model = written(tmp_path, config, beside and {"quantization": beside})
     stored = [one.storage for each in _matrices(model).values() for one in each if one.storage]
-    assert sum(one.tensors[0] for one in stored) == 112_340_238_336
-    assert sum(one.tensors[1] for one in stored) == 14_042_529_792
+    assert sum(one.tensors[0] for one in stored) == packed
+    assert sum(one.tensors[1] for one in stored) == scales
 
 
 @_HERE
