@@ -112,6 +112,15 @@ class Quantization:
         """Return whether the lists of names leave the module quantized."""
         return (self.targets is None or self.targets.match(module)) and not self.ignored.match(module)
 
+    def leaves_out(self, *names: str) -> bool:
+        """Return whether the lists of names leave a module out that has one of these ``names``."""
+        if self.mixture is not None:
+            return False
+        named = [*(modules for modules, _ in self.others), *filter(None, (self.targets,))]
+        covered = self.format is not None and self.targets is None
+        covered = covered or any(one.match(name) for one in named for name in names)
+        return not covered or any(map(self.ignored.match, names))
+
     @property
     def by_layer(self) -> bool:
         """Whether equal layers may have different formats."""
@@ -203,6 +212,10 @@ def quantized(shape: ModelShape, quantization: Quantization) -> ModelShape:
         columns = one.columns or one.numel
         return None if form is None else form.stored(one.numel // columns, columns)
 
+    if shape.predictors:
+        largest = max(shape.layers[shape.predictors[0]], key=lambda module: module.num_parameters).name
+        plain = quantization.leaves_out(f"model.layers.{model.layers}.{largest}", f"mtp.layers.0.{largest}")
+        shape = replace(shape, plain_predictors=plain)
     if quantization.note:
         shape = replace(shape, notes=(*shape.notes, quantization.note))
     if form := quantization.cache:

@@ -208,6 +208,8 @@ class ModelShape:
     predictors: tuple[int, ...] = ()
     """Number of the layer that each module which predicts a further token is like (``mtp``); they are no part
     of the model's own weights."""
+    plain_predictors: bool = False
+    """Whether these modules are not quantized, although the layers are."""
     draft_model: ModelShape | None = None
     """Model that proposes tokens to this one; None if none is named."""
     modules_before: tuple[Module, ...]
@@ -283,6 +285,11 @@ class ModelShape:
         def shared(one: Module) -> Module:
             return one._replace(parameters=tuple(each._replace(tied=True) for each in one.parameters))
 
+        def plain(one: Module) -> Module:
+            return one._replace(parameters=tuple(each._replace(storage=None) for each in one.parameters))
+
+        layer = self.layers[self.predictors[0]]
+        layer = tuple(map(plain, layer)) if self.plain_predictors else layer
         norm = next(one for one in self.modules_after if one.kind == "norm")
         product = linear("eh_proj", 2 * self.hidden_size, self.hidden_size)
         before = (*map(shared, self.modules_before), norm._replace(name="enorm"), norm._replace(name="hnorm"))
@@ -292,7 +299,7 @@ class ModelShape:
             predictors=(),
             notes=(),
             modules_before=(*before, product),
-            groups=grouped([self.layers[self.predictors[0]]]),
+            groups=grouped([layer]),
             modules_after=tuple(one if one.kind == "norm" else shared(one) for one in self.modules_after),
         )
 

@@ -438,6 +438,32 @@ def test_packed_values_and_scales_are_those_of_the_released_files(
 
 
 @_HERE
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        *(("GLM-5.2-NVFP4", True), ("Qwen3.6-27B-NVFP4", True), ("Qwen3.5-397B-A17B-NVFP4", True)),
+        ("DeepSeek-V4-Pro-NVFP4", False),
+    ],
+)
+def test_lists_may_leave_out_what_predicts_further_tokens(name: str, *, plain: bool) -> None:
+    model = load_model(str(_COLLECTED / f"nvidia--{name}_config.json"))
+    assert model.mtp is not None
+    (layer,) = model.mtp.layers
+    assert all(one.storage is None for module in layer for one in module.parameters) is plain
+
+
+@_HERE
+def test_glm_5_has_the_size_of_its_checkpoint(tmp_path: Path) -> None:
+    """With its layer for further tokens: 25,577,755,904 elements in BF16 and 19,456 in F32 beside the packed
+    ones (revision dc54ff55)."""
+    config = json.loads((_COLLECTED / "nvidia--GLM-5-NVFP4_config.json").read_text())
+    model = written(tmp_path, config, {"quantization": _GLM})
+    assert model.mtp is not None
+    published = 364_143_181_824 + 45_517_897_728 + 2 * 25_577_755_904 + 4 * 19_456
+    assert model.weight_bytes + model.mtp.weight_bytes == pytest.approx(published, rel=1e-4)
+
+
+@_HERE
 @pytest.mark.parametrize("name", ["Qwen3.6-27B-NVFP4", "Qwen3.6-35B-A3B-NVFP4", "DeepSeek-V4-Pro-NVFP4"])
 def test_every_named_module_has_its_format(name: str) -> None:
     section = json.loads((_COLLECTED / f"nvidia--{name}_config.json").read_text())["quantization_config"]
