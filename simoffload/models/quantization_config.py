@@ -592,8 +592,8 @@ def read_quantization(
 
 
 def _beside(document: Document) -> tuple[Document, Any]:
-    """Return the file of ModelOpt beside a config.json, and its content; None without one."""
-    if document.root is None or not document.path:
+    """Return the file of ModelOpt beside a config.json on a disk, and its content; None without one."""
+    if document.root is None or not Path(document.path).is_file():
         return document, None
     path = Path(document.path).with_name(BESIDE)
     if not exists(path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simoffload.documents import Document, read_document
+from simoffload.documents import Document, hold_text, read_document
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
 from simoffload.models.modules import Parameter
@@ -333,6 +333,16 @@ def test_broken_sections(section: dict[str, Any], key: str, message: str, tmp_pa
 def test_an_unknown_type_of_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'expert_dtype: must be fp4 \(MXFP4\) or fp8, got "int3"'):
         written(tmp_path, _EXPERTS, expert_dtype="int3")
+
+
+def test_a_text_in_memory_has_no_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the page has it, whose server may run in a folder with such a file."""
+    monkeypatch.chdir(tmp_path)
+    Path("hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    hold_text("held.json", json.dumps(_DENSE), most=10_000)
+    assert load_model({"config": "held.json"}).quantization is None
+    Path("on-disk.json").write_text(json.dumps(_DENSE))
+    assert load_model({"config": "on-disk.json"}).quantization == "fp8"
 
 
 # -- files as programs write them ------------------------------------------------------------------
