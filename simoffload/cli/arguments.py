@@ -485,7 +485,10 @@ def _add_models(parser: _Parser) -> None:
     from simoffload.cli import catalogue
 
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    listing = _command(actions, "list", "list the models that have a name")
+    listing = _command(actions, "list", "list the models that have a name, the newest first")
+    listing.add_argument("--year", type=int, metavar="YEAR", help="only those released in YEAR")
+    text = "the newest, the largest, or the first name comes first (default: year, then size)"
+    listing.add_argument("--sort", choices=("year", "size", "name"), default="year", help=text)
     showing = _command(actions, "show", "print the modules of a model with their parameters")
     showing.add_argument("model", metavar="NAME", help="a name, or the path of a config.json or GGUF file")
     _finish((listing, catalogue.list_models), (showing, catalogue.show_model))
@@ -546,7 +549,7 @@ _EXAMPLE: Mapping[str, str] = {
     "profiles show": "profiles show rtx-4090",
     "profiles check": "profiles check machine.yaml",
     "scenarios list": "scenarios list",
-    "models list": "models list",
+    "models list": "models list --year 2026",
     "models show": "models show qwen3-8b",
 }
 """An example of each command and of each of its actions."""

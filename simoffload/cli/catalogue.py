@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simoffload.cli.console import Console, ExitCode
 from simoffload.cli.sources import find_profile
-from simoffload.errors import printable
+from simoffload.errors import InputError, printable
 from simoffload.units import plural
 
 if TYPE_CHECKING:
@@ -134,18 +134,25 @@ def _billions(number: int) -> str:
     return f"{format_number(number / 1e9)}B"
 
 
-def list_models(_arguments: Namespace, console: Console) -> ExitCode:
-    """List the models that have a name."""
+def list_models(arguments: Namespace, console: Console) -> ExitCode:
+    """List the models that have a name, those of one year or all."""
+    from simoffload.models import find_model, load_model
     from simoffload.models import list_models as names
-    from simoffload.models import load_model
     from simoffload.units import format_bytes
 
-    listed = [_size(load_model(name)) for name in names()]
-    head = ("NAME", "FAMILY", "LAYERS", "SIZE", "ACTIVE", "WEIGHTS", "CACHE")
+    found = [(name, find_model(name).size.year) for name in names()]
+    _check_year(arguments.year, [year for _, year in found if year])
+    listed = [
+        {**_size(load_model(name)), "name": name, "year": year}
+        for name, year in found
+        if arguments.year in (None, year)
+    ]
+    listed.sort(key=_ORDERS[arguments.sort])
+    head = ("NAME", "YEAR", "LAYERS", "SIZE", "ACTIVE", "WEIGHTS", "CACHE")
     rows = [
         (
             one["name"],
-            one["family"],
+            str(one["year"] or ""),
             str(one["num_hidden_layers"]),
             _billions(one["num_parameters"]),
             _billions(one["active_parameters"]),
@@ -154,17 +161,36 @@ def list_models(_arguments: Namespace, console: Console) -> ExitCode:
         )
         for one in listed
     ]
-    table = _table(console, head, rows, right=range(2, 7))
-    unit = "cache: of a token; parameters in billions (B), those of a mixture also as active for a token"
+    table = _table(console, head, rows, right=range(1, 7))
+    unit = (
+        "year of the release; parameters in billions (B), those of a mixture also as active for a token; "
+        "weights: as released; cache: of a token"
+    )
     table = "\n".join([table.rstrip("\n"), *_wrapped([unit], console)])
     console.answer(table, {"schema": "simoffload/models/1", "models": listed})
     return ExitCode.OK
+
+
+_ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "year": lambda one: (-(one["year"] or 0), -one["num_parameters"]),
+    "size": lambda one: -one["num_parameters"],
+    "name": lambda one: one["name"],
+}
+"""Orders of the list of models: the newest, the largest, or the first name comes first."""
+
+
+def _check_year(year: int | None, known: Sequence[int]) -> None:
+    """Raise InputError for a year without models."""
+    if year is not None and year not in known:
+        text = f"no listed model is of {year}; known: {', '.join(map(str, sorted(set(known))))}"
+        raise InputError.at("", text, path="--year")
 
 
 def _size(model: ModelShape) -> dict[str, Any]:
     return {
         "name": model.name,
         "family": model.family,
+        "quantization": model.quantization,
         "num_hidden_layers": model.num_hidden_layers,
         "hidden_size": model.hidden_size,
         "num_parameters": model.num_parameters,

@@ -110,6 +110,8 @@ class Size(Frozen):
     family: str
     source: str
     """Where the configuration is published."""
+    year: int | None = None
+    """Year of the release; None for shapes that were not."""
     aliases: tuple[str, ...] = ()
     """Other names of the same shape, without their organisation."""
     distinct: dict[str, str] = Field(default_factory=dict)
