@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from simoffload.documents import Document, Location, listing, quoted, suggest, validate
+from simoffload.documents import Document, Location, either, listing, quoted, suggest, validate
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES
 from simoffload.models.families.base import Count, Derived, FamilyConfig, Flag, ModuleLists, Width, invalid
@@ -474,6 +474,44 @@ MARK = " (draft)"
 """End of the name of a draft."""
 
 
+def alike(keys: Mapping[str, Any], family: str) -> str:
+    """Return which families a configuration of an unknown one is like: those that know most of its keys, and
+    among them those that take the fewest sizes from defaults; the nearest by name where no key tells."""
+    telling = {
+        key: value
+        for key, value in keys.items()
+        if not (value is None or is_known(key, value) or is_taken_lightly(key, value) or _counted_out(key))
+    }
+    if not telling:
+        return suggest(family, FAMILIES)
+    ranks = {name: rank for name, one in FAMILIES.items() if (rank := _rank(one, keys, telling)) is not None}
+    best = min(ranks.values(), default=None)
+    if best is None or best[0] > len(telling) / 3:
+        return ""
+    found = [name for name, rank in ranks.items() if rank == best][:_MOST_ALIKE]
+    return f", and its keys are those of {either(found)}: give it as model_type or family"
+
+
+_MOST_ALIKE = 3
+"""Families that a message names: our choice."""
+
+
+def _rank(
+    family: type[FamilyConfig], keys: Mapping[str, Any], telling: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    """Return how many of the keys a family does not know, of which those that describe tensors count four
+    times (our choice), and how many sizes it takes from defaults; None where it cannot have such a
+    configuration."""
+    unknown = telling.keys() - family.known_keys()
+    try:
+        config = family.model_validate(keys)
+    except ValidationError:
+        return None
+    fields = type(config).model_fields.items()
+    weighed = sum(4 if decides(key, telling[key]) else 1 for key in unknown)
+    return weighed, sum(1 for name, one in fields if one.default and name not in config.model_fields_set)
+
+
 def drafted(
     document: Document, at: Location, overrides: Mapping[str, Any]
 ) -> tuple[FamilyConfig, tuple[str, ...]]:
@@ -497,7 +535,7 @@ def drafted(
         config = validate(document, DraftConfig, at=at)
     lightly = [key for key in unused if key not in not_understood]
     return config, (
-        _status(config, not_understood, lightly),
+        _status(config, not_understood, lightly, alike(inner, config.model_type)),
         *_notes(config, inner),
     )
 
@@ -544,12 +582,12 @@ def _refused(
     return document.problem((*at, first), text)
 
 
-def _status(config: DraftConfig, not_understood: Mapping[str, Any], lightly: list[str]) -> str:
+def _status(config: DraftConfig, not_understood: Mapping[str, Any], lightly: list[str], like: str) -> str:
     """Return the sentence that marks a draft, with what became of each key that it does not use."""
     keys = "; ".join(written(key, value) for key, value in not_understood.items())
     why = f"not understood: {keys}" if keys else "every other key was used or has no influence on sizes"
     taken = f"; taken by their names to have no influence on sizes: {', '.join(lightly)}" if lightly else ""
-    kind = f"{quoted(config.model_type)} is not known{suggest(config.model_type, FAMILIES)}"
+    kind = f"{quoted(config.model_type)} is not known{like}"
     return (
         f"all sizes and times are those of a draft, as the family {kind}; {why}{taken}. Tensors that no key "
         "names are not in it"

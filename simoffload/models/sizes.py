@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache, lru_cache
+from math import log, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +22,6 @@ from simoffload.documents import (
     named,
     parse_yaml,
     quoted,
-    suggest,
 )
 
 if TYPE_CHECKING:
@@ -199,16 +200,80 @@ def resembles_model(name: str) -> bool:
 
 
 def similar_models(name: str) -> str:
-    """Return ``; did you mean …?`` with the models whose names are like a text and begin with its first
-    letter, or end in the size that it is, such as 70b; "" without any."""
+    """Return ``; did you mean …?`` with the models whose names begin like a text, or else say of themselves
+    most nearly the same: the word of their family, its version, and the number of parameters; "" without
+    any."""
     text, rows = _text(name), list(_sizes())
     joined = f"{text.model}-{text.tag}".rstrip("-")
     if any(folded(row).startswith(folded(joined)) for row in rows if joined):
         return candidates(joined, rows)
-    if sized := [quoted(row) for row in rows if _SIZE.fullmatch(joined) and row.endswith(f"-{joined}")]:
-        return f"; did you mean {either(sized)}?"
-    names = (alias for known, size in _sizes().items() for alias in (*size.names, known))
-    return suggest(joined, [one for one in names if one[:1].lower() == joined[:1]])
+    wanted = _said(joined)
+    if not wanted.family:
+        found = [row for row in rows if wanted.billions and _said(row).billions == wanted.billions]
+    else:
+        words = {_said(row).family for row in rows}
+        near = get_close_matches(wanted.family, words, n=1, cutoff=_MISSPELT)
+        family = next(iter(near), "")
+        far = {row: _said(row).far(wanted) for row in rows if _said(row).family == family}
+        found = [row for row, one in far.items() if one == min(far.values())]
+    return f"; did you mean {either([quoted(row) for row in found[:_MOST_NAMED]])}?" if found else ""
+
+
+_MISSPELT = 0.8
+"""Likeness of the words of a family, from which one is taken to be another misspelt: our choice."""
+_MOST_NAMED = 3
+"""Models that a message names: our choice."""
+_SAID = re.compile(r"(?<![a-z0-9.])a\d+b|\d[\d.]*(?:x\d[\d.]*)?[bmt](?![a-z])|[a-z]+|\d+(?:\.\d+)*")
+"""Parts of a name: the active parameters, a number of parameters, a word, another number."""
+_UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
+
+
+class _Said(NamedTuple):
+    """What a name says of a model."""
+
+    family: str
+    """The first word."""
+    version: float | None
+    others: frozenset[str]
+    """Further words."""
+    billions: float | None
+
+    def far(self, other: _Said) -> float:
+        """Return how much another name of the family differs from this one, which is listed (our choice): a
+        word that is not in it by 1, a word too many by a tenth, versions and sizes by 0 to 1."""
+        versions, sizes = 0.5, 0.5  # of which only one name has one
+        if self.version is not None and other.version is not None:
+            apart = abs(self.version - other.version)
+            versions = apart / (1 + apart)
+        elif self.version is other.version:
+            versions = 0.0
+        if self.billions and other.billions:
+            sizes = min(1.0, abs(log(self.billions / other.billions)))
+        elif self.billions is other.billions:
+            sizes = 0.0
+        words = len(other.others - self.others) + len(self.others - other.others) / 10
+        return round(words + versions + sizes, 6)
+
+
+@lru_cache(maxsize=1024)
+def _said(name: str) -> _Said:
+    text = f"-{_SEPARATORS.sub('-', name.strip().lower())}"[-_LONGEST:]
+    while match := _FORM.search(text) or _RELEASE.search(text):
+        text = text[: match.start()]
+    words, version, billions = [], None, None
+    for part in _SAID.findall(text):
+        if part.isalpha():
+            words.append(part)
+        elif part[-1] in _UNITS and part[0].isdigit():
+            sizes = [float(one.strip(".") or 0) for one in part[:-1].split("x") if one.count(".") < _MANY]
+            billions = billions or prod(sizes) * _UNITS[part[-1]]
+        elif version is None and part[0].isdigit() and part.count(".") < _MANY:
+            version = float(part)
+    return _Said(words[0] if words else "", version, frozenset(words[1:]), billions)
+
+
+_MANY = 2
+"""Points that a number has not."""
 
 
 class _Typed(NamedTuple):

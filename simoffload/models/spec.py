@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from simoffload.documents import (
     SUFFIXES,
@@ -102,6 +102,12 @@ _Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 _Number = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
 
 
+def _lowest(value: object) -> object:
+    """Return the lowest number of a list that has one for each layer."""
+    numbers = isinstance(value, list) and value and all(type(one) in (int, float) for one in value)
+    return min(value) if numbers else value  # type: ignore[call-overload]
+
+
 class CommonKeys(Frozen):
     """CommonKeys are checked because a wrong value shows a damaged file."""
 
@@ -115,7 +121,7 @@ class CommonKeys(Frozen):
     rms_norm_eps: _Positive | None = None
     layer_norm_eps: _Positive | None = None
     layer_norm_epsilon: _Positive | None = None
-    rope_theta: _Positive | tuple[_Positive, ...] | None = None
+    rope_theta: Annotated[_Positive | None, BeforeValidator(_lowest)] = None
     routed_scaling_factor: _Positive | None = None
     router_aux_loss_coef: _NotNegative | None = None
     router_jitter_noise: _NotNegative | None = None
@@ -313,7 +319,7 @@ class ModelSpec(Frozen):
             try:
                 return self._drafted(keys, ("model",))
             except InputError as error:
-                raise invalid("family", _unknown(family, error), self.family) from None
+                raise invalid("family", _unknown(family, self.overrides, error), self.family) from None
         config = _configured(FAMILIES[family], {}, self.overrides)
         return _Resolved(f"{family} {config.num_hidden_layers}x{config.hidden_size}", config)
 
@@ -379,7 +385,9 @@ class ModelSpec(Frozen):
                 return self._drafted(document, at, label)
             except InputError as error:
                 key = (*at, "model_type") if "model_type" in _inside(document.data, at) else ("model_type",)
-                text = _unknown(str(_inside(document.data, key[:-1]).get("model_type")), error)
+                text = _unknown(
+                    str(_inside(document.data, key[:-1]).get("model_type")), _inside(document.data, at), error
+                )
                 raise InputError([document.problem(key, text)]) from None
         model = _Resolved(self._label(label), self._from_file(document, family, at))
         return self._stored(model.having(*_around(document.data, at)), document, at)
@@ -670,14 +678,14 @@ def _decided(document: Document, at: Location) -> type[FamilyConfig] | None:
     return next(iter(found.values()), None)
 
 
-def _unknown(family: str, error: InputError) -> str:
+def _unknown(family: str, keys: Mapping[str, Any], error: InputError) -> str:
     """Return what is said of a family that is not known and whose keys give no draft, with the reason."""
+    from simoffload.models.drafts import alike
+
     first = error.problems[0]
     key = first.key.split(".")[-1]
     reason = f"its keys give no draft: {key}{': ' if key else ''}{first.message}"
-    return (
-        f"this family is not supported{suggest(family, FAMILIES)}; supported: {', '.join(FAMILIES)}; {reason}"
-    )
+    return f"this family is not supported{alike(keys, family)}; supported: {', '.join(FAMILIES)}; {reason}"
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from simoffload.cli import main
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
+from simoffload.models.drafts import alike
 
 ORACLE = json.loads(Path(__file__).with_name("oracle-5.json").read_text(encoding="utf-8"))
 WRITTEN: dict[str, dict[str, Any]] = ORACLE["configs"]
@@ -273,15 +274,24 @@ def test_hidden_dim_beside_dim_is_the_width_of_the_network(tmp_path: Path) -> No
 
 
 def test_a_family_without_a_draft_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r'not supported; did you mean "llama"\?; supported: bloom'
-    ) as caught:
+    with pytest.raises(InputError, match=r"not supported; supported: bloom") as caught:
         read(tmp_path, {**DENSE, "model_type": "lama", "mamba_d_state": 16})
     assert "its keys give no draft: mamba_d_state: no draft, as this describes" in str(caught.value)
     (first, *_) = read(tmp_path, {**DENSE, "model_type": "lama"}).notes
-    assert 'the family "lama" is not known; did you mean "llama"?; ' in first
+    alike = "and its keys are those of llama: give it as model_type or family; "
+    assert f'the family "lama" is not known, {alike}' in first
     outer = {"model_type": "mistral3", "text_config": {**DENSE, "model_type": "ministral9"}}
     assert draft(tmp_path, outer).num_parameters == draft(tmp_path, DENSE).num_parameters
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_family_is_told_by_keys_and_not_by_letters(name: str) -> None:
+    """All but those of which other families have the same keys, or which have many keys without influence."""
+    keys = {key: value for key, value in WRITTEN[name].items() if key != "model_type"}
+    told, own = alike(keys, "strange"), WRITTEN[name]["model_type"]
+    assert own in told or own in ("phi3", "mixtral", "nemotron_h", "deepseek_v4")
+    assert alike({}, "lama") == '; did you mean "llama"?'
+    assert alike({"strange_size": 3}, "lama") == ""
 
 
 def test_a_key_is_left_out_by_null(tmp_path: Path) -> None:
