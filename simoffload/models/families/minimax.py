@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from pydantic import Field
+
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
 from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits, without_lists
 from simoffload.models.families.recurrent import FULL, LINEAR
@@ -38,6 +40,7 @@ class MiniMax(ExpertsConfig):
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"
 
+    max_position_embeddings: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] | None = None
     num_key_value_heads: Count | None = 8
     num_local_experts: Experts = 8
     num_experts_per_tok: Experts = 2
