@@ -52,6 +52,7 @@ WRITTEN = (
     *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
     *("step-3.5-flash", "mimo-7b", "mimo-v2-flash"),
     *("glm-4.7-flash", "mistral-small-4", "dots.llm1", "ernie-4.5-21b-a3b"),
+    "jamba-1.5-mini",
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -306,6 +307,17 @@ TINY |= {
     ),
     "bamba": ("bamba", {**MAMBA_2, "attn_layer_indices": [1], "mlp_bias": True}),
     "minimax": ("minimax", {**ROUTED, "head_dim": 12, "layer_types": ["linear_attention", "full_attention"]}),
+    "jamba": (
+        "jamba",
+        {
+            **{key: value for key, value in ROUTED.items() if key != "num_local_experts"},
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 10,
+            "mamba_proj_bias": True,
+        },
+    ),
     "lfm2": ("lfm2", CONVOLVED),
     "lfm2-plain": ("lfm2", {**CONVOLVED, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
     "lfm2-moe": (

@@ -108,6 +108,7 @@ def matrix_flops(shape: ModelShape, module: Module, *, context: int) -> float:
         return flops - sum(one.numel * (1 if one.name.endswith("bias") else 2) for one in vectors)
     # Without kernels, transformers' convolution computes two positions.
     weights = [p.numel for p in module.parameters if p.name.endswith(("conv1d.weight", "conv.conv.weight"))]
+    weights += [p.numel // 2 for p in module.parameters if p.name.endswith("dt_proj.weight")]  # once
     products = OF_STATES.get(module.name.rpartition(".")[2], 0)
     return 2 * 2 * sum(weights) + (2 * products * module.keeps[0].fixed if module.keeps and products else 0.0)
 
