@@ -53,6 +53,7 @@ WRITTEN = (
     *("step-3.5-flash", "mimo-7b", "mimo-v2-flash"),
     *("glm-4.7-flash", "mistral-small-4", "dots.llm1", "ernie-4.5-21b-a3b"),
     "jamba-1.5-mini",
+    *("hunyuan-7b", "hunyuan-a13b", "k-exaone-236b-a23b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -450,6 +451,18 @@ TINY |= {
             "moe_layer_end_index": 2,
             "moe_num_shared_experts": 0,
         },
+    ),
+}
+TINY |= {
+    "hunyuan-dense": ("hunyuan_v1_dense", WIDE),
+    "hunyuan-dense-bias": (
+        "hunyuan_v1_dense",
+        {**WIDE, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "hunyuan-moe": ("hunyuan_v1_moe", {**WIDE, "num_experts": 4, "moe_topk": [2, 2]}),
+    "exaone-moe": (
+        "exaone_moe",
+        {**QWEN, "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 4, "num_shared_experts": 2},
     ),
 }
 NOT_MAPPED = {"mistral4": "Mistral4ForCausalLM"}

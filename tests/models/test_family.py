@@ -168,6 +168,9 @@ KEYS: dict[str, dict[str, Any]] = {
     "minimax_m3": {"num_experts": 8, "num_experts_per_tok": 4, "moe_layer_freq": [0, 0, 1, 1, 1, 1]},
     **{name: {**GATED, "n_routed_experts": 8} for name in ("glm4_moe_lite", "mistral4")},
     "dots1": {**GATED, "n_routed_experts": 8, "num_experts_per_tok": 4, "max_window_layers": 3},
+    "hunyuan_v1_dense": GATED,
+    "hunyuan_v1_moe": {**GATED, "num_experts": 8, "num_experts_per_tok": 4},
+    "exaone_moe": {**GATED, "num_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
     "ernie4_5_moe": {**GATED, "num_experts": 8, "moe_k": 4},
     "deepseek_v4": {"head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 4, "sliding_window": 12},
 }

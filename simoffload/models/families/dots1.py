@@ -18,7 +18,7 @@ class Dots1(FirstDenseConfig, SlidingConfig):
     """The configuration of dots.llm1 models: Hugging Face's ``Dots1Config``."""
 
     family: ClassVar[str] = "dots1"
-    traits: ClassVar[Traits] = expert_traits("Dots1ForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("Dots1ForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 
     n_routed_experts: Experts

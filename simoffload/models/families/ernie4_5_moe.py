@@ -24,7 +24,7 @@ class Ernie4p5Moe(ExpertsConfig):
 
     family: ClassVar[str] = "ernie4_5_moe"
     traits: ClassVar[Traits] = expert_traits(
-        "Ernie4_5_MoeForCausalLM", operations=EXPERT_OPERATIONS._replace(router=5)
+        "Ernie4_5_MoeForCausalLM", operations=EXPERT_OPERATIONS._replace(router=5), float16=False
     )
     spellings: ClassVar[dict[str, str]] = {"num_experts": "moe_num_experts", "moe_k": "num_experts_per_tok"}
     experts_key: ClassVar[str] = "moe_num_experts"

@@ -19,7 +19,7 @@ class Glm4MoeLite(LatentConfig, ListedDenseConfig):
     """The configuration of GLM-4.7-Flash: Hugging Face's ``Glm4MoeLiteConfig``."""
 
     family: ClassVar[str] = "glm4_moe_lite"
-    traits: ClassVar[Traits] = expert_traits("Glm4MoeLiteForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("Glm4MoeLiteForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 
     q_lora_rank: Width | None = 768

@@ -18,7 +18,7 @@ class Mistral4(LatentConfig):
     """The configuration of Mistral Small 4: Hugging Face's ``Mistral4Config``."""
 
     family: ClassVar[str] = "mistral4"
-    traits: ClassVar[Traits] = expert_traits("Mistral4ForCausalLM", tensor_plan=False)
+    traits: ClassVar[Traits] = expert_traits("Mistral4ForCausalLM", tensor_plan=False, float16=False)
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
 
     q_lora_rank: Width | None = 1024

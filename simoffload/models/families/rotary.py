@@ -221,6 +221,20 @@ class RotaryConfig(FamilyConfig):
         attend = self._self_attention(bias=bias, output_bias=bias, rotated=rotated)
         return after(after(attend, "self_attn.q_proj", query_norm), "self_attn.k_proj", key_norm)
 
+    def _normed_after(self, bias: bool, *names: str, rotated: float = 1.0) -> tuple[Module, ...]:
+        """Return attention that normalizes every head of queries and keys by modules of these names when all
+        projections are done."""
+        both = zip(names, self._head_norms(), strict=True)
+        norms = [
+            one._replace(
+                name=f"self_attn.{name}",
+                parameters=tuple(part._replace(name=f"self_attn.{name}.weight") for part in one.parameters),
+            )
+            for name, one in both
+        ]
+        attend = self._self_attention(bias=bias, output_bias=bias, rotated=rotated)
+        return after(attend, "self_attn.v_proj", *norms)
+
     def _normed_whole(self, bias: bool = False, *, rotated: float = 1.0) -> tuple[Module, ...]:
         """Return attention that normalizes all heads of queries together, and all of keys."""
         query_width, key_width = self._widths
