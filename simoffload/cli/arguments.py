@@ -42,6 +42,7 @@ examples:
   simoffload compare llama-3.1-405b --gpu h100-sxm --gpus 8 --drive 4xmicron-9550-pro-7.68tb,ddn-ai400x2
   simoffload advise qwen3-8b --gpu rtx-4090 --set workload.kind=training
   simoffload run qwen3-8b --gpu rtx-3090 --set "profiles.rtx-3090.power_limit=280 W"
+  simoffload sweep vllm/llama-3.1-70b-draft --axis workload.speculation.num_speculative_tokens=1,2,4,8
 """
 _EPILOG = f"""\
 {_EXAMPLES}

@@ -99,6 +99,7 @@ def _scenario(title: str) -> dict[str, Any]:
             content = {"$ref": keys[key].pop("$ref")}
             keys[key] |= {"anyOf": [{"type": "string"}, content]}
     keys = known["ModelSpec"]["properties"]
+    keys["draft_model"]["anyOf"].insert(0, {"type": "string"})
     keys["family"]["anyOf"][0]["enum"] = list(FAMILIES)
     keys |= _sizes()
     return schema

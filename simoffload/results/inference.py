@@ -48,7 +48,7 @@ class InferenceResult(SimulationResult):
     mean_tokens: float | None = None
     """Mean tokens that a decode step yields for a sequence; None without speculative decoding."""
     decode_steps: int = 0
-    """Number of decode steps."""
+    """Number of passes after the prefill, each of which yields one token or more."""
     draft_prefill: PassResult | None = None
     """Prefill of the model that proposes tokens; None without one."""
     draft: PassResult | None = None

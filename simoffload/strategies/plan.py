@@ -166,6 +166,13 @@ class InferencePlan(Plan):
         if count and steps:
             yield tuple([one._replace(context=one.context + (count - 1) // 2) for one in steps]), count
 
+    def draft_passes(self, batch: Sequence[Sequences]) -> Iterator[tuple[Phase, int]]:
+        """Yield the passes of the model that proposes tokens beside a step of some sequences, each with how
+        often it occurs; none without one."""
+        if (draft := self.drafting) is not None:
+            for fed, times in self.drafts(batch):
+                yield draft.phase_of(ForwardPass("draft", fed, proposes=True), "draft"), times
+
     @property
     def _held_by_draft(self) -> Iterator[Held]:
         """What the model that proposes tokens adds: its weights and its cache."""
@@ -186,7 +193,13 @@ class InferencePlan(Plan):
     def basis(self) -> EvidenceBasis:
         """Numbers and runs on which its times rest: of the host thread, without DeepSpeed, operations."""
         costs = super().basis.host_costs if self.zero3 else (self.machine.host.eager_costs.operation,)
-        return EvidenceBasis(host_costs=costs, extrapolations=tuple(self._extrapolations()))
+        more = tuple(self._extrapolations())
+        return EvidenceBasis(host_costs=costs, extrapolations=more, uncompared=self.speculates)
+
+    @property
+    def speculates(self) -> tuple[str, ...]:
+        """What no real run with which predictions were compared did, if tokens are proposed."""
+        return () if self.workload.speculation is None else ("verified proposed tokens",)
 
     def _extrapolations(self) -> Iterable[str]:
         """Return warnings about numbers used outside the range in which they were measured."""

@@ -18,7 +18,7 @@ from simoffload.extensions.serving.scheduler import (
 )
 from simoffload.extensions.serving.steps import BOUND, SimulatedSteps, StepTable, _mixture
 from simoffload.models import Sequences
-from simoffload.scenario import LoadedScenario, resolve
+from simoffload.scenario import LoadedScenario, read_scenario, resolve
 from simoffload.simulation import simulate
 from tests.serving.streams import Stream, poisson, stream
 
@@ -175,3 +175,48 @@ def test_blocks_are_as_many_as_recorded(model: str, blocks: int) -> None:
         limits = scenario(served, model=model, batch=batch).plan().serving_limits
         assert limits is not None
         assert limits.blocks == pytest.approx(blocks, rel=0.03)
+
+
+def proposing(count: int, share: float) -> StepTable:
+    """Return the table of steps that verify so many tokens which cost nothing; a share is accepted."""
+    asked = f"workload.speculation={{method: ngram, num_speculative_tokens: {count}, acceptance: {share}}}"
+    steps = SimulatedSteps(read_scenario("serving/llama-3.1-8b-chat", overrides=[asked]))
+    return StepTable(steps, each=steps.each)
+
+
+def of_sequences(table: StepTable, chunk: int = 0, sequences: int = 8, context: int = 1000) -> float:
+    """Return the time of a step of so many generating sequences, with a chunk of a prompt or without."""
+    chunks = ((9, chunk),) if chunk else ()
+    contexts = sequences * context
+    work = ScheduledWork(chunks, chunk, chunk * chunk / 2, sequences, contexts, 1)
+    return table.of(work, ReplicaState(blocks=10_000)).time
+
+
+def test_a_token_of_a_step_that_yields_several_has_its_part_of_the_time() -> None:
+    """With all of three tokens accepted a step yields four, with none of them one."""
+    vain, right = proposing(3, 0), proposing(3, 1)
+    assert of_sequences(right) == pytest.approx(of_sequences(vain) / 4)
+
+
+def test_a_chunk_makes_a_step_longer_by_as_much_whatever_is_accepted() -> None:
+    vain, right = proposing(3, 0), proposing(3, 1)
+    longer = of_sequences(vain, 512) - of_sequences(vain)
+    assert longer > 0
+    assert of_sequences(right, 512) - of_sequences(right) == pytest.approx(longer, rel=0.01)
+
+
+def test_a_step_leaves_prompts_what_proposed_tokens_do_not_take() -> None:
+    """Of 64 tokens five sequences that generate leave 59, and 44 if each verifies three more."""
+    for each, left in ((1, 59), (4, 44)):
+        scheduler = VllmScheduler(max_num_batched_tokens=64, max_num_seqs=8, each=each)
+        state = ReplicaState(blocks=1000)
+        first = state.add([4] * 5 + [200], [50] * 5 + [1])
+        for request in range(first, first + 5):
+            state.arrive(request, 0.0)
+        work = scheduler.admit(state, 0.0)
+        assert work is not None
+        state.advance(work, 1)
+        state.arrive(first + 5, 0.0)
+        work = scheduler.admit(state, 0.0)
+        assert work is not None
+        assert work.chunks == ((first + 5, left),)

@@ -700,8 +700,15 @@ class VllmScheduler:
     """
 
     def __init__(
-        self, *, max_num_batched_tokens: int, max_num_seqs: int, reserve_full_isl: bool = True
+        self,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        reserve_full_isl: bool = True,
+        each: int = 1,
     ) -> None:
+        """``each``: tokens that a generating sequence computes in a step."""
+        self._each = each
         if max_num_seqs > max_num_batched_tokens:
             raise InputError.at(
                 "max_num_batched_tokens",
@@ -720,7 +727,7 @@ class VllmScheduler:
         idle = not state.waiting or len(state.running) >= self._seqs
         if idle and not preempted and not state.prefilling:
             return state.generate()  # what follows would change nothing
-        room = left = self._budget - state.decoding
+        room = left = max(0, self._budget - self._each * state.decoding)
         wanted, attention = 0, 0.0
         chunks: list[tuple[int, int]] = []
         for request in tuple(state.prefilling):

@@ -50,6 +50,12 @@ def requests_of(options: StreamOptions, number: int = 0, *, root: Path | None) -
     return read_trace(options, root=root, draw=draw)
 
 
+def proposing(scenario: LoadedScenario) -> dict[str, Any]:
+    """Return the keys of the workload that say how tokens are proposed."""
+    asked = scenario.document.data["workload"].get("speculation")
+    return {} if asked is None else {"speculation": asked}
+
+
 def _refuse_stores(scenario: LoadedScenario) -> None:
     """Raise InputError for a connector, whose store a stream would leave out without a word."""
     cache = getattr(scenario.scenario.strategy, "kv_cache", None)
@@ -101,7 +107,8 @@ class StreamSimulation:
         self.steps = SimulatedSteps(self.planned)
         self._saved = SavedSteps(key_of(self.planned, without=("stream", "name", "description")))
         saved = {} if exact else self._saved.read()
-        self.table = StepTable(self.steps, sizes=self.limits.graphs, exact=exact, saved=saved)
+        sizes, each = self.limits.graphs, self.steps.each
+        self.table = StepTable(self.steps, sizes=sizes, exact=exact, each=each, saved=saved)
         self.checkpoints = StreamCheckpoints(f"{key_of(scenario)}{'-exact' * exact}")
 
     def _limits(self, scenario: LoadedScenario, *, recorded: bool) -> tuple[ServingLimits, LoadedScenario]:
@@ -112,7 +119,7 @@ class StreamSimulation:
         if found is not None:
             sequences = options.max_num_seqs or found.sequences
             tokens = max(options.max_num_batched_tokens or found.tokens, sequences)
-            work = {"kind": "inference", "batch_size": sequences, "output_length": 1}
+            work = {"kind": "inference", "batch_size": sequences, "output_length": 1} | proposing(scenario)
             work["prompt_length"] = -(-tokens // sequences)
             edits = [Edit(("workload",), work)]
             if getattr(strategy, "kv_blocks", None):  # a stream may have fewer than that batch needs
@@ -186,7 +193,11 @@ class StreamSimulation:
         limits = self.limits
         scheduler: Scheduler = StaticBatches(batch_size=limits.sequences)
         if options.scheduler == "vllm":
-            scheduler = VllmScheduler(max_num_batched_tokens=limits.tokens, max_num_seqs=limits.sequences)
+            scheduler = VllmScheduler(
+                max_num_batched_tokens=limits.tokens,
+                max_num_seqs=limits.sequences,
+                each=self.steps.each,
+            )
         caching = options.enable_prefix_caching and options.scheduler == "vllm"
         cache = RadixCache(limits.block_size) if caching else None
         state = ReplicaState(

@@ -29,6 +29,8 @@ from simoffload.models import Sequences
 from simoffload.results import PassResult, Timeline
 from simoffload.scenario import LoadedScenario
 from simoffload.simulation import Runner
+from simoffload.strategies import Phase
+from simoffload.workload import Inference
 
 __all__ = ["BOUND", "Point", "Scaled", "SimulatedSteps", "StepTable"]
 
@@ -48,26 +50,55 @@ class SimulatedSteps:
     def __init__(self, scenario: LoadedScenario) -> None:
         self._plan: Any = scenario.plan()  # of inference
         self._runner = Runner(scenario, keep=False)
+        work = scenario.scenario.workload
+        self.each = 1 + work.proposed if isinstance(work, Inference) else 1
+        """Tokens that a generating sequence feeds in: its last one, and those that are proposed."""
+        self._alone: dict[tuple[Sequences, ...], StepTime] = {}
+        """Steps without chunks that verify proposed tokens."""
 
     def __call__(self, batch: tuple[Sequences, ...]) -> StepTime:
-        """Return the times of a step."""
-        timeline = self._runner.timeline(self._plan.step(batch))
+        """Return the times of a step in which each generating sequence has its next token.
+
+        With speculative decoding a step has several of them: it counts as many steps, each with its part of
+        the time; chunks of prompts are in one of these, and make it longer by as much as they do all of it.
+        """
+        if self.each == 1:
+            return self._of_pass(self._plan.step(batch))
+        verified, part = self._verified(batch), 1 / self._plan.workload.tokens_per_step
+        alone = tuple(one for one in batch if one.decodes)
+        if not alone:
+            return verified
+        if alone not in self._alone:
+            self._alone[alone] = verified if len(alone) == len(batch) else self._verified(alone)
+        pairs = zip(verified[:3], self._alone[alone][:3], strict=True)
+        time, host, busy = (all_ - (1 - part) * without for all_, without in pairs)
+        return StepTime(time, host, busy)
+
+    def _of_pass(self, phase: Phase) -> StepTime:
+        timeline = self._runner.timeline(phase)
         return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
+
+    def _verified(self, batch: tuple[Sequences, ...]) -> StepTime:
+        """Return the times of a step with what is proposed for its generating sequences."""
+        parts = [(self._of_pass(self._plan.step(batch)), 1)]
+        parts += [(self._of_pass(phase), times) for phase, times in self._plan.draft_passes(batch)]
+        time, host, busy = (sum(times * one[at] for one, times in parts) for at in range(3))
+        return StepTime(time, host, busy)
 
     def mean(self, mix: StepMix) -> PassResult:
         """Return the step with the mean numbers of many, with its causes."""
         tokens, sequences, beyond, attention = (
             round(one / mix.steps)
             for one in (
-                mix.tokens + mix.sequences,
+                mix.tokens + self.each * mix.sequences,
                 mix.sequences,
                 mix.contexts - _LEAST * mix.sequences,
                 mix.attention,
             )
         )
         sequences = max(sequences, 0 if mix.tokens else 1)
-        point = (max(tokens, sequences, 1), sequences, max(0, beyond), attention)
-        return self._runner.phase(self._plan.step(_mixture(point)), {})
+        point = (max(tokens, self.each * sequences, 1), sequences, max(0, beyond), attention)
+        return self._runner.phase(self._plan.step(_mixture(point, self.each)), {})
 
 
 def _host_and_busy(timeline: Timeline) -> tuple[float, float]:
@@ -134,8 +165,8 @@ class StepTable:
     """A StepTable has the times of the steps of one replica, for ``Replica``.
 
     ``sizes`` are the batch sizes of which CUDA graphs were captured: a step of fewer tokens than the largest
-    takes as long as the next one. With ``exact`` every step is simulated as it is. ``saved`` are steps that
-    were simulated before.
+    takes as long as the next one. A generating sequence has ``each`` of these tokens. With ``exact`` every
+    step is simulated as it is. ``saved`` are steps that were simulated before.
     """
 
     def __init__(
@@ -145,10 +176,11 @@ class StepTable:
         sizes: Sequence[int] = (),
         bound: float = BOUND,
         exact: bool = False,
+        each: int = 1,
         saved: Mapping[Point, tuple[float, float, float]] = MappingProxyType({}),
     ) -> None:
         self._evaluate, self._sizes, self._bound, self._exact = evaluate, tuple(sizes), bound, exact
-        self._saved = saved
+        self._saved, self._each = saved, each
         self.known: dict[Point, StepTime] = {}
         """Steps that were needed, by their numbers."""
         self._cells: dict[Point, _Cell] = {}
@@ -174,7 +206,7 @@ class StepTable:
         sequences = work.sequences
         beyond = work.contexts - _LEAST * sequences
         if work.chunks:
-            tokens = self._padded(work.tokens + sequences)
+            tokens = self._padded(work.tokens + self._each * sequences)
             return self._interpolated((tokens, sequences, beyond, round(work.attention)))
         line = self._latest.get(sequences)
         if line is None or not line[0] <= beyond < line[1]:
@@ -192,7 +224,8 @@ class StepTable:
         """Return the time of a step with the sequences as they are, without padding."""
         decoding = Counter(state.generating()) if work.sequences else Counter[int]()
         chunks = Counter((new, state.computed[one]) for one, new in work.chunks)
-        batch = [Sequences(count, 1, context) for context, count in decoding.items()]
+        each, more = self._each, self._each - 1
+        batch = [Sequences(count, each, context + more, each) for context, count in decoding.items()]
         batch += [Sequences(count, *one) for one, count in chunks.items()]
         self.as_they_are += 1
         time = self._evaluate(tuple(batch))
@@ -202,7 +235,7 @@ class StepTable:
 
     def _line(self, sequences: int, beyond: int) -> _DecodeLine:
         """Return the line with the time of a decode step."""
-        size = self._padded(sequences)
+        size = -(-self._padded(self._each * sequences) // self._each)
         octave = (beyond // size).bit_length()
         octaves = self._decode.setdefault(size, {})
         if octave not in octaves:
@@ -212,9 +245,9 @@ class StepTable:
 
     def _lines(self, size: int, low: int, high: int) -> list[_DecodeLine]:
         """Return the lines between two sums of contexts."""
-        ends = [self._at((size, size, one, 0)).time for one in (low, high)]
-        middle = (low + high) // 2
-        between = self._at((size, size, middle, 0)).time
+        tokens, middle = self._each * size, (low + high) // 2
+        ends = [self._at((tokens, size, one, 0)).time for one in (low, high)]
+        between = self._at((tokens, size, middle, 0)).time
         line = ends[0] + (ends[1] - ends[0]) * (middle - low) / (high - low)
         error = abs(line / between - 1)
         if error > self._bound and middle - low >= size:
@@ -268,7 +301,7 @@ class StepTable:
 
     def _corner(self, cell: _Cell, corner: int) -> _Times:
         """Return what a cell has of a corner, by its number."""
-        point = _place(cell, corner)
+        point = self._place(cell, corner)
         time, host, busy, *_ = self._at(point)
         launching, working = self._prompts_alone(point[0])
         after_host, after_busy = self._beyond(cell)
@@ -279,7 +312,7 @@ class StepTable:
     def _beyond(self, cell: _Cell) -> tuple[float, float]:
         """Return how much later than the host, and than the busiest stream, steps of a cell end [s]."""
         if cell.beyond is None:
-            ends = self._at(_place(cell, 0)), self._at(_place(cell, (1 << len(_AXES)) - 1))
+            ends = self._at(self._place(cell, 0)), self._at(self._place(cell, (1 << len(_AXES)) - 1))
             cell.beyond = min(one[0] - one[1] for one in ends), min(one[0] - one[2] for one in ends)
         return cell.beyond
 
@@ -336,16 +369,25 @@ class StepTable:
 
     def _error(self, cell: _Cell, point: Point) -> float:
         """Return how much the times interpolated at a point differ from those simulated, over its time."""
-        point = _possible(point)
+        point = self._possible(point)
         found, right = self._within(cell, point), self._at(point)
         return max(abs(a - b) for a, b in zip(found[:3], right[:3], strict=True)) / right.time
+
+    def _place(self, cell: _Cell, corner: int) -> Point:
+        """Return the point of a corner of a cell, by its number."""
+        a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
+        return self._possible((a, b, c, d))
+
+    def _possible(self, point: Point) -> Point:
+        """Return a point with the tokens of each sequence, and one of a prompt."""
+        return max(point[0], self._each * point[1] + 1), *point[1:]
 
     def _at(self, point: Point) -> StepTime:
         """Return the times at a point, of a mixture with these numbers."""
         found = self.known.get(point)
         if found is None:
             saved = self._saved.get(point)
-            found = self._evaluate(_mixture(point)) if saved is None else StepTime(*saved)
+            found = self._evaluate(_mixture(point, self._each)) if saved is None else StepTime(*saved)
             self.known[point] = found
         return found
 
@@ -380,17 +422,6 @@ def _between(begin: _Times, end: _Times, part: float) -> _Times:
     return a, b, c
 
 
-def _place(cell: _Cell, corner: int) -> Point:
-    """Return the point of a corner of a cell, by its number."""
-    a, b, c, d = ((cell.low, cell.high)[corner >> axis & 1][axis] for axis in _AXES)
-    return _possible((a, b, c, d))
-
-
-def _possible(point: Point) -> Point:
-    """Return a point with a token for each sequence, and one of a prompt."""
-    return max(point[0], point[1] + 1), *point[1:]
-
-
 def _middle(low: Point, high: Point) -> Point:
     a, b, c, d = ((one + other) // 2 for one, other in zip(low, high, strict=True))
     return a, b, c, d
@@ -401,20 +432,21 @@ def _with_axis(point: Point, axis: int, to: int) -> Point:
     return a, b, c, d
 
 
-def _mixture(point: Point) -> tuple[Sequences, ...]:
-    """Return sequences with the numbers of a point.
+def _mixture(point: Point, tokens_each: int = 1) -> tuple[Sequences, ...]:
+    """Return sequences with the numbers of a point, of which those that generate have ``tokens_each``.
 
     Chunks are alike, and as few as their attention allows, each to no fewer tokens than its own.
     """
     tokens, sequences, beyond, attention = point
-    new = 0 if attention == 0 else max(1, tokens - sequences)
-    sequences = tokens - new
+    new = 0 if attention == 0 else max(1, tokens - tokens_each * sequences)
+    sequences = (tokens - new) // tokens_each
     batch: list[Sequences] = []
     if sequences:
         each, more = divmod(beyond, sequences)
-        batch.append(Sequences(sequences - more, 1, _LEAST + each))
+        context = _LEAST + each + tokens_each - 1
+        batch.append(Sequences(sequences - more, tokens_each, context, tokens_each))
         if more:
-            batch.append(Sequences(more, 1, _LEAST + each + 1))
+            batch.append(Sequences(more, tokens_each, context + 1, tokens_each))
     if new:
         chunks = min(new, max(1, -(-new * new // (2 * attention))))
         each, more = divmod(new, chunks)

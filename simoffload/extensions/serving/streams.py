@@ -22,7 +22,7 @@ from simoffload.extensions.serving.answers import (
     student_quantile,
 )
 from simoffload.extensions.serving.replica import StepMix
-from simoffload.extensions.serving.simulate import StreamSimulation
+from simoffload.extensions.serving.simulate import StreamSimulation, proposing
 from simoffload.extensions.serving.steps import SimulatedSteps
 from simoffload.planning.confidence import confidence
 from simoffload.planning.costs import CostList
@@ -156,7 +156,9 @@ def stream_passes(
     usual = mixes[1] if decoding else mixes[0]
     sequences = max(1, usual.sequences // usual.steps)
     work = {"batch_size": sequences, "prompt_length": max(1, usual.contexts // max(1, usual.sequences))}
-    scenario = scenario.edited(Edit(("workload",), {"kind": "inference", "output_length": 2, **work}))
+    scenario = scenario.edited(
+        Edit(("workload",), {"kind": "inference", "output_length": 2, **work, **proposing(scenario)})
+    )
     capacity = with_sources(scenario, scenario.plan(), fit(scenario))
     number, busy = len(measures), (mixes[0].time, mixes[1].time)
     times = (*busy, max(0.0, sum(one.duration for one in measures) - sum(busy)))

@@ -38,10 +38,13 @@ from simoffload.scenario import LoadedScenario
 from simoffload.strategies import strategy_for
 from simoffload.strategies.base import TierChoice, tier_paths
 from simoffload.units import format_bytes
+from simoffload.workload import Inference, Speculation
 
 _SHORT = ("quantization", "dtype", "attention")
 _LENGTHS = ("context", "sequence_length", "seq_length")
 """Keys of the length of a sequence, by kind of work."""
+_PROPOSES = "speculation"
+"""Section of a workload that has inputs of its own."""
 _LIMITS = {
     "edit stream.slo.ttft": "at most, to the first token",
     "edit stream.slo.tpot": "at most, for each further token",
@@ -103,6 +106,7 @@ def panels(
     fields = _named(type(strategy), "strategy", data["strategy"], tiers)
     places = [one for one in fields if one.name.removeprefix("edit strategy.") in tiers]
     tasks = _named(type(work), "workload", data["workload"], {})
+    tasks = [one for one in tasks if one.label != _PROPOSES]
     programs = Input("program", "program", stated_program(scenario), choices=strategy_for(work.kind))
     kinds = Input("work", "kind of work", work.kind, choices=("inference", "training", "checkpoint"))
     shown = Input("edit model", "model", str(model.get("name", scenario.model.name)), proposals="models")
@@ -117,6 +121,7 @@ def panels(
         Panel("Model", tuple(one for one in own if one.label == "quantization"), _others(own, _SHORT[1:])),
         Panel("Program", tuple(places), tuple(one for one in fields if one not in places)),
         Panel("Work", (kinds,), tuple(one for one in tasks if one not in first)),
+        *_speculation(scenario),
         *(
             one._replace(inputs=tuple(each for each in one.inputs if each.name not in there))
             for one in stream
@@ -125,6 +130,18 @@ def panels(
         Panel("Try", tuple(_sliders(scenario, variant, result))),
     )
     return tuple(_with_problems(panel, variant, problems) for panel in found)
+
+
+def _speculation(scenario: LoadedScenario) -> Iterator[Panel]:
+    """Yield the inputs of speculative decoding: the model that proposes tokens, and what is accepted."""
+    if not isinstance(scenario.scenario.workload, Inference):
+        return
+    data = scenario.document.data
+    model = data["model"] if isinstance(data["model"], dict) else {}
+    draft = [one for one in _named(ModelSpec, "model", model, {}) if one.label == "draft_model"]
+    section = data["workload"].get(_PROPOSES) or {}
+    own = _named(Speculation, f"workload.{_PROPOSES}", section, {})
+    yield Panel("Speculative decoding", (), (*draft, *own))
 
 
 def _others(found: Sequence[Input], labels: Sequence[str]) -> tuple[Input, ...]:
@@ -147,7 +164,10 @@ def _with_problems(panel: Panel, variant: Variant, problems: Sequence[Problem]) 
 
 @cache
 def _schema(section: type[BaseModel]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json_schema(section, title="")["properties"]
+    schema = json_schema(section, title="")
+    if "properties" not in schema:  # of a section that is in itself
+        schema = schema["$defs"][section.__name__]
+    found: Mapping[str, Any] = schema["properties"]
     return found
 
 

@@ -318,7 +318,7 @@ class LlamaPlan(HookedPlan):
     def basis(self) -> EvidenceBasis:
         """Numbers on which its times rest: those of products on the CPU among them."""
         products, kernels = self.machine.host.products, self.machine.accelerator.llama_kernels
-        found = super().basis._replace(uncompared=self.memory.uncompared)
+        found = super().basis._replace(uncompared=(*self.memory.uncompared, *self.speculates))
         rates = kernels.deciding(experts=self.model.num_experts > 0)
         return found._replace(cpu_costs=products.deciding, gpu_rates=rates)
 

@@ -122,7 +122,9 @@ class TensorParallelPlan(InferencePlan):
         rates = self.machine.accelerator.kernels.deciding(kernels, experts=experts)
         others = self.compiled and any(one.form or one.experts for one in self.stored_weights)
         evidence = SERVED_OTHERS if others else ""
-        return found._replace(gpu_rates=rates, evidence=evidence, uncompared=tuple(self._uncompared()))
+        return found._replace(
+            gpu_rates=rates, evidence=evidence, uncompared=(*self._uncompared(), *self.speculates)
+        )
 
     def _uncompared(self) -> list[str]:
         """Return what no run of vLLM did with which predictions were compared: see ``served_runs``."""

@@ -779,7 +779,7 @@ def vllm_command(plan: TensorParallelPlan, degrees: Degrees, *more: str) -> str:
     options = [f"--{name}-parallel-size {size}" for name, size in sizes if size > 1]
     options += [
         f"--dtype {plan.model.dtype}",
-        f"--max-model-len {max(work.prompt_length + work.output_length, work.room)}",
+        f"--max-model-len {max(work.prompt_length + work.output_length, work.context or 0)}",
     ]
     options += [f"--max-num-seqs {work.batch_size}", *more, *([] if plan.compiled else ["--enforce-eager"])]
     if plan.cache.format is not None:
