@@ -36,7 +36,7 @@ def test_every_scenario_of_the_reference_is_right(
 ) -> None:
     blocks = BLOCK.findall((DOCS / "scenarios.md").read_text())
     shipped = [block for block in blocks if "platform: my-machine.yaml" not in block]
-    assert len(shipped) == 6
+    assert len(shipped) == 7
     monkeypatch.chdir(tmp_path)
     for number, block in enumerate(shipped):
         (tmp_path / f"{number}.yaml").write_text(block)

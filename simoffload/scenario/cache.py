@@ -59,7 +59,7 @@ class ScenarioCache:
 
     def model(self, spec: ModelSpec, *, root: Path | None) -> ModelShape:
         """Return the shape of a model; raises what ``load_model`` raises."""
-        if spec.config is not None:
+        if any(one.config is not None for one in (spec, spec.draft_model) if one is not None):
             return self._from_config(spec, root)[0]
         return _MODELS.get(_in_order(spec), lambda: load_model(spec, root=root))
 
@@ -70,6 +70,8 @@ class ScenarioCache:
             shape = load_model(spec, root=root, allow_path=allowed)
             config = spec.hf_config(root=root, allow_path=allowed)
             content = [shape.name, *_stored(shape), config]
+            if spec.draft_model is not None:
+                content.append(self._from_config(spec.draft_model, root)[1])
             self._shapes[key] = (shape, _digest(canonical(content)))
         return self._shapes[key]
 
@@ -138,7 +140,7 @@ class ScenarioCache:
             content["platform"] = self._platforms_content(document)
             if content.get("profiles"):
                 content["profiles"] = self._changes(document)
-        if isinstance(model, dict) and "config" in model:
+        if isinstance(model, dict) and ("config" in model or "draft_model" in model):
             content["model"] = self._models_content(model, root)
         elif isinstance(model, str):
             content["model"] = canonical_model(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from simoffload.errors import InputError
 from simoffload.models import load_model, module_cost
 from simoffload.results import InferenceResult
-from simoffload.scenario import LoadedScenario, default_scenario
+from simoffload.scenario import LoadedScenario, default_scenario, read_scenario
 from simoffload.simulation import simulate
 from simoffload.strategies.plan import InferencePlan
 from simoffload.workload import Inference, Speculation
@@ -288,3 +289,33 @@ def test_programs_without_it_name_those_that_have_it() -> None:
     sets: tuple[Any, ...] = ("strategy.kind=flexgen", *proposing(3))
     with pytest.raises(InputError, match=r"has no speculative decoding.*llama_cpp.*vllm"):
         scenario("transformers", *sets, model="opt-6.7b").plan()
+
+
+def test_a_draft_of_a_file_counts_by_its_content(tmp_path: Path) -> None:
+    """Two drafts of one path in two folders are two models, for the shape as for the key of results."""
+    found = []
+    for layers in (2, 4):
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        config = {"model_type": "llama", **SMALL, "num_hidden_layers": layers}
+        (folder / "head.json").write_text(json.dumps(config))
+        text = (
+            "name: n\nmodel: {name: llama-3.1-8b, draft_model: {config: head.json}}\nplatform: h100-1gpu-vm\n"
+            "strategy: {kind: vllm}\nworkload: {kind: inference, batch_size: 1, prompt_length: 9, "
+            "output_length: 9, speculation: {num_speculative_tokens: 2, acceptance_length: 2}}\n"
+        )
+        (folder / "s.yaml").write_text(text)
+        found.append(read_scenario(folder / "s.yaml"))
+    sizes = [one.model.draft_model.num_hidden_layers for one in found if one.model.draft_model]
+    assert sizes == [2, 4]
+    keys = [one.cache.cache_key(one.document.data, root=one.document.root) for one in found]
+    assert keys[0] != keys[1]
+
+
+SMALL = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
