@@ -573,8 +573,12 @@ class LoadedScenario:
         return self.exports_of(self.plan())
 
     def exports_of(self, plan: Plan) -> dict[str, Any]:
-        """Return the configuration files of a plan; none for what no program does."""
-        return {} if plan.facts.hypothetical else self.scenario.strategy.exports(plan)
+        """Return the configuration files of a plan; none for what no program does, or they do not say."""
+        work, strategy = self.scenario.workload, self.scenario.strategy
+        speculates = isinstance(work, Inference) and work.speculation is not None
+        if plan.facts.hypothetical or (speculates and not strategy.traits.drafting.exported):
+            return {}
+        return strategy.exports(plan)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -744,6 +744,8 @@ class Drafting(NamedTuple):
     """Most tokens by which the vocabularies of both models may differ."""
     one_sequence: bool = False
     """Whether it takes one sequence at a time only."""
+    exported: bool = False
+    """Whether the exported commands have it."""
 
     def problem(
         self, asked: Speculation, model: ModelShape, sequences: int, *, program: str

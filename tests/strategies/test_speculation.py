@@ -319,3 +319,17 @@ SMALL = {
     "num_key_value_heads": 8,
     "vocab_size": 128256,
 }
+
+
+@pytest.mark.parametrize("program", ["vllm", "llama_cpp", "transformers", "deepspeed", "accelerate"])
+def test_only_commands_that_have_it_are_exported(program: str) -> None:
+    found = command(scenario(program, *proposing(2)))
+    assert ("ngram" in found) == (program in ("vllm", "llama_cpp"))
+    assert bool(found) == (program in ("vllm", "llama_cpp"))
+
+
+@pytest.mark.parametrize("program", ["vllm", "llama_cpp", "deepspeed"])
+def test_a_few_steps_stand_for_all(program: str) -> None:
+    """Times of decode steps that are not simulated follow from others exactly, or within their bound."""
+    sets = (*with_draft(3), 'engine.decode_extrapolation="verify"')
+    assert simulated(scenario(program, *sets)).decode_steps == ceil(64 / 2.533)

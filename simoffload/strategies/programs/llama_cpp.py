@@ -65,7 +65,7 @@ class LlamaCpp(HookedStrategy):
         gpu_keys=("num_gpus",),
         on_cpu=True,
         rates_prompts=True,
-        drafting=Drafting(("draft_model", "mtp", "ngram"), vocabulary=128),
+        drafting=Drafting(("draft_model", "mtp", "ngram"), vocabulary=128, exported=True),
     )
     cache_engine: ClassVar = CacheEngine("llama.cpp", formats=("int8", "int4"))
 

@@ -90,7 +90,7 @@ class Vllm(DividedStrategy):
         title="vLLM",
         evidence=SERVED,
         formats=("fp8", "int4-g128"),
-        drafting=Drafting(("draft_model", "mtp", "ngram")),
+        drafting=Drafting(("draft_model", "mtp", "ngram"), exported=True),
     )
     cache_engine: ClassVar = VLLM
 
