@@ -761,6 +761,9 @@ class Drafting(NamedTuple):
                 f"{program} verifies the tokens of one sequence at a time; set it to 1, or strategy.kind to"
             )
             return "workload.batch_size", f"{text} vllm or llama_cpp"
+        if self.one_sequence and model.state_bytes:
+            text = f"{program} does not take back what recurrent layers of {model.name} have seen; remove it"
+            return key, f"{text}, or set strategy.kind to vllm or llama_cpp"
         if method == "draft_model" and draft is None:
             return key, "method draft_model needs a model that proposes tokens: name it in model.draft_model"
         if method == "mtp" and not model.predictors:

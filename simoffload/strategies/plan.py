@@ -175,8 +175,12 @@ class InferencePlan(Plan):
 
     @property
     def _held_by_draft(self) -> Iterator[Held]:
-        """What the model that proposes tokens adds: its weights and its cache."""
-        draft = self.drafting
+        """What proposed tokens add: weights and cache of the model that proposes them, and the states after
+        each of them, to go back to the last accepted one (``num_speculative_blocks`` of vLLM's
+        ``MambaSpec``)."""
+        draft, more = self.drafting, self.workload.batch_size * self.workload.proposed
+        if size := more * self.fullest.state_bytes:
+            yield Held("hbm", "states of proposed tokens", size, remedy="lower batch_size")
         for one in () if draft is None else draft.held:
             if one.kind == "weights":
                 size = one.size * (len(self.model.predictors) if self.drafter is self.model.mtp else 1)

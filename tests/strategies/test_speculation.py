@@ -189,6 +189,22 @@ def test_the_draft_holds_its_weights_and_a_cache(program: str) -> None:
     assert sum(size for name, size in draft if name == "draft: key-value cache") == cache
 
 
+def test_states_are_kept_after_each_proposed_token() -> None:
+    """A recurrent layer forgets what it had before: of two tokens of eight sequences 16 more states."""
+    sets = (
+        *proposing(2, method="mtp"),
+        "workload.batch_size=8",
+        "strategy.tensor_parallel_size=2",
+        "platform=dgx-h200",
+    )
+    plan = plan_of(scenario("vllm", *sets, model="qwen3-next-80b-a3b"))
+    held = {one.name: one.size for one in plan.held}
+    assert held["states of proposed tokens"] == 8 * 2 * plan.fullest.state_bytes > 0
+    assert "states of proposed tokens" not in {
+        one.name for one in plan_of(scenario("vllm", *proposing(2))).held
+    }
+
+
 def test_blocks_of_vllm_have_the_rows_of_a_draft_too() -> None:
     before, after = plan_of(scenario("vllm")), plan_of(scenario("vllm", *with_draft(3)))
     assert before.serving_limits is not None
@@ -283,6 +299,11 @@ SPECULATION = "workload.speculation={num_speculative_tokens: 3, %s}"
 def test_what_cannot_be_is_refused(program: str, sets: tuple[str, ...], text: str) -> None:
     with pytest.raises(InputError, match=text):
         scenario(program, *sets).plan()
+
+
+def test_transformers_cannot_take_back_what_recurrent_layers_have_seen() -> None:
+    with pytest.raises(InputError, match="recurrent layers of qwen3-next"):
+        scenario("transformers", *proposing(2), model="qwen3-next-80b-a3b").plan()
 
 
 def test_programs_without_it_name_those_that_have_it() -> None:
