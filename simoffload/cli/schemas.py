@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any
@@ -105,12 +106,24 @@ def _scenario(title: str) -> dict[str, Any]:
     return schema
 
 
+def _inlined(node: Any, known: Mapping[str, Any]) -> Any:
+    """Return a part of a schema with what it refers to in its place."""
+    if isinstance(node, list):
+        return [_inlined(one, known) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        node = {**known[node["$ref"].rpartition("/")[2]], **{key: node[key] for key in node if key != "$ref"}}
+    return {key: _inlined(one, known) for key, one in node.items()}
+
+
 def _sizes() -> dict[str, Any]:
     """Return the Hugging Face keys of all families."""
     from simoffload.documents.json_schema import json_schema
     from simoffload.models import FAMILIES
 
-    sizes = {name: json_schema(family, title=name)["properties"] for name, family in FAMILIES.items()}
+    own = {name: json_schema(family, title=name) for name, family in FAMILIES.items()}
+    sizes = {name: _inlined(one["properties"], one.get("$defs", {})) for name, one in own.items()}
     found: dict[str, Any] = {}
     for key in dict.fromkeys(key for keys in sizes.values() for key in keys):
         having = [name for name in sizes if key in sizes[name]]

@@ -27,6 +27,8 @@ _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "ex
 def json_schema(kind: Any, *, title: str) -> dict[str, Any]:
     """Return the schema of a model, or of a union of models."""
     schema = TypeAdapter(kind).json_schema(schema_generator=_Described)
+    if reference := schema.pop("$ref", ""):  # to a model that refers to itself
+        schema |= schema["$defs"][reference.rpartition("/")[2]]
     return {"$schema": DIALECT, "title": title, **_named(schema)}
 
 
