@@ -19,7 +19,7 @@ class Bamba(Mamba2Config):
     """The configuration of Bamba models: Hugging Face's ``BambaConfig``."""
 
     family: ClassVar[str] = "bamba"
-    traits: ClassVar[Traits] = llama_traits("BambaForCausalLM")
+    traits: ClassVar[Traits] = llama_traits("BambaForCausalLM", float16=False)
 
     attn_layer_indices: Positions | None = None
     mlp_bias: Flag = False

@@ -18,7 +18,7 @@ class FalconH1(Mamba2Config):
     """The configuration of Falcon-H1 models: Hugging Face's ``FalconH1Config``."""
 
     family: ClassVar[str] = "falcon_h1"
-    traits: ClassVar[Traits] = llama_traits("FalconH1ForCausalLM")
+    traits: ClassVar[Traits] = llama_traits("FalconH1ForCausalLM", float16=False)
 
     mamba_d_ssm: Width | None = 1024
     mamba_rms_norm: Flag = False

@@ -20,7 +20,7 @@ class GraniteMoeHybrid(Mamba2Config, MixersConfig):
     """The configuration of Granite 4 hybrids: Hugging Face's ``GraniteMoeHybridConfig``."""
 
     family: ClassVar[str] = "granitemoehybrid"
-    traits: ClassVar[Traits] = expert_traits("GraniteMoeHybridForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("GraniteMoeHybridForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {"layer_types": "layers_block_type"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"

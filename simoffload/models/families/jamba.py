@@ -21,7 +21,7 @@ class Jamba(ExpertsConfig):
     """The configuration of Jamba models: Hugging Face's ``JambaConfig``."""
 
     family: ClassVar[str] = "jamba"
-    traits: ClassVar[Traits] = expert_traits("JambaForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("JambaForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}
     width_key: ClassVar[str] = "intermediate_size"
 

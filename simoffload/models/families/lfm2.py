@@ -18,7 +18,7 @@ class Lfm2(ShortConvolutionConfig):
     """The configuration of LFM2 models: Hugging Face's ``Lfm2Config``."""
 
     family: ClassVar[str] = "lfm2"
-    traits: ClassVar[Traits] = llama_traits("Lfm2ForCausalLM")
+    traits: ClassVar[Traits] = llama_traits("Lfm2ForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {
         "tie_embedding": "tie_word_embeddings",
         "block_ff_dim": "intermediate_size",

@@ -18,7 +18,7 @@ class Lfm2Moe(ShortConvolutionConfig, ExpertsConfig):
     """The configuration of LFM2 models with experts: Hugging Face's ``Lfm2MoeConfig``."""
 
     family: ClassVar[str] = "lfm2_moe"
-    traits: ClassVar[Traits] = expert_traits("Lfm2MoeForCausalLM")
+    traits: ClassVar[Traits] = expert_traits("Lfm2MoeForCausalLM", float16=False)
     spellings: ClassVar[dict[str, str]] = {
         "tie_embedding": "tie_word_embeddings",
         "num_local_experts": "num_experts",
