@@ -54,6 +54,7 @@ WRITTEN = (
     *("glm-4.7-flash", "mistral-small-4", "dots.llm1", "ernie-4.5-21b-a3b"),
     "jamba-1.5-mini",
     *("hunyuan-7b", "hunyuan-a13b", "k-exaone-236b-a23b"),
+    *("smollm3-3b", "olmo-3-7b", "ernie-4.5-0.3b", "seed-oss-36b", "apertus-8b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -464,6 +465,18 @@ TINY |= {
         "exaone_moe",
         {**QWEN, "head_dim": 12, "num_hidden_layers": 4, "sliding_window": 4, "num_shared_experts": 2},
     ),
+}
+TINY |= {
+    "smollm3": ("smollm3", {**GATED, "num_hidden_layers": 4, "tie_word_embeddings": True}),
+    "smollm3-listed": (
+        "smollm3",
+        {**GATED, "no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True},
+    ),
+    "olmo3": ("olmo3", {**GATED, "num_hidden_layers": 4, "sliding_window": 4}),
+    "ernie4.5": ("ernie4_5", {**WIDE, "use_bias": True}),
+    "seed-oss": ("seed_oss", WIDE),
+    "seed-oss-bias": ("seed_oss", {**WIDE, "attention_out_bias": True, "mlp_bias": True}),
+    "apertus": ("apertus", GATED),
 }
 NOT_MAPPED = {"mistral4": "Mistral4ForCausalLM"}
 """Classes of models that ``AutoModelForCausalLM`` does not know."""
