@@ -338,9 +338,7 @@ def test_the_type_of_a_file_counts_where_the_scenario_states_none(
 
 
 @pytest.mark.parametrize("family", ["llama", "strange"])
-def test_a_type_of_8_bits_is_a_format_and_others_are_refused(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_type_of_8_bits_is_a_format_and_others_are_refused(family: str, tmp_path: Path) -> None:
     """The types were dropped without a word, and weights had twice or half their bytes."""
     config = {**DENSE, "model_type": family, "tie_word_embeddings": False}
     for name in ("float8_e4m3fn", "torch.float8_e5m2"):

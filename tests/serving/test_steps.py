@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,3 +224,26 @@ def test_a_step_leaves_prompts_what_proposed_tokens_do_not_take() -> None:
         work = scheduler.admit(state, 0.0)
         assert work is not None
         assert work.chunks == ((first + 5, left),)
+
+
+_HYBRID = Path(__file__).parents[2] / "docs/measurements/h200-2026-11-29f/vllm-hybrid.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("case", "model"), [("qwen", "qwen3.5-35b-a3b"), ("nemotron", "nemotron-3-nano-30b-a3b")]
+)
+def test_blocks_beside_recurrent_layers_are_those_recorded(case: str, model: str) -> None:
+    """vLLM 0.25.1 on one H200 (docs/measurements/hybrid-models.md): tokens of a block, groups, and blocks."""
+    records = json.loads(gzip.decompress(_HYBRID.read_bytes()))["records"]
+    cache = next(one for one in records if one["case"] == case)["cache"]
+    kinds = Counter(one["kind"] for one in cache["groups"])
+    served = "{kind: vllm, gpu_memory_utilization: 0.9, max_cudagraph_capture_size: 256}"
+    text = _SCENARIO.format(model=model, batch=256, strategy=served).replace("h100", "h200")
+    limits = resolve(parse_yaml(text, name="served.yaml")).plan().serving_limits
+    assert limits is not None
+    assert limits.groups.full == kinds["FullAttentionSpec"]
+    assert limits.groups.sliding == kinds["MambaSpec"]
+    assert {limits.groups.size} == {
+        one["block_size"] for one in cache["groups"] if one["kind"] == "FullAttentionSpec"
+    }
+    assert limits.blocks == pytest.approx(cache["num_blocks"], rel=0.02)
