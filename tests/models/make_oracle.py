@@ -52,7 +52,7 @@ WRITTEN = (
     *("granite-4.0-h-small", "falcon-h1-34b", "bamba-9b", "minimax-text-01", "lfm2-1.2b", "lfm2-8b-a1b"),
     *("step-3.5-flash", "mimo-7b", "mimo-v2-flash"),
     *("glm-4.7-flash", "mistral-small-4", "dots.llm1", "ernie-4.5-21b-a3b"),
-    "jamba-1.5-mini",
+    *("jamba-1.5-mini", "ling-3.0-flash"),
     *("hunyuan-7b", "hunyuan-a13b", "k-exaone-236b-a23b"),
     *("smollm3-3b", "olmo-3-7b", "ernie-4.5-0.3b", "seed-oss-36b", "apertus-8b"),
 )
@@ -309,6 +309,17 @@ TINY |= {
     ),
     "bamba": ("bamba", {**MAMBA_2, "attn_layer_indices": [1], "mlp_bias": True}),
     "minimax": ("minimax", {**ROUTED, "head_dim": 12, "layer_types": ["linear_attention", "full_attention"]}),
+    "ling-3": (
+        "bailing_hybrid",
+        {
+            **{key: value for key, value in KDA.items() if not key.startswith(("linear", "mlp", "layer"))},
+            "layer_group_size": 2,
+            "head_dim": 6,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "jamba": (
         "jamba",
         {

@@ -144,6 +144,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "falcon_h1": {**GATED, "mamba_n_heads": 16},
     "minimax": {**GATED, "num_local_experts": 8},
     "jamba": {**GATED, "num_experts": 8, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "bailing_hybrid": {**GATED, "num_experts": 8, "layer_group_size": 3},
     "bamba": {**GATED, "attn_layer_indices": [2, 5], "mamba_n_heads": 16},
     "lfm2": {**GATED, "full_attn_idxs": [2, 5]},
     "lfm2_moe": {**GATED, "full_attn_idxs": [2, 5], "num_experts": 8, "num_experts_per_tok": 4},

@@ -68,6 +68,7 @@ SHAPES = {
     "falcon_h1": Shape("falcon-h1-7b", 44, 2 * 2 * 128, state=44 * (24 * 128 * 256 * 4 + 3584 * 4 * 2)),
     "bamba": Shape("bamba-9b", 3, 2 * 8 * 128, state=29 * (128 * 64 * 128 * 4 + 8448 * 4 * 2)),
     "jamba": Shape("jamba-1.5-mini", 4, 2 * 8 * 128, state=28 * (8192 * 16 * 4 + 8192 * 4 * 2)),
+    "bailing_hybrid": Shape("ling-3.0-flash", 7, 512 + 64, state=35 * (32 * 128**2 * 4 + 12288 * 4 * 2)),
     "minimax": Shape("minimax-text-01", 10, 2 * 8 * 128, state=70 * 64 * 128**2 * 2),
     "lfm2": Shape("lfm2-1.2b", 6, 2 * 8 * 64, state=10 * 2048 * 3 * 2),
     "lfm2_moe": Shape("lfm2-8b-a1b", 6, 2 * 8 * 64, state=18 * 2048 * 3 * 2),
@@ -134,6 +135,7 @@ SERVED_STATES = {
     "bamba": (29, 128 * 64 * 128 * 2 + 8448 * 3 * 2),
     "minimax": (70, 64 * 128**2 * 2),
     "jamba": (28, 8192 * 16 * 2 + 8192 * 3 * 2),
+    "bailing_hybrid": (35, 32 * 128**2 * 4 + 12288 * 3 * 2),
     "lfm2": (10, 2048 * 2 * 2),
     "lfm2_moe": (18, 2048 * 2 * 2),
 }

@@ -225,6 +225,16 @@ class DeltaNetConfig(RotaryConfig):
 # elements of keys, not by heads.
 
 
+def _projected(name: str, hidden: int, head: int, wide: int, *, full: bool) -> tuple[Module, ...]:
+    """Return the product that computes ``wide`` elements, or two with a head of elements between them."""
+    if full:
+        return (linear(f"{name}_proj", hidden, wide, parallel="column"),)
+    return (
+        linear(f"{name}_a_proj", hidden, head),
+        linear(f"{name}_b_proj", head, wide, parallel="column"),
+    )
+
+
 class DeltaAttention(NamedTuple):
     """A DeltaAttention has the sizes of Kimi delta attention."""
 
@@ -234,6 +244,8 @@ class DeltaAttention(NamedTuple):
     """Width of the convolution [tokens]."""
     full_gate: bool = False
     """Whether one product computes the gate of the result, not two with a head's elements between them."""
+    full_decay: bool = False
+    """Likewise of the decay of the state."""
 
     def modules(self, hidden: int, name: str = "self_attn") -> tuple[Module, ...]:
         """Return the modules of one layer in call order."""
@@ -248,20 +260,14 @@ class DeltaAttention(NamedTuple):
             chunked=delta_rule(self.heads, one, one),
         )
         kept = states(matrices=wide * one, inputs=3 * wide, kernel=self.kernel)
-        full = (linear(f"{name}.g_proj", hidden, wide, parallel="column"),)
-        parts = (
-            linear(f"{name}.g_a_proj", hidden, one),
-            linear(f"{name}.g_b_proj", one, wide, parallel="column"),
-        )
         return (
             container(name)._replace(parameters=(convolution,), parallel="heads"),
             *(linear(f"{name}.{part}_proj", hidden, wide, parallel="column") for part in "qkv"),
             container(gate)._replace(parameters=decay, parallel="heads"),
-            linear(f"{gate}.f_a_proj", hidden, one),
-            linear(f"{gate}.f_b_proj", one, wide, parallel="column"),
+            *_projected(f"{gate}.f", hidden, one, wide, full=self.full_decay),
             linear(f"{name}.b_proj", hidden, self.heads, parallel="column"),
             core._replace(keeps=kept),
-            *(full if self.full_gate else parts),
+            *_projected(f"{name}.g", hidden, one, wide, full=self.full_gate),
             rms_norm(f"{name}.o_norm", one, heads=self.heads, parallel="heads"),
             linear(f"{name}.o_proj", wide, hidden, parallel="row"),
         )
