@@ -486,7 +486,7 @@ def alike(keys: Mapping[str, Any], family: str) -> str:
         return suggest(family, FAMILIES)
     ranks = {name: rank for name, one in FAMILIES.items() if (rank := _rank(one, keys, telling)) is not None}
     best = min(ranks.values(), default=None)
-    if best is None or best[0] > len(telling) / 3:
+    if best is None or sum(best) > len(telling) / 2:
         return ""
     found = [name for name, rank in ranks.items() if rank == best][:_MOST_ALIKE]
     return f", and its keys are those of {either(found)}: give it as model_type or family"

@@ -102,6 +102,31 @@ def test_scenarios_list(program) -> None:
     assert all(one["description"] for one in listed)
 
 
+def test_models_of_a_year_and_their_order(program) -> None:
+    def listed(*argv: str) -> list[dict[str, object]]:
+        return json.loads(program("models", "list", "--json", *argv).out)["models"]
+
+    every = listed()
+    assert {one["name"] for one in every if one["year"] is None} == {"bloom-mod-1", "bloom-mod-2"}
+    order = [(one["year"] or 0, one["num_parameters"]) for one in every]
+    assert order == sorted(order, reverse=True)
+    of_2024 = [one for one in every if one["year"] == 2024]
+    assert listed("--year", "2024") == of_2024
+    assert of_2024[0]["name"] == "deepseek-v3"
+    sizes = [one["num_parameters"] for one in listed("--sort", "size")]
+    assert sizes == sorted(sizes, reverse=True)
+    names = [one["name"] for one in listed("--sort", "name", "--year", "2022")]
+    assert names == sorted(names)
+    row = next(line for line in program("models", "list").out.splitlines() if line.startswith("deepseek-v3 "))
+    assert row.split()[1:4] == ["2024", "61", "671B"]
+
+
+def test_a_year_without_models(program) -> None:
+    answer = program("models", "list", "--year", "1999")
+    assert answer.status == 2
+    assert answer.err.startswith("error: --year: no listed model is of 1999; known: 2022, 2023, ")
+
+
 def test_models(program) -> None:
     listed = json.loads(program("models", "list", "--json").out)["models"]
     sizes = {one["name"]: one["num_parameters"] for one in listed}

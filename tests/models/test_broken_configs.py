@@ -227,7 +227,7 @@ EDITS = (
     edit(DEEPSEEK, "qk_head_dim", 0, "must be at least 1, got 0"),
     edit(DEEPSEEK, "norm_topk_prob", "yes", 'must be true or false, got "yes"'),
     edit(LLAMA, "pretraining_tp", "two", 'must be a whole number, got "two"'),
-    edit(LLAMA, "rope_theta", 0, "must be above 0 or a list, got 0"),
+    edit(LLAMA, "rope_theta", 0, "must be above 0, got 0"),
     edit(LLAMA, "attention_dropout", 2, "must be at most 1, got 2"),
     edit("bloom-560m", "use_cache", "yes", 'must be true or false, got "yes"'),
     edit("gemma-3-1b", "rope_parameters.full_attention", "x", "a mapping for each", at="rope_parameters"),
