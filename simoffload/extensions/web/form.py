@@ -120,8 +120,7 @@ def panels(
         Panel("", first),
         Panel("Model", tuple(one for one in own if one.label == "quantization"), _others(own, _SHORT[1:])),
         Panel("Program", tuple(places), tuple(one for one in fields if one not in places)),
-        Panel("Work", (kinds,), tuple(one for one in tasks if one not in first)),
-        *_speculation(scenario),
+        Panel("Work", (kinds,), (*(one for one in tasks if one not in first), *_speculation(scenario))),
         *(
             one._replace(inputs=tuple(each for each in one.inputs if each.name not in there))
             for one in stream
@@ -132,16 +131,14 @@ def panels(
     return tuple(_with_problems(panel, variant, problems) for panel in found)
 
 
-def _speculation(scenario: LoadedScenario) -> Iterator[Panel]:
+def _speculation(scenario: LoadedScenario) -> Iterator[Input]:
     """Yield the inputs of speculative decoding: the model that proposes tokens, and what is accepted."""
-    if not isinstance(scenario.scenario.workload, Inference):
-        return
-    data = scenario.document.data
-    model = data["model"] if isinstance(data["model"], dict) else {}
-    draft = [one for one in _named(ModelSpec, "model", model, {}) if one.label == "draft_model"]
-    section = data["workload"].get(_PROPOSES) or {}
-    own = _named(Speculation, f"workload.{_PROPOSES}", section, {})
-    yield Panel("Speculative decoding", (), (*draft, *own))
+    if isinstance(scenario.scenario.workload, Inference):
+        data = scenario.document.data
+        model = data["model"] if isinstance(data["model"], dict) else {}
+        yield from (one for one in _named(ModelSpec, "model", model, {}) if one.label == "draft_model")
+        section = data["workload"].get(_PROPOSES) or {}
+        yield from _named(Speculation, f"workload.{_PROPOSES}", section, {})
 
 
 def _others(found: Sequence[Input], labels: Sequence[str]) -> tuple[Input, ...]:
