@@ -197,6 +197,7 @@ def _size(model: ModelShape) -> dict[str, Any]:
         "active_parameters": model.active_parameters,
         "weight_bytes": model.weight_bytes,
         "cache_bytes_per_token": _cached(model),
+        **({"cache_bytes_beyond_windows": _cached(model, windows=False)} if _windows(model) else {}),
         **({"state_bytes_per_sequence": states} if (states := _served(model).state_bytes) else {}),
         **({"further_tokens": _further(model)} if model.mtp else {}),
     }
@@ -219,12 +220,24 @@ def _further(model: ModelShape) -> dict[str, int]:
     }
 
 
-def _cached(model: ModelShape) -> float:
+def _cached(model: ModelShape, *, windows: bool = True) -> float:
     """Return the bytes that all layers keep of a token, as a serving engine does where it has a type of its
-    own; a row of several tokens counts as its part of one."""
+    own, or without ``windows`` those that remain when it has left them; a row of several tokens counts as its
+    part of one."""
     shape = _served(model)
-    size = sum(count * shape.token_bytes(layer) for layer, count in shape.kinds)
+    rows = [(one, count) for layer, count in shape.kinds for one in shape.growing(layer)]
+    kept = [(one, count) for one, count in rows if windows or one.window is None]
+    size = sum(count * shape.row_bytes(one) / one.every for one, count in kept)
     return int(size) if size == int(size) else round(size, 3)
+
+
+def _windows(model: ModelShape) -> dict[int, int]:
+    """Return the number of layers that keep the tokens of a window, by its length."""
+    found: dict[int, int] = {}
+    for layer, count in model.kinds:
+        for window in {one.window for one in model.growing(layer) if one.window is not None}:
+            found[window] = found.get(window, 0) + count
+    return found
 
 
 def _parts(model: ModelShape) -> list[dict[str, Any]]:
@@ -294,8 +307,10 @@ def _per_token(model: ModelShape) -> str:
     """Return what one token passes through and what the cache keeps of it."""
     active = f"{model.active_parameters:,} parameters active per token"
     cache = f"{_cached(model):,} bytes of cache per token"
-    if model.num_sliding_layers:
-        cache += f" ({model.num_sliding_layers} layers keep at most {model.sliding_window:,} tokens)"
+    if windows := _windows(model):
+        each = (f"{plural(count, 'layer')} of at most {window:,} tokens" for window, count in windows.items())
+        rest = _cached(model, windows=False)
+        cache += f" (in {' and '.join(each)}; beyond them {rest:,} bytes)"
     if states := _served(model).state_bytes:
         cache += f" and {states:,} bytes of states per sequence"
     return f"{active}, {cache}"
