@@ -49,7 +49,8 @@ _MODELS = """# Reference: models
 
 ## Families
 
-The name of a family is `model_type` in a `config.json` and `family` in a scenario.
+The name of a family is `model_type` in a `config.json` and `family` in a scenario; behind it are those of
+models that take more than text, and of their section of the language model.
 Keys in brackets are optional.
 All other keys of a `config.json` are ignored.
 
@@ -58,8 +59,8 @@ All other keys of a `config.json` are ignored.
 {}
 ## Named models
 
-| name | family | parameters | source |
-|---|---|---|---|
+| name | year | family | parameters | source |
+|---|---|---|---|---|
 {}"""
 _COMBINATIONS = """# Reference: programs
 
@@ -148,11 +149,13 @@ def _models(scenarios: str) -> str:
         fields = [(one.alias or key, one.is_required()) for key, one in family.model_fields.items()]
         keys = ", ".join(f"`{key}`" if needed else f"[`{key}`]" for key, needed in fields)
         traits = family.traits
-        families.append(f"| `{name}` | {traits.architecture} | `{traits.attention}` | {keys} |\n")
+        called = f"`{name}`" + "".join(f", `{one}`" for one in family.aliases)
+        families.append(f"| {called} | {traits.architecture} | `{traits.attention}` | {keys} |\n")
     named = []
     for name in list_models():
         shape, size = load_model(name), find_model(name).size
-        named.append(f"| {name} | {shape.family} | {shape.num_parameters:,} | {size.source} |\n")
+        row = name, str(size.year or ""), shape.family, f"{shape.num_parameters:,}", size.source
+        named.append(f"| {' | '.join(row)} |\n")
     return _MODELS.format(scenarios, "".join(families), "".join(named))
 
 

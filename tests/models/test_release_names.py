@@ -11,6 +11,7 @@ import pytest
 
 from simoffload.errors import InputError
 from simoffload.models import (
+    ModelShape,
     canonical_model,
     find_model,
     is_model,
@@ -254,3 +255,31 @@ def test_collected_files_are_read_in_their_format_or_refused() -> None:
             assert named == file.name.removesuffix("_config.json").partition("--")[2]
             read += 1
     assert read >= 20
+
+
+@pytest.mark.skipif(not COLLECTED.is_dir(), reason="the collection of config.json files is not here")
+def test_every_collected_file_is_a_model_by_its_id() -> None:
+    """With the tensors of its file; the name of Llama 4 has no tower, and the file of Step-3.7 none."""
+    for file in sorted(COLLECTED.glob("*_config.json")):
+        identifier = file.name.removesuffix("_config.json").replace("--", "/")
+        rows = {
+            find_model(one).name for one in (identifier, identifier.upper(), identifier.partition("/")[2])
+        }
+        (row,) = rows
+        both = [{"name": row, "quantization": "none"}, {"config": str(file), "quantization": "none"}]
+        (named, towers), (read, others) = map(parameters, map(load_model, both))
+        assert named == read, identifier
+        assert towers == others or row.startswith(("llama-4", "step-3.7")), identifier
+
+
+def parameters(shape: ModelShape) -> tuple[int, int]:
+    """Those of the language model, and of what is beside it."""
+    beside = sum(one.num_parameters for one in shape.modules_before if not one.share)
+    return shape.num_parameters - beside, beside
+
+
+def test_years_are_stated() -> None:
+    assert [name for name in list_models() if find_model(name).size.year is None] == [
+        "bloom-mod-1",
+        "bloom-mod-2",
+    ]
