@@ -128,7 +128,7 @@ class InferenceResult(SimulationResult):
         title="Time to first token (TTFT)",
     )
     def ttft_s(self) -> float | None:
-        """Time to first token [s]: time of the prefill pass, after a warm-up pass, and of a draft's."""
+        """Time to first token [s]: time of the prefill pass, after a warm-up pass."""
         if self.prefill is None:
             return None
         return self.prefill.time_s + (self.draft_prefill.time_s if self.draft_prefill else 0.0)
@@ -142,8 +142,8 @@ class InferenceResult(SimulationResult):
 
     @metric(of=_decode, each=" per output token", column="TPOT", title="Time per output token (TPOT)")
     def tpot_s(self) -> float | None:
-        """Time per output token [s]: sum of the decode steps / tokens after the first one (time per output
-        token of a sequence)."""
+        """Time per output token [s]: sum of the decode steps / (output_length - 1) (time per output token
+        of a sequence)."""
         return self.decode_total_s / (self.output_length - 1) if self.decode else None
 
     @metric(of=all_passes, column="tokens/s")

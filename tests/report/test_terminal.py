@@ -41,8 +41,8 @@ Speed
   time to first token                      2.5 s  1.77 to 2.94  ttft_s = time of the prefill pass,
                                                                 after a warm-up pass
   time per output token                   2.01 s  1.42 to 2.37  tpot_s = sum of the decode steps /
-                                                                number of decode steps (time per
-                                                                output token of a sequence)
+                                                                (output_length - 1) (time per output
+                                                                token of a sequence)
   throughput                       3.86 tokens/s  3.28 to 5.45  tokens_per_s = output_length x
                                                                 batch_size x replicas / e2e_s, of
                                                                 all sequences together
@@ -116,7 +116,7 @@ Comparison
   raid       1.59 to 2.64 s    1.28 to 2.13 s    3.65 to 6.06
   nfs        16.8 to 27.9 s    13.5 to 22.5 s  0.346 to 0.574
   ttft_s = time of the prefill pass, after a warm-up pass
-  tpot_s = sum of the decode steps / number of decode steps (time per output token of a sequence)
+  tpot_s = sum of the decode steps / (output_length - 1) (time per output token of a sequence)
   tokens_per_s = output_length x batch_size x replicas / e2e_s, of all sequences together
   ratio: time per token of all sequences over that of the baseline; share of the bound: time of the
   step if its busiest link, GPU or host thread never waited, over its time
