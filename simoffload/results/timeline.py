@@ -374,8 +374,7 @@ class Timeline:
                 first, last = track.spans[window]
                 for entry in range(first, last):
                     step = track.steps[entry]
-                    block, _ = self._where(step, ordinal + entry - first)
-                    steps.append(step if block == step.block else self._compile().steps(block)[step.position])
+                    steps.append(self._where(step, ordinal + entry - first)[0])
                     start.append(track.start[entry] + later)
                     end.append(track.end[entry] + later)
             items.append(WindowSequence((number,), item.times, (0,), item.length))
@@ -471,27 +470,29 @@ class Timeline:
                     ordinals = range(begin + number * (own[-1] - own[0]), sys.maxsize)
                     for entry, ordinal in zip(range(first, last), ordinals, strict=False):
                         step = steps[entry]
-                        block, iteration = where(step, ordinal)
-                        yield ends[entry] + more, block, iteration, step.position, rank, starts[entry] + more
+                        at, iteration = where(step, ordinal)
+                        yield ends[entry] + more, at.block, iteration, at.position, rank, starts[entry] + more
 
     def _rows_of(self, track: Track, rank: int, piece: Piece, entry: int, copies: range) -> Iterator[_Row]:
         """Yield the copies of an entry, one row each."""
-        step = track.steps[entry]
         for copy in copies:
-            block, iteration = self._where(step, piece.ordinal + entry - piece.first + copy * piece.step)
+            ordinal = piece.ordinal + entry - piece.first + copy * piece.step
+            step, iteration = self._where(track.steps[entry], ordinal)
             later = piece.later + copy * piece.length
             end, start = track.end[entry] + later, track.start[entry] + later
-            yield end, block, iteration, step.position, rank, start
+            yield end, step.block, iteration, step.position, rank, start
 
-    def _where(self, step: CompiledOp, ordinal: int) -> tuple[int, int]:
-        """Return block and iteration of an operation, or of a copy of it in a block with the same ones."""
+    def _where(self, step: CompiledOp, ordinal: int) -> tuple[CompiledOp, int]:
+        """Return an operation, or the copy of it that has this number on its stream, and its iteration; the
+        block of a copy may have others on other streams."""
         iteration = step.iteration(ordinal)
         if 0 <= iteration < self.schedule.blocks[step.block].repeat:
-            return step.block, iteration
-        written = self._compile().written
-        block = bisect_right(written, ordinal, key=itemgetter(step.op.stream)) - 1
-        before = step.first - written[step.block][step.op.stream]
-        return block, (ordinal - written[block][step.op.stream] - before) // step.per_iteration
+            return step, iteration
+        compiled, stream = self._compile(), step.op.stream
+        block = bisect_right(compiled.written, ordinal, key=itemgetter(stream)) - 1
+        own = compiled.on_stream(block, stream)
+        iteration, number = divmod(ordinal - compiled.written[block][stream], len(own))
+        return own[number], iteration
 
     def _compile(self) -> CompiledSchedule:
         if self._compiled is None:
