@@ -363,14 +363,14 @@ def _attention_cost(shape: ModelShape, module: Module, sequences: Sequences, cac
     appended = 0.0
     for part in shape.parts_of(module):
         if not part.borrowed:
-            moved = cache.append_bytes(
+            added = cache.append_bytes(
                 new_tokens=new_tokens,
                 context=context,
                 window=part.window,
                 width=part.width,
                 size=shape.dtype_bytes,
             )
-            appended += batch * moved / part.every
+            appended += batch * added / part.every
     vectors = batch * (held * _copied_keys(shape, module) + new_tokens * _vectors(shape, module))
     bytes_moved = batch * held * _read_bytes(shape, module, cache) + vectors * shape.dtype_bytes
     bytes_moved += batch * _scores_bytes(shape, module, new_tokens, held)
@@ -473,6 +473,6 @@ def _attention(shape: ModelShape, module: Module, *, batch: int, length: int) ->
     keys, held = _attended(shape, module, Sequences(1, length, length), GROWING)
     width = heads.row + _copied_keys(shape, module)
     vectors = length * (width + _vectors(shape, module))
-    moved = vectors * shape.dtype_bytes + _scores_bytes(shape, module, length, held)
+    traffic = vectors * shape.dtype_bytes + _scores_bytes(shape, module, length, held)
     flops = heads.number * keys * (2 * heads.widths + _SOFTMAX_FLOPS)
-    return ModuleCost(float(batch * flops), float(batch * moved))
+    return ModuleCost(float(batch * flops), float(batch * traffic))

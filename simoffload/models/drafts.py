@@ -474,7 +474,7 @@ MARK = " (draft)"
 """End of the name of a draft."""
 
 
-def alike(keys: Mapping[str, Any], family: str) -> str:
+def similar_families(keys: Mapping[str, Any], family: str) -> str:
     """Return which families a configuration of an unknown one is like: those that know most of its keys, and
     among them those that take the fewest sizes from defaults; the nearest by name where no key tells."""
     telling = {
@@ -535,7 +535,7 @@ def drafted(
         config = validate(document, DraftConfig, at=at)
     lightly = [key for key in unused if key not in not_understood]
     return config, (
-        _status(config, not_understood, lightly, alike(inner, config.model_type)),
+        _status(config, not_understood, lightly, similar_families(inner, config.model_type)),
         *_notes(config, inner),
     )
 

@@ -119,7 +119,7 @@ class Size(Frozen):
     """Releases whose names look like one of this shape but are not, with the reason."""
     config: dict[str, Any]
     """Configuration in Hugging Face's keys; checked by the family."""
-    whole: dict[str, Any] = Field(default_factory=dict)
+    around: dict[str, Any] = Field(default_factory=dict)
     """Of a model that takes more than text, the keys around these that describe its other parts."""
     notes: tuple[str, ...] = ()
     """Sentences about what of the released model is not counted."""
@@ -207,14 +207,14 @@ def similar_models(name: str) -> str:
     joined = f"{text.model}-{text.tag}".rstrip("-")
     if any(folded(row).startswith(folded(joined)) for row in rows if joined):
         return candidates(joined, rows)
-    wanted = _said(joined)
+    wanted = _parts_of_name(joined)
     if not wanted.family:
-        found = [row for row in rows if wanted.billions and _said(row).billions == wanted.billions]
+        found = [row for row in rows if wanted.billions and _parts_of_name(row).billions == wanted.billions]
     else:
-        words = {_said(row).family for row in rows}
-        near = get_close_matches(wanted.family, words, n=1, cutoff=_MISSPELT)
+        families = {_parts_of_name(row).family for row in rows}
+        near = get_close_matches(wanted.family, families, n=1, cutoff=_MISSPELT)
         family = next(iter(near), "")
-        far = {row: _said(row).far(wanted) for row in rows if _said(row).family == family}
+        far = {row: _parts_of_name(row).far(wanted) for row in rows if _parts_of_name(row).family == family}
         found = [row for row, one in far.items() if one == min(far.values())]
     return f"; did you mean {either([quoted(row) for row in found[:_MOST_NAMED]])}?" if found else ""
 
@@ -223,22 +223,22 @@ _MISSPELT = 0.8
 """Likeness of the words of a family, from which one is taken to be another misspelt: our choice."""
 _MOST_NAMED = 3
 """Models that a message names: our choice."""
-_SAID = re.compile(r"(?<![a-z0-9.])a\d+b|\d[\d.]*(?:x\d[\d.]*)?[bmt](?![a-z])|[a-z]+|\d+(?:\.\d+)*")
+_PART_OF_NAME = re.compile(r"(?<![a-z0-9.])a\d+b|\d[\d.]*(?:x\d[\d.]*)?[bmt](?![a-z])|[a-z]+|\d+(?:\.\d+)*")
 """Parts of a name: the active parameters, a number of parameters, a word, another number."""
 _UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
 
 
-class _Said(NamedTuple):
+class _NameParts(NamedTuple):
     """What a name says of a model."""
 
     family: str
-    """The first word."""
+    """The first word of the name."""
     version: float | None
     others: frozenset[str]
-    """Further words."""
+    """Further words of the name."""
     billions: float | None
 
-    def far(self, other: _Said) -> float:
+    def far(self, other: _NameParts) -> float:
         """Return how much another name of the family differs from this one, which is listed (our choice): a
         word that is not in it by 1, a word too many by a tenth, versions and sizes by 0 to 1."""
         versions, sizes = 0.5, 0.5  # of which only one name has one
@@ -251,25 +251,25 @@ class _Said(NamedTuple):
             sizes = min(1.0, abs(log(self.billions / other.billions)))
         elif self.billions is other.billions:
             sizes = 0.0
-        words = len(other.others - self.others) + len(self.others - other.others) / 10
-        return round(words + versions + sizes, 6)
+        lacking, more = other.others - self.others, self.others - other.others
+        return round(len(lacking) + len(more) / 10 + versions + sizes, 6)
 
 
 @lru_cache(maxsize=1024)
-def _said(name: str) -> _Said:
+def _parts_of_name(name: str) -> _NameParts:
     text = f"-{_SEPARATORS.sub('-', name.strip().lower())}"[-_LONGEST:]
     while match := _FORM.search(text) or _RELEASE.search(text):
         text = text[: match.start()]
-    words, version, billions = [], None, None
-    for part in _SAID.findall(text):
+    terms, version, billions = [], None, None
+    for part in _PART_OF_NAME.findall(text):
         if part.isalpha():
-            words.append(part)
+            terms.append(part)
         elif part[-1] in _UNITS and part[0].isdigit():
             sizes = [float(one.strip(".") or 0) for one in part[:-1].split("x") if one.count(".") < _MANY]
             billions = billions or prod(sizes) * _UNITS[part[-1]]
         elif version is None and part[0].isdigit() and part.count(".") < _MANY:
             version = float(part)
-    return _Said(words[0] if words else "", version, frozenset(words[1:]), billions)
+    return _NameParts(terms[0] if terms else "", version, frozenset(terms[1:]), billions)
 
 
 _MANY = 2

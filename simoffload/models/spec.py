@@ -312,7 +312,7 @@ class ModelSpec(Frozen):
                 stored = QUANTIZATIONS.get(found.form)
             if found.note and self.quantization is None:
                 notes = (*notes, found.note)
-            return _Resolved(self._label(found.name), config, stored, notes).having(size.whole)
+            return _Resolved(self._label(found.name), config, stored, notes).having(size.around)
         family = str(self.family)
         if family not in FAMILIES:
             keys = Document("", {"model": {"model_type": family, **self.overrides}})
@@ -627,8 +627,8 @@ def _inherited(data: Mapping[str, Any], at: Location) -> dict[str, Any]:
     """Return what the whole model states and its language model does not: whether embeddings are tied, which
     transformers decides by the configuration around."""
     key = "tie_word_embeddings"
-    whole: Mapping[str, Any] = next((one for one in reversed(_around(data, at)) if key in one), {})
-    return {key: whole[key]} if at and whole and key not in _inside(data, at) else {}
+    outer: Mapping[str, Any] = next((one for one in reversed(_around(data, at)) if key in one), {})
+    return {key: outer[key]} if at and outer and key not in _inside(data, at) else {}
 
 
 def _family_of(document: Document) -> tuple[type[FamilyConfig] | None, Location]:
@@ -680,12 +680,13 @@ def _decided(document: Document, at: Location) -> type[FamilyConfig] | None:
 
 def _unknown(family: str, keys: Mapping[str, Any], error: InputError) -> str:
     """Return what is said of a family that is not known and whose keys give no draft, with the reason."""
-    from simoffload.models.drafts import alike
+    from simoffload.models.drafts import similar_families
 
     first = error.problems[0]
     key = first.key.split(".")[-1]
     reason = f"its keys give no draft: {key}{': ' if key else ''}{first.message}"
-    return f"this family is not supported{alike(keys, family)}; supported: {', '.join(FAMILIES)}; {reason}"
+    text = f"this family is not supported{similar_families(keys, family)}; supported: {', '.join(FAMILIES)}"
+    return f"{text}; {reason}"
 
 
 def _config_path(text: str, *, root: Path | None, allow_path: bool) -> Path:

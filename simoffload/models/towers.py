@@ -61,15 +61,15 @@ class Sizes(NamedTuple):
         """Return a sum of products."""
         return sum(self._product(one.split()) for one in text.split("+"))
 
-    def _product(self, words: list[str]) -> int:
+    def _product(self, factors: list[str]) -> int:
         found, divides = 1.0, False
-        for word in words:
+        for word in factors:
             if word != "/":
                 value = self._number(word)
                 found = found // value if divides else found * value
             divides = word == "/"
         if not 0 <= found <= _MOST:
-            raise KeyError(" ".join(words))
+            raise KeyError(" ".join(factors))
         return int(found)
 
     def _number(self, word: str) -> float:
@@ -132,22 +132,22 @@ def beside(outer: Iterable[Mapping[str, Any]], text_hidden_size: int) -> Beside:
     """
     made: list[Module] = []
     open_: list[str] = []
-    for whole in outer:
-        assumed = [one for one in _towers() if whole.get("model_type") in one.assumed]
-        usual = {one.section: {"model_type": one.kinds[0]} for one in assumed if one.section not in whole}
-        for section, keys in {**whole, **usual}.items():
+    for model in outer:
+        assumed = [one for one in _towers() if model.get("model_type") in one.assumed]
+        usual = {one.section: {"model_type": one.kinds[0]} for one in assumed if one.section not in model}
+        for section, keys in {**model, **usual}.items():
             if NOT_COUNTED.search(section) and keys:
-                modules, lacking = _parts({**whole, section: keys}, section, text_hidden_size)
+                modules, lacking = _parts({**model, section: keys}, section, text_hidden_size)
                 made += modules
                 open_ += [lacking] if lacking else []
     return Beside(tuple(made), tuple(_sentences(made, open_)))
 
 
-def _parts(whole: Mapping[str, Any], section: str, width: int) -> tuple[list[Module], str]:
+def _parts(model: Mapping[str, Any], section: str, width: int) -> tuple[list[Module], str]:
     """Return the parts that a section describes, and what of them is not counted."""
-    keys = whole[section] if isinstance(whole[section], Mapping) else {}
-    found = [one for one in _towers() if one.section == section and one.is_in(whole.get("model_type"), keys)]
-    sizes = {"text_hidden_size": width, **whole, **keys}
+    keys = model[section] if isinstance(model[section], Mapping) else {}
+    found = [one for one in _towers() if one.section == section and one.is_in(model.get("model_type"), keys)]
+    sizes = {"text_hidden_size": width, **model, **keys}
     covered = {part for one in found for part in one.covers}
     part = section.removesuffix("_config")
     if "tower" not in covered:

@@ -628,7 +628,7 @@ class CacheGroups(NamedTuple):
     step: int = 1
     """Most new tokens of a step; those before them leave the window when the next step begins."""
     size: int = 16
-    """Tokens of a block."""
+    """Tokens that a block holds."""
     pages: tuple[int, int] = (1, 1)
     """Blocks that count for one in each group, full and sliding: two in the kind of which a token takes twice
     as many bytes as in the other."""

@@ -11,7 +11,7 @@ import pytest
 from simoffload.cli import main
 from simoffload.errors import InputError
 from simoffload.models import ModelShape, load_model
-from simoffload.models.drafts import alike
+from simoffload.models.drafts import similar_families
 
 ORACLE = json.loads(Path(__file__).with_name("oracle-5.json").read_text(encoding="utf-8"))
 WRITTEN: dict[str, dict[str, Any]] = ORACLE["configs"]
@@ -289,10 +289,10 @@ def test_families_are_told_by_keys_and_not_by_letters() -> None:
     told = []
     for written in WRITTEN.values():
         keys = {key: value for key, value in written.items() if key != "model_type"}
-        told.append(f" {written['model_type']}" in alike(keys, "strange").replace(":", ","))
+        told.append(f" {written['model_type']}" in similar_families(keys, "strange").replace(":", ","))
     assert sum(told) > 0.75 * len(told)
-    assert alike({}, "lama") == '; did you mean "llama"?'
-    assert alike({"strange_size": 3}, "lama") == ""
+    assert similar_families({}, "lama") == '; did you mean "llama"?'
+    assert similar_families({"strange_size": 3}, "lama") == ""
 
 
 def test_a_key_is_left_out_by_null(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class DeepseekV4(StreamsConfig):
     experts_key: ClassVar[str] = "n_routed_experts"
 
     intermediate_size: Extent = 2048
-    """That of experts counts."""
+    """Width of one expert, as the other key states it."""
     num_key_value_heads: Literal[1] | None = 1
     head_dim: Width | None = 512
     q_lora_rank: Width = 1024

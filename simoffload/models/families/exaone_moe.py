@@ -43,7 +43,7 @@ class ExaoneMoe(ListedDenseConfig, SlidingConfig):
 
     def modules(self) -> ModuleLists:
         """Return the modules of ``ExaoneMoeForCausalLM`` in call order."""
-        whole = 0.0 if self.sliding_window else 1.0
-        attends = [self._normed_after(False, "q_norm", "k_norm", rotated=part) for part in (whole, 1.0)]
+        full = 0.0 if self.sliding_window else 1.0
+        attends = [self._normed_after(False, "q_norm", "k_norm", rotated=part) for part in (full, 1.0)]
         kinds = [int(window is not None) for window in self.windows()]
         return self._of_kinds("ExaoneMoe", attends, self._routed_and_shared(), self._dense, kinds)

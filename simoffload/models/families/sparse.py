@@ -121,9 +121,9 @@ class Compressor(NamedTuple):
     """
 
     every: int
-    """Tokens of a row."""
+    """Tokens that become one row."""
     dim: int
-    """Elements of a row."""
+    """Elements of such a row."""
     rotated: int
     """Elements of a row that have rotary positions."""
     overlapping: bool
@@ -184,7 +184,7 @@ class CompressedAttention(NamedTuple):
     width: int
     """Elements of a head and of a row."""
     rank: int
-    """Width of compressed queries."""
+    """Elements of compressed queries."""
     rotated: int
     """Elements of a head that have rotary positions, which the result is freed from."""
     window: int

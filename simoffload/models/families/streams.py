@@ -33,7 +33,7 @@ class StreamsConfig(ExpertsConfig):
     """A model in whose layers hyper-connections sum up streams before each half, and mix them after it."""
 
     hc_mult: Count = 4
-    """Number of streams."""
+    """Number of streams of a token."""
 
     def _connection(
         self, name: str, weights: int, *, prefix: str = "", scales: int = 3
@@ -53,7 +53,7 @@ class StreamsConfig(ExpertsConfig):
         return (product._replace(parameters=own), unweighted_norm(f"{name}.input_norm", wide))
 
     def _halves(self, attend: Iterable[Module], feed_forward: Iterable[Module]) -> tuple[Module, ...]:
-        """Return a layer."""
+        """Return the modules of a layer."""
         weights = (2 + self.hc_mult) * self.hc_mult
         return (
             *self._connection("attn_hc", weights),

@@ -146,7 +146,7 @@ def options(buffer: HotBuffer, held: Iterable[Held]) -> tuple[str, ...]:
     """Return the options of ``vllm serve`` for a buffer, with a pool of the size of all rows of a host."""
     size = sum(one.size for one in held if one.name == _ROWS)
     pool = {"host_pool_gib": max(1, -(-size // (1 << 30)))}
-    moved = {"kv_connector": "HiSparseConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool}
+    transfer = {"kv_connector": "HiSparseConnector", "kv_role": "kv_both", "kv_connector_extra_config": pool}
     rows = {} if buffer.rows is None else {"device_buffer_size": buffer.rows}
-    configs = {"attention": {"hisparse_config": rows}, "kv-transfer": moved}
+    configs = {"attention": {"hisparse_config": rows}, "kv-transfer": transfer}
     return tuple([f"--{name}-config {quote(json.dumps(config))}" for name, config in configs.items()])
