@@ -345,6 +345,35 @@ Kernel = Literal["", "int4", "int8", "float4", "float8", "mxfp4"]
 """Kind of kernel that reads the weights of a product; empty for 16 bits."""
 
 
+class UpdateKernels(Frozen):
+    """Speed of the kernels that update the states of recurrent layers."""
+
+    chunked: Sourced[Share]
+    """Share of the peak rate that products of the chunks of a prompt reach."""
+    states: Sourced[Share]
+    """Share of the peak bandwidth with which decode steps read and write states."""
+    proposed: Sourced[Share]
+    """The same where a step checks proposed tokens and writes a state for each."""
+
+
+class SparseKernels(Frozen):
+    """Speed of the kernels of an indexer, and of attention over the rows that it chose."""
+
+    scores: Sourced[Share]
+    """Share of the peak rate in FP8 that an indexer's scores of prompts reach; those of decode steps read its
+    keys as products of few tokens read weights."""
+    choice: Sourced[Share]
+    """Share of the peak bandwidth with which the choice reads scores of 4 B."""
+    choice_start: Sourced[Seconds]
+    """Time of a choice in addition to its bytes and the latency of a kernel."""
+    attention: Sourced[Share]
+    """Share of the peak rate that attention over chosen rows reaches."""
+    rows: Sourced[Share]
+    """Share of the peak bandwidth with which it reads them in decode steps, beside its products."""
+    attention_start: Sourced[Seconds]
+    """Time of attention over chosen rows in addition to its work and the latency of its kernels."""
+
+
 class ServingKernels(NamedTuple):
     """ServingKernels are all numbers of ``CompiledKernels``, those of a profile or estimates."""
 
@@ -371,6 +400,8 @@ class ServingKernels(NamedTuple):
     float4: Sourced[Share]
     mxfp4: Sourced[Share]
     decoded: Sourced[Share]
+    updates: UpdateKernels
+    sparse: SparseKernels
     all_reduce_latency: Sourced[Seconds]
     all_reduce_step: Sourced[Seconds]
     all_reduce_share: Sourced[Share]
@@ -479,6 +510,10 @@ class CompiledKernels(Frozen):
     decoded: Sourced[Share] | None = None
     """Rate of large products with weights that are decoded over that of products with 16 bits; None: an
     estimate."""
+    updates: UpdateKernels | None = None
+    """Kernels of recurrent layers; None: estimates."""
+    sparse: SparseKernels | None = None
+    """Kernels of sparse attention; None: estimates."""
     all_reduce_latency: Sourced[Seconds] | None = None
     """Time of an all-reduce over links between two GPUs in a CUDA graph, apart from its bytes; None: an
     estimate."""
@@ -528,6 +563,10 @@ class UnmeasuredKernels(CompiledKernels):
     """The same for experts in MXFP4."""
     decoded: Sourced[Share]
     """Rate of large products with weights that are decoded over that of products with 16 bits."""
+    updates: UpdateKernels
+    """Kernels of recurrent layers."""
+    sparse: SparseKernels
+    """Kernels of sparse attention."""
     all_reduce_latency: Sourced[Seconds]
     """Time of an all-reduce over links between two GPUs in a CUDA graph, apart from its bytes."""
     all_reduce_step: Sourced[Seconds]

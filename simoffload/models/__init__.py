@@ -48,6 +48,7 @@ from simoffload.models.modules import (
     StatePart,
     Strided,
     Traits,
+    attended_rows,
 )
 from simoffload.models.quantization import QUANTIZATIONS, deepspeed_quantization, has_gguf, in_gguf, quantized
 from simoffload.models.shape import (
@@ -115,6 +116,7 @@ __all__ = [
     "WeightCost",
     "WeightFormat",
     "absorbed_kernels",
+    "attended_rows",
     "attention_kernels",
     "backward_cost",
     "backward_products",

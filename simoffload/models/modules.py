@@ -280,10 +280,12 @@ class Chunked(NamedTuple):
     """Products of matrices [FLOP]."""
     traffic: int = 0
     """Elements that they write and read again, states between chunks among them."""
+    kernels: int = 0
+    """Kernels of a prompt in vLLM, with those of the convolution and for states of the cache."""
 
     def part(self, degree: int) -> Chunked:
         """Return that on one of ``degree`` GPUs."""
-        return Chunked(self.flops // degree, self.traffic // degree)
+        return self._replace(flops=self.flops // degree, traffic=self.traffic // degree)
 
 
 class Module(NamedTuple):

@@ -72,11 +72,14 @@ def delta_rule(heads: int, keys: int, values: int) -> Chunked:
 
     Products of keys with keys and with queries, of their inverse with keys and values, of scores with values
     (over a chunk), and of keys, queries and new values with the state. Written and read: two results of
-    the inverse, new values, and the state before every chunk.
+    the inverse, new values, and the state before every chunk. vLLM 0.25 runs for a prompt a convolution, the
+    preparation of its result, sums of the gates, products of keys, their inverse in a cleared tensor, results
+    of the inverse, states and scores, and reads, masks (2), writes and copies states and results
+    (``_forward_core``, layers/mamba/gdn/qwen_gdn_linear_attn.py, and fla/ops/chunk.py): 14 kernels.
     """
     state = keys * values
     products = 6 * state + 2 * _CHUNK * (3 * keys + 2 * values)
-    return Chunked(heads * products, heads * 2 * (keys + 2 * values + state // _CHUNK))
+    return Chunked(heads * products, heads * 2 * (keys + 2 * values + state // _CHUNK), 14)
 
 
 # -- gated DeltaNet --------------------------------------------------------------------------------
@@ -319,10 +322,12 @@ class Mamba2(NamedTuple):
         Products over a chunk, of which causality leaves half: of what is read with what is written, once a
         group, and of these scores with the inputs; with the state: what is written, and what is read. Written
         and read in single precision: scores, and the state of every chunk by itself and with those before.
+        vLLM 0.25 runs a convolution, five kernels, and reads and writes states (``conv_ssm_forward``,
+        layers/mamba/mamba_mixer2.py, and ops/ssd_combined.py): 8.
         """
         scores, states = self.groups * self.chunk, self._inner * self.state
         flops = scores * self.state + self._inner * self.chunk + 4 * states
-        return Chunked(flops, 2 * 2 * scores + 2 * 4 * states // self.chunk)
+        return Chunked(flops, 2 * 2 * scores + 2 * 4 * states // self.chunk, 8)
 
     def modules(self, hidden: int, name: str) -> tuple[Module, ...]:
         """Return the modules of one mixer in call order."""

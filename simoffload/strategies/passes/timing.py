@@ -32,6 +32,7 @@ from simoffload.models import (
     Strided,
     WeightCost,
     absorbed_kernels,
+    attended_rows,
     attention_kernels,
     backward_cost,
     backward_products,
@@ -644,6 +645,8 @@ _GROUPED_KERNELS = {"": 4, "mxfp4": 5}
 their weights."""
 _CACHED = 32 << 20
 """Size [B] of the data of a kernel that are in a GPU's cache still (our choice; 50 MB on Hopper)."""
+_SCORE = 4
+"""Size [B] of an indexer's score."""
 _SAMPLING_KERNELS = 4
 _ROUNDED = 16
 """Rows to which the tokens of an expert are padded at least (``BLOCK_SIZE_M``, fused_moe.py), and those of a
@@ -684,13 +687,15 @@ class FusedTiming(Timing):
 
     def launch_s(self, module: Module) -> float:
         """Return the host time of launching the kernels of ``module`` [s]: none within CUDA graphs, which
-        begin before the layers or behind attention."""
+        begin before the layers or behind attention and updates of states (``_attention_ops``,
+        vllm/config/compilation.py)."""
         graphs = self.graphs
         costs = self.machine.host.compiled_costs
-        if graphs == "whole" or (graphs == "pieces" and module.kind != "attention"):
+        splits = module.kind == "attention" or bool(module.state)
+        if graphs == "whole" or (graphs == "pieces" and not splits):
             return 0.0
         seconds = self.kernels(module) * costs.kernel.value
-        if module.kind == "attention":
+        if splits:
             seconds += costs.attention.value + (costs.piece.value if graphs == "none" else 0.0)
         if module.parallel == "experts":
             seconds += (costs.mxfp4 if kernel_of(module) == "mxfp4" else costs.experts).value
@@ -719,7 +724,7 @@ class FusedTiming(Timing):
             case "router":
                 return 2
             case "activation" if module.state:
-                return 2  # a convolution, and the update
+                return 2 if self.decodes else max(2, module.chunked.kernels)  # a convolution, and the update
             case "activation" if module.share < 1 and self._experts_kernel == "mxfp4":
                 return 0  # fused with the first product
             case "linear" if module.parallel == "experts":
@@ -765,7 +770,10 @@ class FusedTiming(Timing):
         if not (cost.flops or cost.bytes):
             return 0.0
         gpu = self.machine.accelerator
-        if module.kind == "attention":
+        own = self._own_s(module, cost)
+        if own is not None:
+            seconds = own
+        elif module.kind == "attention":
             known = self._known_attention_s(module)
             if known is not None:
                 return known
@@ -780,6 +788,82 @@ class FusedTiming(Timing):
         else:
             seconds = self._pointwise_s(module, cost)
         return seconds + self.kernels(module) * gpu.kernels.kernel_latency.value
+
+    def _own_s(self, module: Module, cost: ModuleCost) -> float | None:
+        """Return the time [s] of the kernels of a recurrent layer, or of sparse attention, without their
+        latency; None for all others."""
+        if module.state:
+            return self._update_s(module)
+        parts = module.keeps or ()
+        if module.kind != "attention" or (module.attends and not any(one.chosen for one in parts)):
+            return None
+        left, seconds = cost.bytes, 0.0
+        for one in self._batch:
+            left -= self._kernels(module, one).bytes
+            seconds += self._chosen_s(module, one) if module.attends else self._scores_s(module, one)
+        code = self.machine.accelerator.kernels.sparse
+        start = code.attention_start if module.attends else code.choice_start
+        return seconds + left / self.machine.accelerator.hbm_rate + start.value
+
+    def _update_s(self, module: Module) -> float:
+        """Return the time [s] in which kernels update the states of sequences.
+
+        Notes
+        -----
+        Prompts: t = max(FLOP / (peak rate x ``chunked``), traffic between chunks / rate of HBM); decode steps
+        of T tokens: t = (1 + T) states / (peak bandwidth x ``states``, or ``proposed`` for T > 1). What is
+        read and written of each token, by the convolution as well, moves at the rate of HBM.
+        """
+        gpu, size, chunked = self.machine.accelerator, self._model.dtype_bytes, module.chunked
+        code = gpu.kernels.updates
+        seconds = self._tokens(module) * (module.in_features + module.out_features) * size / gpu.hbm_rate
+        for one in self._batch:
+            states = one.number * module.state
+            if one.decodes:
+                share = code.states if one.new_tokens == 1 else code.proposed
+                seconds += (1 + one.new_tokens) * states / (gpu.hbm_bandwidth.value * share.value)
+            else:
+                tokens, peak = one.number * one.new_tokens, gpu.peak(self._model.dtype)
+                products_s = tokens * chunked.flops / (peak * code.chunked.value)
+                seconds += max(products_s, tokens * chunked.traffic * size / gpu.hbm_rate)
+                seconds += 2 * states / gpu.hbm_rate
+        return seconds
+
+    def _scores_s(self, module: Module, one: Sequences) -> float:
+        """Return the time [s] of an indexer's scores and of its choice, which reads them.
+
+        Notes
+        -----
+        t = max(FLOP / (peak rate in FP8 x ``scores``), keys / rate of reading weights)
+        + 4 B x scores / (peak bandwidth x ``choice``)
+        """
+        gpu, kernels = self.machine.accelerator, self._kernels(module, one)
+        code, bandwidth = gpu.kernels, gpu.hbm_bandwidth.value
+        new, context = one.new_tokens, one.context
+        scores = (
+            _SCORE
+            * one.number
+            * sum(
+                attended_rows(new_tokens=new, context=context, every=part.every, chosen=None)
+                for part in self._model.parts_of(module)
+            )
+        )
+        peak = gpu.peak(gpu.native("float8") or self._model.dtype)
+        read_s = (kernels.bytes - 2 * scores) / (bandwidth * code.read_efficiency.value)
+        seconds = max(kernels.flops / (peak * code.sparse.scores.value), read_s)
+        return seconds + scores / (bandwidth * code.sparse.choice.value)
+
+    def _chosen_s(self, module: Module, one: Sequences) -> float:
+        """Return the time [s] of attention over chosen rows, which prompts read together.
+
+        Notes
+        -----
+        t = FLOP / (peak rate x ``attention``), and in decode steps + bytes / (peak bandwidth x ``rows``)
+        """
+        gpu, kernels = self.machine.accelerator, self._kernels(module, one)
+        code = gpu.kernels.sparse
+        seconds = kernels.flops / (gpu.peak(self._model.dtype) * code.attention.value)
+        return seconds + one.decodes * kernels.bytes / (gpu.hbm_bandwidth.value * code.rows.value)
 
     def _pointwise_s(self, module: Module, cost: ModuleCost) -> float:
         """Return the time of a kernel that works element by element [s]: one of Inductor's, or of vLLM's own
@@ -1052,6 +1136,9 @@ class GgmlTiming(FusedTiming):
             if self.decodes:
                 found += cost.bytes * _CACHE_FLOPS / gpu.compute.float32.value
         return found
+
+    def _own_s(self, _module: Module, _cost: ModuleCost) -> None:
+        """Return None: these numbers are of vLLM's kernels."""
 
     def _known_product_s(self, _module: Module) -> None:
         """Return None: tables are of vLLM's kernels."""
