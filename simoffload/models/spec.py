@@ -624,8 +624,8 @@ def _around(data: Mapping[str, Any], at: Location) -> tuple[Mapping[str, Any], .
 
 
 def _inherited(data: Mapping[str, Any], at: Location) -> dict[str, Any]:
-    """Return what the whole model states and its language model does not: whether embeddings are tied, which
-    transformers decides by the configuration around."""
+    """Return what the whole model states of its language model: whether embeddings are tied, which
+    transformers 5 decides by the configuration around."""
     key = "tie_word_embeddings"
     outer: Mapping[str, Any] = next((one for one in reversed(_around(data, at)) if key in one), {})
     return {key: outer[key]} if at and outer and key not in _inside(data, at) else {}

@@ -113,7 +113,7 @@ def _tensors(sizes: Sizes) -> Iterator[Parameter]:
             raise KeyError(sizes.tower.each[prefix])
         for number in range(times):
             full = plain.replace(".N", f".{number}", 1)
-            owner = full if name.startswith("/") else f"{sizes.tower.name}.{full}"
+            owner = full if "/" in name[:2] else f"{sizes.tower.name}.{full}"
             yield from (Parameter(owner + end, numel) for end, numel in each if sizes.has(plain + end))
 
 
@@ -165,8 +165,7 @@ def _module(tower: Tower, sizes: Sizes) -> Module:
 
 def _sentences(made: Iterable[Module], open_: Sequence[str]) -> Iterator[str]:
     if open_:
-        alone = "" if made else "only the language model is counted: "
-        yield f"{alone}what {listing(open_)} have is not counted"
+        yield f"not counted, beside the language model: {listing(open_)}"
     parts = [f"{one.name} ({one.num_parameters:,})" for one in made]
     if parts:
         yield (

@@ -508,7 +508,7 @@ TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
         for one in ("kimi_k25", "llama4", "mistral3", "gemma3", "llava", "internvl", "glm4v_moe")
     },
     "gemma4": ("gemma4", {"audio_config": {}, "vision_config": {}}),
-    "step3p7": ("step3p7", {}),
+    **{one: (one, {}) for one in ("step3p7", "minimax_m3_vl", "llava_next", "llava_onevision")},
     "llava-pixtral": ("llava", {"vision_config": {"model_type": "pixtral"}}),
     "llava-siglip": ("llava", {"vision_config": SIGLIP}),
     "internvl-6b": ("internvl", {"vision_config": {"attention_bias": True, "use_qk_norm": True}}),
