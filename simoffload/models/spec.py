@@ -624,11 +624,15 @@ def _around(data: Mapping[str, Any], at: Location) -> tuple[Mapping[str, Any], .
 
 
 def _inherited(data: Mapping[str, Any], at: Location) -> dict[str, Any]:
-    """Return what the whole model states of its language model: whether embeddings are tied, which
-    transformers 5 decides by the configuration around."""
+    """Return what the whole model states of its language model: whether embeddings are tied.
+
+    They are not where one of both says so: files that transformers 5 has written state its default for the
+    whole, although a head of its own is among the weights (Mistral Small 3.1).
+    """
     key = "tie_word_embeddings"
-    outer: Mapping[str, Any] = next((one for one in reversed(_around(data, at)) if key in one), {})
-    return {key: outer[key]} if at and outer and key not in _inside(data, at) else {}
+    sections = (*_around(data, at), _inside(data, at)) if at else ()
+    stated = [one[key] for one in sections if key in one]
+    return {key: next((one for one in stated if one is not True), True)} if stated else {}
 
 
 def _family_of(document: Document) -> tuple[type[FamilyConfig] | None, Location]:

@@ -112,13 +112,17 @@ def test_what_no_key_describes_is_named(tmp_path: Path) -> None:
     assert note == "not counted, beside the language model: vision and its projector"
 
 
-def test_embeddings_are_tied_as_the_whole_states(tmp_path: Path) -> None:
-    tied = read(tmp_path, {**WHOLE, "tie_word_embeddings": True})
-    assert read(tmp_path, WHOLE).num_parameters - tied.num_parameters == 100 * 64
-    own = {**WHOLE, "tie_word_embeddings": False, "text_config": {**TEXT, "tie_word_embeddings": True}}
-    assert read(tmp_path, own).num_parameters == read(tmp_path, WHOLE).num_parameters
-    del own["tie_word_embeddings"]
-    assert read(tmp_path, own).num_parameters == tied.num_parameters
+def test_embeddings_are_tied_unless_one_of_both_says_otherwise(tmp_path: Path) -> None:
+    sizes = {}
+    for outer in (None, True, False):
+        for inner in (None, True, False):
+            text = TEXT if inner is None else {**TEXT, "tie_word_embeddings": inner}
+            whole = WHOLE if outer is None else {**WHOLE, "tie_word_embeddings": outer}
+            sizes[outer, inner] = read(tmp_path, {**whole, "text_config": text}).num_parameters
+    untied = sizes[None, None]
+    tied = {both for both, size in sizes.items() if size == untied - 100 * 64}
+    assert tied == {(None, True), (True, None), (True, True)}
+    assert all(size == untied for both, size in sizes.items() if both not in tied)
 
 
 def test_llama_4_has_its_tower_although_a_file_says_nothing_of_it() -> None:
