@@ -79,10 +79,16 @@ class SimulatedSteps:
         return StepTime(timeline.makespan * 1e-12, *_host_and_busy(timeline))
 
     def _verified(self, batch: tuple[Sequences, ...]) -> StepTime:
-        """Return the times of a step with what is proposed for its generating sequences."""
-        parts = [(self._of_pass(self._plan.step(batch)), 1)]
-        parts += [(self._of_pass(phase), times) for phase, times in self._plan.draft_passes(batch)]
-        time, host, busy = (sum(times * one[at] for one, times in parts) for at in range(3))
+        """Return the times of a step with what is proposed for its generating sequences.
+
+        An engine that prepares a step before the one before it is done launches the passes of a draft behind
+        those of the model, so that only their work on the GPU makes the step longer.
+        """
+        time, host, busy, *_ = self._of_pass(self._plan.step(batch))
+        for phase, times in self._plan.draft_passes(batch):
+            one = self._of_pass(phase)
+            time += times * (one.busy if self._plan.asynchronous else one.time)
+            host, busy = host + times * one.host, busy + times * one.busy
         return StepTime(time, host, busy)
 
     def mean(self, mix: StepMix) -> PassResult:
