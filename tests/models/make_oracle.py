@@ -55,6 +55,7 @@ WRITTEN = (
     *("jamba-1.5-mini", "ling-3.0-flash"),
     *("hunyuan-7b", "hunyuan-a13b", "k-exaone-236b-a23b"),
     *("smollm3-3b", "olmo-3-7b", "ernie-4.5-0.3b", "seed-oss-36b", "apertus-8b"),
+    *("exaone-4-32b", "glm-4-32b-0414", "olmoe-1b-7b", "command-r7b"),
 )
 """Sizes whose ``config.json`` is kept: at least one of each family."""
 WITHIN = {
@@ -488,6 +489,15 @@ TINY |= {
     "seed-oss": ("seed_oss", WIDE),
     "seed-oss-bias": ("seed_oss", {**WIDE, "attention_out_bias": True, "mlp_bias": True}),
     "apertus": ("apertus", GATED),
+    "exaone4": ("exaone4", {**WIDE, "num_hidden_layers": 4, "sliding_window": 4}),
+    "exaone4-whole": (
+        "exaone4",
+        {**WIDE, "sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+    ),
+    "glm4": ("glm4", WIDE),
+    "glm4-unbiased": ("glm4", {**WIDE, "attention_bias": False}),
+    "olmoe": ("olmoe", {**GATED, "num_experts": 4, "num_experts_per_tok": 2}),
+    "cohere2": ("cohere2", {**GATED, "num_hidden_layers": 4, "sliding_window": 4}),
 }
 NOT_MAPPED = {"mistral4": "Mistral4ForCausalLM"}
 """Classes of models that ``AutoModelForCausalLM`` does not know."""
