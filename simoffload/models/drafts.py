@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from simoffload.documents import Document, Location, either, listing, quoted, suggest, validate
+from simoffload.documents import Document, Location, either, listing, nearest, quoted, suggest, validate
 from simoffload.errors import InputError, Problem, shortened
 from simoffload.models.families import FAMILIES
 from simoffload.models.families.base import Count, Derived, FamilyConfig, Flag, ModuleLists, Width, invalid
@@ -476,7 +476,8 @@ MARK = " (draft)"
 
 def similar_families(keys: Mapping[str, Any], family: str) -> str:
     """Return which families a configuration of an unknown one is like: those that know most of its keys, and
-    among them those that take the fewest sizes from defaults; the nearest by name where no key tells."""
+    among them those that take the fewest sizes from defaults; of several, or where no key tells, the nearest
+    by name."""
     telling = {
         key: value
         for key, value in keys.items()
@@ -488,7 +489,8 @@ def similar_families(keys: Mapping[str, Any], family: str) -> str:
     best = min(ranks.values(), default=None)
     if best is None or sum(best) > len(telling) / 2:
         return ""
-    found = [name for name, rank in ranks.items() if rank == best][:_MOST_ALIKE]
+    found = [name for name, rank in ranks.items() if rank == best]
+    found = nearest(family, found) or found[:_MOST_ALIKE]
     return f", and its keys are those of {either(found)}: give it as model_type or family"
 
 
