@@ -289,8 +289,6 @@ class DraftConfig(LatentConfig):
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other, or
         for layers whose weights are not known."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        self._one_for_each_layer("mlp_layer_types", self.mlp_layer_types)
         self._within_depth("mlp_only_layers", self.mlp_only_layers)
         if self.num_experts and not self.num_experts_per_tok:
             text = f"is missing, or has a name that is not known, beside num_experts {self.num_experts}"

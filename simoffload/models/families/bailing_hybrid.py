@@ -6,11 +6,11 @@ are those measured for Mixtral.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
 from simoffload.models.families.deepseek import LatentConfig
-from simoffload.models.families.experts import Experts, Index, expert_traits, without_lists
+from simoffload.models.families.experts import Experts, Index, expert_traits
 from simoffload.models.families.recurrent import LINEAR, DeltaAttention, every_nth
 from simoffload.models.families.rotary import after, gated_result, kinds_of_layers
 from simoffload.models.modules import Module, Traits, linear
@@ -47,16 +47,6 @@ class BailingHybrid(LatentConfig):
     moe_intermediate_size: Extent = 768
     first_k_dense_replace: Index | None = 2
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers groups apply, not a file's list."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        return super().checked()
 
     def _latent_attention(self) -> tuple[Module, ...]:
         values = self.num_attention_heads * self.v_head_dim

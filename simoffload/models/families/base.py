@@ -77,6 +77,9 @@ class FamilyConfig(Frozen, ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other ``model_type`` of which it is the language model: of models that take more than text, and of the
     section in which they have its keys."""
+    by_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
+    """Keys of lists with an entry for each layer, of which a family has some. With another number of layers a
+    file's lists do not apply, but what the family does without them."""
     further: ClassVar[int] = 0
     """Number of modules that predict further tokens where ``num_nextn_predict_layers`` is not stated."""
 
@@ -112,8 +115,9 @@ class FamilyConfig(Frozen, ABC):
                 twice = f"is {_shown(value)}, and {other}, another name of it, {_shown(raw[other])}; keep one"
                 found.append(_detail(given, twice, value))
         try:
-            config = check({name: raw[given] for name, given in written.items()})
+            config = check(cls._unpadded({name: raw[given] for name, given in written.items()}))
             if not found:
+                config.check_lists()
                 return config.checked()
         except ValidationError as error:
             found += (one for one in _as_written(error, written) if clashes.isdisjoint(one["loc"]))
@@ -131,7 +135,18 @@ class FamilyConfig(Frozen, ABC):
         Keys of ``overrides`` may have any accepted spelling; the result has the first spelling of each.
         """
         gone = {cls.usual_name(key, overrides) for key in overrides}
+        gone |= set(cls.by_layer if "num_hidden_layers" in gone else ())
         return {**{key: value for key, value in base.items() if key not in gone}, **overrides}
+
+    @classmethod
+    def _unpadded(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        """Return keys in which lists of layers end before those of modules that predict further tokens."""
+        depth, more = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers", cls.further)
+        for key in cls.by_layer:
+            listed = keys.get(key)
+            if isinstance(listed, list) and type(depth) is type(more) is int and len(listed) == depth + more:
+                keys[key] = listed[:depth]
+        return keys
 
     @classmethod
     def known_keys(cls) -> frozenset[str]:
@@ -167,6 +182,11 @@ class FamilyConfig(Frozen, ABC):
             predictors=self.predictors,
             **self.derived()._asdict(),
         )
+
+    def check_lists(self) -> None:
+        """Raise pydantic's ValidationError if a list has not one entry for each layer."""
+        for key in self.by_layer:
+            self._one_for_each_layer(key, getattr(self, key, None))
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""

@@ -14,10 +14,10 @@ tokens (``num_hash_layers``). That gates are clamped by kernels of their own is 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width, invalid
-from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, expert_traits, without_lists
+from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, expert_traits
 from simoffload.models.families.rotary import RotatedPart, kinds_of_layers
 from simoffload.models.families.sparse import CompressedAttention, Compressor
 from simoffload.models.families.streams import StreamsConfig, own_operations
@@ -42,6 +42,7 @@ class DeepseekV4(StreamsConfig):
     )
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
     experts_key: ClassVar[str] = "n_routed_experts"
+    by_layer: ClassVar[tuple[str, ...]] = ("layer_types", "compress_ratios")
 
     intermediate_size: Extent = 2048
     """Width of one expert, as the other key states it."""
@@ -65,19 +66,8 @@ class DeepseekV4(StreamsConfig):
     compress_rates: dict[_Kind, Count] | None = None
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
 
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the usual turn applies, not a file's
-        list."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types", "compress_ratios")
-
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        ratios, layers = self.compress_ratios or (), self.num_hidden_layers
-        if self.layer_types is None and ratios and len(ratios) < layers:
-            message = f"compress_ratios lists {len(ratios)} layers, num_hidden_layers is {layers}"
-            raise invalid("compress_ratios", message, len(ratios))
         if self.num_attention_heads % self.o_groups:
             message = f"num_attention_heads {self.num_attention_heads} is not a multiple of {self.o_groups}"
             raise invalid("o_groups", message, self.o_groups)
@@ -94,7 +84,7 @@ class DeepseekV4(StreamsConfig):
         if self.layer_types is not None:
             return self.layer_types
         usual = [4 if at > 2 and at % 2 else 128 for at in range(self.num_hidden_layers)]
-        return tuple(_RATIOS[one] for one in (self.compress_ratios or usual)[: self.num_hidden_layers])
+        return tuple(_RATIOS[one] for one in self.compress_ratios or usual)
 
     def _attention(self, kind: _Kind) -> tuple[Module, ...]:
         hidden, width, name = self.hidden_size, self.derived().head_dim, "self_attn.compressor"

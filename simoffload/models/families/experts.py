@@ -5,7 +5,7 @@ Modules as in transformers 5.23.0, where all experts of a layer are two tensors 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
@@ -266,29 +266,10 @@ class ListedDenseConfig(FirstDenseConfig):
 
     mlp_layer_types: Annotated[tuple[Feed, ...], kinds_of_layers(Feed)] | None = None
 
-    @classmethod
-    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the first ones are dense."""
-        return without_lists(super().replaced(base, overrides), overrides, "mlp_layer_types")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("mlp_layer_types", self.mlp_layer_types)
-        return super().checked()
-
     @property
     def _dense(self) -> list[bool]:
         listed = self.mlp_layer_types
         return super()._dense if listed is None else [one == "dense" for one in listed]
-
-
-def without_lists(merged: dict[str, Any], overrides: Iterable[str], *lists: str) -> dict[str, Any]:
-    """Return the keys without a file's lists of layers, where the number of layers is another one."""
-    if "num_hidden_layers" in overrides:
-        for key in lists:
-            if key not in overrides:
-                merged.pop(key, None)
-    return merged
 
 
 def continued(merged: dict[str, Any], overrides: Iterable[str], *lists: str) -> dict[str, Any]:

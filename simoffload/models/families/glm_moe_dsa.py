@@ -8,13 +8,12 @@ in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from simoffload.models.families.base import Count, ModuleLists, Width, invalid
-from simoffload.models.families.experts import Index, expert_traits, without_lists
+from simoffload.models.families.experts import Index, expert_traits
 from simoffload.models.families.rotary import kinds_of_layers
 from simoffload.models.families.sparse import IndexedConfig
 from simoffload.models.modules import Traits
@@ -31,6 +30,7 @@ class GlmMoeDsa(IndexedConfig):
         "num_local_experts": "n_routed_experts",
         "num_experts": "n_routed_experts",
     }
+    by_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types", "indexer_types", "index_topk_pattern")
 
     q_lora_rank: Width = 2048
     qk_nope_head_dim: Width = 192
@@ -42,17 +42,8 @@ class GlmMoeDsa(IndexedConfig):
     index_topk_freq: Index | None = 1
     index_skip_topk_offset: Index | None = 2
 
-    @classmethod
-    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the interval applies, not a file's list."""
-        merged = super().replaced(base, overrides)
-        return without_lists(merged, overrides, "indexer_types", "index_topk_pattern")
-
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("indexer_types", self.indexer_types)
-        if self.indexer_types is None:
-            self._one_for_each_layer("index_topk_pattern", self.index_topk_pattern)
         if self._shared[0]:
             key = "index_topk_pattern" if self.indexer_types is None else "indexer_types"
             raise invalid(

@@ -9,22 +9,21 @@ of this transformers has no code: modeling_kimi_linear.py beside its weights, an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width
 from simoffload.models.families.deepseek import LatentConfig
-from simoffload.models.families.experts import Experts, Index, expert_traits, without_lists
+from simoffload.models.families.experts import Experts, Index, ListedDenseConfig, expert_traits
 from simoffload.models.families.recurrent import FULL, LINEAR, DeltaAttention
 from simoffload.models.families.rotary import after, before, block_sum, gated_result, kinds_of_layers
 from simoffload.models.modules import Module, Traits, linear
 
 _Kind = Literal["linear_attention", "full_attention"]
-_Network = Literal["dense", "sparse"]
 
 
-class KimiLinear(LatentConfig):
+class KimiLinear(LatentConfig, ListedDenseConfig):
     """The configuration of Kimi Linear models: Hugging Face's ``KimiLinearConfig``."""
 
     family: ClassVar[str] = "kimi_linear"
@@ -50,7 +49,6 @@ class KimiLinear(LatentConfig):
     linear_conv_kernel_dim: Count = 4
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
     """Kind of each layer; without it, every fourth has full attention, but the first."""
-    mlp_layer_types: Annotated[tuple[_Network, ...], kinds_of_layers(_Network)] | None = None
     use_full_rank_gate: Flag = False
     mla_use_output_gate: Flag = False
     routed_expert_hidden_size: Width | None = None
@@ -68,17 +66,6 @@ class KimiLinear(LatentConfig):
             full, every = inner["full_attn_layers"], range(1, raw["num_hidden_layers"] + 1)
             found["layer_types"] = [FULL if one in full else LINEAR for one in every]
         return {**found, **raw}
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the usual kinds apply, not a file's."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types", "mlp_layer_types")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        self._one_for_each_layer("mlp_layer_types", self.mlp_layer_types)
-        return super().checked()
 
     def _latent_attention(self) -> tuple[Module, ...]:
         plain, values = super()._latent_attention(), self.num_attention_heads * self.v_head_dim
@@ -105,9 +92,8 @@ class KimiLinear(LatentConfig):
         sparse = self._routed_and_shared(self.routed_expert_hidden_size, normed=self.latent_moe_use_norm)
         networks, every = (sparse, self._gated()), range(self.num_hidden_layers)
         kinds = self.layer_types or [FULL if one and one % 4 == 0 else LINEAR for one in every]
-        dense = [one == "dense" for one in self.mlp_layer_types or ()] or self._dense
         made = {(one, own): self._normed(attends[one], networks[own]) for one in (0, 1) for own in (0, 1)}
-        layers = [made[one == LINEAR, own] for one, own in zip(kinds, dense, strict=True)]
+        layers = [made[one == LINEAR, own] for one, own in zip(kinds, self._dense, strict=True)]
         found = self._around("KimiLinear", *layers, rotary_outside=False)
         return found._replace(after=(*self._summed("model.output_attn_res"), *found.after))
 

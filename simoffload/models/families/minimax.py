@@ -7,12 +7,12 @@ type of the model also in vLLM (``linear_attention_state_dtype``, layers/mamba/m
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
-from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits, without_lists
+from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits
 from simoffload.models.families.recurrent import FULL, LINEAR
 from simoffload.models.families.rotary import kinds_of_layers
 from simoffload.models.modules import (
@@ -39,6 +39,7 @@ class MiniMax(ExpertsConfig):
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"
+    by_layer: ClassVar[tuple[str, ...]] = ("layer_types", "attn_type_list")
 
     max_position_embeddings: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] | None = None
     num_key_value_heads: Count | None = 8
@@ -49,17 +50,6 @@ class MiniMax(ExpertsConfig):
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
     attn_type_list: tuple[Literal[0, 1], ...] | None = None
     """1 for each layer with full attention, in the files beside the first weights."""
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers every other one has full attention."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types", "attn_type_list")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        self._one_for_each_layer("attn_type_list", self.attn_type_list)
-        return super().checked()
 
     def _lightning(self) -> tuple[Module, ...]:
         hidden, wide, head = self.hidden_size, self._widths[0], self.derived().head_dim

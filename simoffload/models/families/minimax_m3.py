@@ -56,6 +56,7 @@ class MiniMaxM3(ListedDenseConfig):
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"
+    by_layer: ClassVar[tuple[str, ...]] = ("mlp_layer_types",)
 
     intermediate_size: Extent = 3072
     dense_intermediate_size: Extent = 12288

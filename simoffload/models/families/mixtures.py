@@ -16,7 +16,6 @@ from simoffload.models.families.experts import (
     Index,
     Positions,
     expert_traits,
-    without_lists,
 )
 from simoffload.models.families.rotary import (
     RotatedPart,
@@ -302,12 +301,12 @@ class Llama4Text(ExpertsConfig):
         """Return the replaced keys; with another number of layers the pattern applies, not a file's
         lists."""
         merged = super().replaced(base, overrides)
-        return without_lists(merged, overrides, "moe_layers", "no_rope_layers", "layer_types")
+        gone = {"moe_layers", "no_rope_layers"} if "num_hidden_layers" in overrides else set[str]()
+        return {key: one for key, one in merged.items() if key in overrides or key not in gone}
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._one_for_each_layer("no_rope_layers", self.no_rope_layers or None)
-        self._one_for_each_layer("layer_types", self.layer_types)
         self._within_depth("moe_layers", self.moe_layers)
         return super().checked()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from simoffload.models.families.base import Count, Derived, Flag, ModuleLists, Width, invalid
-from simoffload.models.families.experts import ExpertsConfig, without_lists
+from simoffload.models.families.experts import ExpertsConfig
 from simoffload.models.families.rotary import (
     RotaryConfig,
     RotatedPart,
@@ -169,14 +169,8 @@ class DeltaNetConfig(RotaryConfig):
     """Type of the states in vLLM (``Qwen3_5ForConditionalGenerationConfig``, models/config.py); None: that of
     the model."""
 
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the interval applies, not a file's list."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
-
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
         if self.linear_num_value_heads % self.linear_num_key_heads:
             message = (
                 f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
@@ -414,16 +408,6 @@ class ShortConvolutionConfig(RotaryConfig):
     full_attn_idxs: tuple[int, ...] | None = None
     layer_types: Annotated[tuple[_Convolved, ...], kinds_of_layers(_Convolved)] | None = None
     """Kind of each layer; without it, ``full_attn_idxs`` lists those with attention, by default all."""
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers a file's list does not apply."""
-        return without_lists(super().replaced(base, overrides), overrides, "layer_types")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        return super().checked()
 
     def _network(self, wide: int) -> tuple[Module, ...]:
         """Return a gated network of width ``wide``, whose function is no module."""

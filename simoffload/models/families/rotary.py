@@ -316,20 +316,6 @@ class SlidingConfig(RotaryConfig):
     sliding_window: Extent | None
     layer_types: Annotated[tuple[LayerType, ...], kinds_of_layers(LayerType)] | None = None
 
-    @classmethod
-    def replaced(cls, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the family's pattern applies, not a file's
-        list."""
-        merged = super().replaced(base, overrides)
-        if "num_hidden_layers" in overrides and "layer_types" not in overrides:
-            merged.pop("layer_types", None)
-        return merged
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("layer_types", self.layer_types)
-        return super().checked()
-
     def slides(self, _layer: int, /) -> bool:
         """Return whether a layer has the window where ``layer_types`` is not given: by default all have."""
         return True
@@ -412,16 +398,6 @@ def head_norms(heads: Heads, *, single: bool = False) -> tuple[Module, Module]:
     queries = rms_norm("self_attn.q_norm", width, heads=heads.number, single=single, parallel="heads")
     keys = rms_norm("self_attn.k_norm", width, heads=heads.shared, single=single, parallel="keys")
     return queries._replace(heads=heads), keys._replace(heads=heads)
-
-
-def unpadded(keys: dict[str, Any], *lists: str) -> dict[str, Any]:
-    """Return keys in which lists of layers end before those of modules that predict further tokens."""
-    depth, more = keys.get("num_hidden_layers"), keys.get("num_nextn_predict_layers")
-    for name in lists:
-        listed = keys.get(name)
-        if isinstance(listed, list) and type(depth) is type(more) is int and len(listed) == depth + more:
-            keys[name] = listed[:depth]
-    return keys
 
 
 def after(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module, ...]:

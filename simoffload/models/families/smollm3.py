@@ -6,12 +6,11 @@ measured for Llama.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists
-from simoffload.models.families.experts import without_lists
 from simoffload.models.families.rotary import SlidingConfig, llama_traits
 from simoffload.models.modules import Traits
 
@@ -22,6 +21,8 @@ class SmolLM3(SlidingConfig):
     family: ClassVar[str] = "smollm3"
     traits: ClassVar[Traits] = llama_traits("SmolLM3ForCausalLM", float16=False)
 
+    by_layer: ClassVar[tuple[str, ...]] = ("layer_types", "no_rope_layers")
+
     num_key_value_heads: Count | None = 4
     tie_word_embeddings: Flag = True
     attention_bias: Flag = False
@@ -31,16 +32,6 @@ class SmolLM3(SlidingConfig):
     no_rope_layers: tuple[Annotated[int, Field(strict=True, ge=0, le=1)], ...] | None = None
     """1 for each layer that has rotary positions."""
     no_rope_layer_interval: Count = 4
-
-    @classmethod
-    def replaced(cls, base: Any, overrides: Any) -> dict[str, Any]:
-        """Return the replaced keys; with another number of layers the interval applies, not a file's list."""
-        return without_lists(super().replaced(base, overrides), overrides, "no_rope_layers")
-
-    def checked(self) -> Self:
-        """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        self._one_for_each_layer("no_rope_layers", self.no_rope_layers)
-        return super().checked()
 
     @property
     def _rotated(self) -> tuple[bool, ...]:

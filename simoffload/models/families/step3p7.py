@@ -30,7 +30,6 @@ from simoffload.models.families.rotary import (
     own_attention,
     own_size,
     rotary_factor,
-    unpadded,
 )
 from simoffload.models.modules import Heads, Module, Traits, linear
 
@@ -74,7 +73,7 @@ class Step3p7(ListedDenseConfig, SlidingConfig):
         if isinstance(sparse, str) and isinstance(depth := raw.get("num_hidden_layers"), int):
             numbers = {one.strip() for one in sparse.split(",")}
             keys["mlp_layer_types"] = ["sparse" if str(at) in numbers else "dense" for at in range(depth)]
-        return unpadded(keys, "layer_types", "mlp_layer_types")
+        return keys
 
     def slides(self, _layer: int, /) -> bool:
         """Return that no layer has a window unless it is listed."""
