@@ -21,7 +21,7 @@ import pytest
 import simoffload
 from simoffload import strategies
 from simoffload.documents import Frozen
-from simoffload.models.families import FAMILIES
+from simoffload.models.families import FAMILIES, OWN_FILES
 from simoffload.strategies import Plan, Strategy, registry
 
 PACKAGE = Path(simoffload.__file__).parent
@@ -559,13 +559,22 @@ MOST = {
     "simoffload_calibrate": Size(lines=10_700, edges=92),
 }
 """Ceilings, which only a commit with a feature raises, by the lines that its message names. ``core`` is the
-package without its extensions."""
+package without its extensions. Families with files of their own do not count."""
+MOST_OF_A_FAMILY = 90
+"""Lines of code of a family with a file of its own."""
+
+
+FILES_OF_FAMILIES = {name: PACKAGE / "models" / "families" / f"{name}.py" for name in OWN_FILES}
 
 
 def files_of(part: str) -> list[tuple[str, str]]:
     root = PACKAGE.parent / ("simoffload" if part == "core" else part)
     paths = [one for one in root.rglob("*.py") if part != "core" or "extensions" not in one.parts]
-    return [(path.relative_to(PACKAGE.parent).as_posix(), path.read_text()) for path in paths]
+    return [
+        (path.relative_to(PACKAGE.parent).as_posix(), path.read_text())
+        for path in paths
+        if path not in FILES_OF_FAMILIES.values()
+    ]
 
 
 def size_of(part: str) -> Size:
@@ -579,6 +588,43 @@ def test_the_package_stays_small(part: str) -> None:
     found, most = size_of(part), MOST[part]
     for name, now, ceiling in zip(Size._fields, found, most, strict=True):
         assert ceiling * 0.99 - 5 <= now <= ceiling, f"{part} has {now} {name}"
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_a_family_stays_in_its_file(name: str) -> None:
+    """No code, page or table has its name but its file, the sizes of released models, and the names of other
+    parts that such models have; sources in docstrings and comments are not code."""
+    own = FILES_OF_FAMILIES[name]
+    assert code_lines(own.read_text()) <= MOST_OF_A_FAMILY
+    said = re.compile(rf"(?<![\w-]){name.replace('_', '[-_]')}(?![\w-])")
+    free = {own, *(PACKAGE / "models" / one for one in ("sizes.yaml", "towers.yaml"))}
+    files = [one for one in PACKAGE.rglob("*") if one.suffix in SUFFIXES_OF_CODE and one not in free]
+    texts = {one: text for one in files if said.search(text := one.read_text())}
+    assert [
+        one for one, text in texts.items() if said.search(code_of(text) if one.suffix == ".py" else text)
+    ] == []
+
+
+SUFFIXES_OF_CODE = frozenset({".css", ".html", ".js", ".json", ".py", ".yaml"})
+
+
+def code_of(text: str) -> str:
+    """The code of a file without docstrings and comments."""
+    parsed = ast.parse(text)
+    for node in ast.walk(parsed):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [
+                one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+            ]
+            node.body = kept or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(parsed)
+
+
+def test_sources_of_a_file_are_no_code() -> None:
+    text = '"""Of step3p7."""\n# step3p7\nfamily = "other"\n"""step3p7"""\n'
+    assert "step3p7" not in code_of(text)
+    assert "step3p7" in code_of('def f():\n    """Doc."""\n    return kind == "step3p7"\n')
 
 
 def test_lines_of_code_are_counted() -> None:

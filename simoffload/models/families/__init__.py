@@ -17,6 +17,7 @@ from simoffload.models.families.base import FamilyConfig
 
 __all__ = [
     "FAMILIES",
+    "OWN_FILES",
     "FamilyConfig",
     "family_called",
     "family_of_class",
@@ -60,7 +61,7 @@ _SHARED = {
     "streams",
     *(one.partition(".")[0] for one in _OWN.values()),
 }
-_FILES = [one.name for one in iter_modules(__path__) if one.name not in _SHARED]
+OWN_FILES = tuple(one.name for one in iter_modules(__path__) if one.name not in _SHARED)
 """Families with a file of their own, which has the name of the family."""
 
 
@@ -68,7 +69,7 @@ class _Families(MutableMapping[str, type[FamilyConfig]]):
     """The package's own families, each imported on first use, and those that were registered."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys((*_OWN, *_FILES))
+        self._known: dict[str, type[FamilyConfig] | None] = dict.fromkeys((*_OWN, *OWN_FILES))
 
     def __getitem__(self, name: str) -> type[FamilyConfig]:
         name = _key(name)
@@ -140,4 +141,4 @@ def register(family: Family) -> Family:
 
 def registered_outside() -> tuple[type[FamilyConfig], ...]:
     """Return the families from outside of this package, which another process has to import first."""
-    return tuple(FAMILIES[name] for name in FAMILIES if name not in (*_OWN, *_FILES))
+    return tuple(FAMILIES[name] for name in FAMILIES if name not in (*_OWN, *OWN_FILES))
