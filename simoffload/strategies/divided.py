@@ -221,11 +221,14 @@ def _experts(_model: ModelShape, module: Module, degree: int) -> Module:
 
 
 def _own_heads(_model: ModelShape, module: Module, degree: int) -> Module:
-    """Return the part of a module that processes heads or columns; a norm has one weight for all heads."""
+    """Return the part of a module that processes heads or columns; a norm has one weight for all heads, and a
+    tensor of one element, such as a factor of an activation function, serves all of them."""
     part = _scaled(module, _equal(module, module.width, degree), degree)
     if module.kind == "norm":
         return part
-    tensors = (one.part(_equal(module, one.numel, degree)) for one in module.parameters)
+    tensors = (
+        one.part(_equal(module, one.numel, degree)) if one.numel > 1 else one for one in module.parameters
+    )
     keeps = None if module.keeps is None else tuple(one.part(degree) for one in module.keeps)
     return part._replace(
         parameters=tuple(tensors),

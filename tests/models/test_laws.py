@@ -10,7 +10,6 @@ from math import lcm
 import pytest
 
 from simoffload.cli import main
-from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, Sequences, list_models, load_model, module_cost
 from simoffload.models.cost import batch_cost
 from simoffload.strategies.divided import divide
@@ -82,10 +81,9 @@ def test_blocks_hold_what_is_kept(name: str, tokens: int) -> None:
 def test_parts_of_two_gpus_make_the_whole(name: str) -> None:
     """Keys and values of several heads are divided; rows that all heads share are on both."""
     shape = served(name)
-    try:
-        (part,) = divide(shape, tensor=2, pipeline=1, fused=False).stages
-    except InputError as error:
-        pytest.skip(str(error))
+    if shape.num_attention_heads % 2:
+        pytest.skip(f"{shape.num_attention_heads} heads")
+    (part,) = divide(shape, tensor=2, pipeline=1, fused=False).stages
     for (whole, count), (divided, same) in zip(shape.kinds, part.kinds, strict=True):
         assert count == same
         assert 2 * sum(one.state for one in divided) >= sum(one.state for one in whole)
