@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import inf
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -181,6 +182,25 @@ class HostReads(Frozen):
     """Rate of such reads as a fraction of that of large copies of pinned memory."""
 
 
+class HostRows(Frozen):
+    """How kernels gather rows that lie apart in host memory, of which each needs the addresses of its
+    pages."""
+
+    reach: Sourced[PositiveBytes]
+    """Size [B] of the memory in which all rows may lie without a limit for their pages."""
+    pages: Sourced[BytesPerSecond]
+    """Pages per second beyond it, each counted as its 4 KiB [B/s]."""
+
+    def rate(self, row: float, span: float) -> float:
+        """Return the most bytes of rows per second [B/s] of which each has ``row`` [B], and all lie in
+        ``span`` [B]: at any place a row touches 1 + row / 4,096 pages."""
+        return inf if span <= self.reach.value else self.pages.value * row / (row + _PAGE)
+
+
+_PAGE = 4096
+"""Size [B] of a page of host memory."""
+
+
 class PowerRates(Frozen):
     """What a GPU keeps of its rates at a power limit."""
 
@@ -252,6 +272,8 @@ class Accelerator(Profile):
     """Time that each kernel costs on the GPU in addition to its work."""
     host_reads: HostReads | None = None
     """How kernels read weights in host memory; None: not known, so that it is as estimated for any GPU."""
+    host_rows: HostRows | None = None
+    """How kernels gather rows in host memory; None: as on an H200."""
     compiled: CompiledKernels = CompiledKernels()
     """Speed of the kernels of compiled serving engines."""
     ggml: GgmlKernels | None = None
@@ -338,6 +360,12 @@ class Accelerator(Profile):
         """How kernels read weights in host memory."""
         assert self.host_reads is not None, "machines complete their profiles"
         return self.host_reads
+
+    @property
+    def rows(self) -> HostRows:
+        """How kernels gather rows in host memory."""
+        assert self.host_rows is not None, "machines complete their profiles"
+        return self.host_rows
 
     @property
     def llama_kernels(self) -> GgmlKernels:

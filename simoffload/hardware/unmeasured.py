@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from simoffload.documents import Frozen, read_document, validate
 from simoffload.hardware.ggml import CpuClasses, GgmlElsewhere, GgmlKernels
-from simoffload.hardware.profiles import Accelerator, HostReads, PowerRates, Profile
+from simoffload.hardware.profiles import Accelerator, HostReads, HostRows, PowerRates, Profile
 from simoffload.hardware.program_costs import (
     CompiledKernels,
     CompiledReference,
@@ -60,6 +60,8 @@ class UnmeasuredAccelerator(Frozen):
     """Times for accelerators that do not state ``allocation``."""
     host_reads: HostReads
     """Rows and rate for accelerators that do not state ``host_reads``."""
+    host_rows: HostRows
+    """Limits for accelerators that do not state ``host_rows``."""
     compiled: UnmeasuredKernels
     """Kernels of compiled serving for accelerators that do not state them, number by number."""
     ggml: GgmlElsewhere

@@ -27,6 +27,7 @@ from simoffload.models.cost import (
     weight_cost,
 )
 from simoffload.models.families import FAMILIES
+from simoffload.models.families.base import TIME_IS_A_BOUND
 from simoffload.models.formats import FORMATS, Kernel, Method, WeightFormat
 from simoffload.models.gguf_file import read_gguf, tensor_names
 from simoffload.models.lora import ALL_LINEAR, Targets, with_lora
@@ -88,6 +89,7 @@ __all__ = [
     "GROWING",
     "QUANTIZATIONS",
     "SINGLE",
+    "TIME_IS_A_BOUND",
     "VALID",
     "Attention",
     "CacheForm",

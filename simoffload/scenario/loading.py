@@ -52,6 +52,7 @@ from simoffload.hardware import (
 from simoffload.limits import keep, limited, now_doing
 from simoffload.models import (
     GGUF,
+    TIME_IS_A_BOUND,
     Dtype,
     ModelShape,
     ModelSpec,
@@ -583,9 +584,10 @@ class LoadedScenario:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings beyond those of the plan: about model, renamed keys, edits, host memory, idle hosts."""
-        memory = memory_warnings(self.machine.host, self.machine.inputs())
+        memory, notes = memory_warnings(self.machine.host, self.machine.inputs()), self.model.notes
+        known = self.scenario.strategy.traits.measured_updates
         return (
-            *self.model.notes,
+            *(one for one in notes if one != TIME_IS_A_BOUND or not known),
             *map(str, self.document.warnings),
             *self.remarks,
             *memory,

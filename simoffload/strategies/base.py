@@ -810,6 +810,8 @@ class ProgramTraits(NamedTuple):
     """Whether its processes may be on several hosts."""
     drafting: Drafting = Drafting()
     """Speculative decoding that it has."""
+    measured_updates: bool = False
+    """Whether its kernels that update states of recurrent layers were measured."""
     suits: Suits | None = None
     """Whether people use it for a model on a machine; None: only where it is named. Of a program of the
     package the registry says so."""

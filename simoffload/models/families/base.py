@@ -28,7 +28,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 TIME_IS_A_BOUND = (
     "the time of recurrent layers is a lower bound: of the update of their states the traffic and the "
-    "products of its kernels count, at the speed of others, as there is no measurement"
+    "products of its kernels count, at the speed of others, as only vLLM's kernels were measured"
 )
 
 

@@ -7,9 +7,10 @@ GPUs that share it.
 
 An indexer chooses rows for each new token. Those that the buffer does not have are gathered from pinned host
 memory by a kernel, before attention begins, into the places of those that were not used for longest. It reads
-rows of 576 to 1,152 B, in packets of at most 128 B as kernels read weights in place (``HostReads``). Rows of
-new tokens are written to host memory beside the computation. The rows of a prompt stay in HBM until its
-prefill ends.
+rows of 576 to 1,152 B, in packets of at most 128 B as kernels read weights in place (``HostReads``), and if
+the rows of all layers lie far apart, no more of them than addresses of their pages are found (``HostRows``;
+269 gathers on an H200, docs/measurements/hybrid-models.md). Rows of new tokens are written to host memory
+beside the computation, at the same rate. The rows of a prompt stay in HBM until its prefill ends.
 
 Not counted: the time in which the kernel looks rows up in the buffer.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import inf
 from shlex import quote
 from typing import Annotated
 
@@ -29,7 +31,7 @@ from simoffload.errors import InputError
 from simoffload.models import ModelShape, Module, Sequences, StatePart
 from simoffload.strategies.base import Held
 from simoffload.strategies.passes.pass_writer import HOST, Call, Hook, PassWriter
-from simoffload.strategies.passes.timing import copy_cause
+from simoffload.strategies.passes.timing import copy_cause, picoseconds
 
 _KEY = "strategy.kv_cache.hot_buffer"
 _ROWS = "latent rows"
@@ -88,39 +90,54 @@ class GatheredRows(Hook):
     def __init__(self, buffer: HotBuffer, stages: Sequence[ModelShape], element: float) -> None:
         self._buffer, self._stages, self._element = buffer, stages, element
 
-    def _row(self, part: StatePart, out: PassWriter) -> float:
-        return self._stages[out.stage_number].row_bytes(part, self._element)
-
     def before(self, call: Call, out: PassWriter) -> None:
         """Let attention wait for the rows that are missing."""
-        parts = hot_parts(self._stages[out.stage_number], call.module)
-        size = round(sum(self._buffer.gathered(one, out.now.batch) * self._row(one, out) for one in parts))
+        size, rate = self._rows(call, out, lambda part: self._buffer.gathered(part, out.now.batch))
         if size:
-            cause = copy_cause(to_device=True, pinned=True).of_cache("dram")
-            path, hops = out.way((cause, "rows"), partial(out.machine.host_to_device, pinned=True))
-            rate = path.curve.points[-1][1] * out.machine.accelerator.reads.rate_share.value
-            route, stream = out.builder.route(cause=cause, hops=hops, cap=int(rate)), self.stream("rows")
-            after = (*out.so_far(HOST), *out.on_gpu())
-            out.await_(stream, out.add("copy", stream, size=size, route=route, label="rows", after=after))
+            route, fixed = self._way(rate, out, to_device=True)
+            stream, after = self.stream("rows"), (*out.so_far(HOST), *out.on_gpu())
+            copy = out.add("copy", stream, fixed=fixed, size=size, route=route, label="rows", after=after)
+            out.await_(stream, copy)
 
     def after(self, call: Call, out: PassWriter) -> None:
         """Write the rows of new tokens to host memory."""
-        parts = hot_parts(self._stages[out.stage_number], call.module)
         tokens = sum(one.number * one.new_tokens for one in out.now.batch)
-        size = round(sum(tokens * self._row(one, out) / one.every for one in parts))
+        size, rate = self._rows(call, out, lambda part: tokens / part.every)
         if size:
-            cause = copy_cause(to_device=False, pinned=True).of_cache("dram")
-            path, hops = out.way((cause, "rows"), partial(out.machine.device_to_host, pinned=True))
-            route = out.builder.route(cause=cause, hops=hops, cap=int(path.curve.points[-1][1]))
-            out.add(
-                "copy", self.stream("rows back"), size=size, route=route, label="rows", after=out.on_gpu()
-            )
+            route, fixed = self._way(rate, out, to_device=False)
+            stream, after = self.stream("rows back"), out.on_gpu()
+            out.add("copy", stream, fixed=fixed, size=size, route=route, label="rows", after=after)
+
+    def _rows(self, call: Call, out: PassWriter, rows: Callable[[StatePart], float]) -> tuple[int, float]:
+        """Return the size [B] of so many ``rows`` of each part, and the most of it per second [B/s] for the
+        pages on which they are."""
+        stage, limit = self._stages[out.stage_number], out.machine.accelerator.rows
+        tokens = sum(one.number * one.context for one in out.now.batch)
+        span, size, rate = tokens * _token_bytes(stage, self._element), 0.0, inf
+        for part in hot_parts(stage, call.module):
+            row = stage.row_bytes(part, self._element)
+            size, rate = size + rows(part) * row, min(rate, limit.rate(row, span))
+        return round(size), rate
+
+    def _way(self, rate: float, out: PassWriter, *, to_device: bool) -> tuple[int, int]:
+        """Return the route of a kernel that moves rows, at most at a ``rate`` [B/s], and its latency [ps]."""
+        cause, gpu = copy_cause(to_device=to_device, pinned=True).of_cache("dram"), out.machine.accelerator
+        way = out.machine.host_to_device if to_device else out.machine.device_to_host
+        path, hops = out.way((cause, "rows"), partial(way, pinned=True))
+        rate = min(path.curve.points[-1][1] * gpu.reads.rate_share.value, rate)
+        route = out.builder.route(cause=cause, hops=hops, cap=int(rate))
+        return route, picoseconds(gpu.kernels.kernel_latency.value)
 
 
 def _total(stage: ModelShape, size: Callable[[StatePart], float]) -> float:
     return sum(
         count * size(part) for layer, count in stage.kinds for one in layer for part in hot_parts(stage, one)
     )
+
+
+def _token_bytes(stage: ModelShape, element: float) -> float:
+    """Return the size [B] of the rows of a token in the layers of a stage."""
+    return _total(stage, lambda part: stage.row_bytes(part, element) / part.every)
 
 
 def hot_bytes(stage: ModelShape, element: float) -> int:
@@ -134,12 +151,9 @@ def rows_memory(
     """Yield the rows of ``prompts`` that are computed at once, of the stage with most, and on a host those of
     ``tokens`` in all sequences together."""
 
-    def of_token(stage: ModelShape) -> float:
-        return _total(stage, lambda part: stage.row_bytes(part, element) / part.every)
-
-    size, remedy = round(prompts * prompt * of_token(fullest)), "lower batch_size"
+    size, remedy = round(prompts * prompt * _token_bytes(fullest, element)), "lower batch_size"
     yield Held("hbm", "rows of prompts until they are in host memory", size, kind="staging")
-    yield Held("dram", _ROWS, round(tokens * of_token(model)), True, remedy, kind="cache")
+    yield Held("dram", _ROWS, round(tokens * _token_bytes(model, element)), True, remedy, kind="cache")
 
 
 def options(buffer: HotBuffer, held: Iterable[Held]) -> tuple[str, ...]:

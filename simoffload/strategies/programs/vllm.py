@@ -91,6 +91,7 @@ class Vllm(DividedStrategy):
         evidence=SERVED,
         formats=("fp8", "int4-g128"),
         drafting=Drafting(("draft_model", "mtp", "ngram"), exported=True),
+        measured_updates=True,
     )
     cache_engine: ClassVar = VLLM
 
