@@ -263,7 +263,7 @@ def test_the_simulations_of_an_answer_share_its_time(
     assert times == shared
 
 
-def test_copies_of_windows_in_blocks_of_other_layers_have_their_own_positions(program: Program) -> None:
+def test_copies_of_windows_in_blocks_of_other_layers_have_their_own_positions(program) -> None:
     """Some layers of GLM-5.2 have an indexer and others not, with equal operations on some streams."""
     machine = ("--set", "platform=dgx-h200", "--gpus", "4", "--program", "vllm")
     verified = ("--set", "model.num_hidden_layers=60", "--set", "engine.steady_state=verify")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simoffload.engine import execute
@@ -229,3 +229,14 @@ def test_blocks_that_come_in_between_are_counted_once_they_are_known() -> None:
     assert totals(timeline) == totals(full)
     assert list(timeline.all_operations.end) == list(full.all_operations.end)
     assert attribute(timeline) == attribute(full)
+
+
+@settings(max_examples=some(20))
+@example(["few", "few", "many", "few"], 3)
+@given(st.lists(st.sampled_from(["few", "many", "none"]), min_size=3, max_size=8), st.integers(3, 8))
+def test_a_copy_in_another_block_has_its_own_place_there(group: list[str], times: int) -> None:
+    """Layers with one or with three kernels before the same copy: while it runs, the state is the same."""
+    few = (wait(0, 5, Dependency(1, 2)),)
+    many, copy = (*few, wait(0, 1), wait(0, 0)), wait(1, 20, Dependency(0))
+    kinds = {"few": (*few, copy), "many": (*many, copy), "none": many}
+    agree(one_rank(*(Block(name, kinds[name]) for name in group * times + group[:1])))
