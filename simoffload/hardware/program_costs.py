@@ -564,9 +564,9 @@ class UnmeasuredKernels(CompiledKernels):
     decoded: Sourced[Share]
     """Rate of large products with weights that are decoded over that of products with 16 bits."""
     updates: UpdateKernels
-    """Kernels of recurrent layers."""
+    """Kernels of recurrent layers: chunked products of prompts, and updates of states."""
     sparse: SparseKernels
-    """Kernels of sparse attention."""
+    """Kernels of sparse attention: scores of an indexer, the choice of rows, attention to them."""
     all_reduce_latency: Sourced[Seconds]
     """Time of an all-reduce over links between two GPUs in a CUDA graph, apart from its bytes."""
     all_reduce_step: Sourced[Seconds]

@@ -21,7 +21,6 @@ from simoffload.report.first_screen import MOST_LINES, first_screen
 from simoffload.report.from_result import result_document
 from simoffload.report.markdown import write_markdown
 from simoffload.report.terminal import screen_text
-from tests.cli.conftest import Program
 from tests.report.conftest import result_text
 
 TOO_LARGE = ("--set", "model=bloom-176b", "--set", "strategy.weights=gpu")

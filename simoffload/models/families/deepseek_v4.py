@@ -43,6 +43,7 @@ class DeepseekV4(StreamsConfig):
     spellings: ClassVar[dict[str, str]] = {"num_local_experts": "n_routed_experts"}
     experts_key: ClassVar[str] = "n_routed_experts"
     by_layer: ClassVar[tuple[str, ...]] = ("layer_types", "compress_ratios")
+    further: ClassVar[int] = 1
 
     intermediate_size: Extent = 2048
     """Width of one expert, as the other key states it."""

@@ -184,7 +184,7 @@ class CompressedAttention(NamedTuple):
     width: int
     """Elements of a head and of a row."""
     rank: int
-    """Elements of compressed queries."""
+    """Elements of the compressed queries of a token."""
     rotated: int
     """Elements of a head that have rotary positions, which the result is freed from."""
     window: int
