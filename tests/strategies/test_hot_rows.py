@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,32 @@ def test_nothing_is_gathered_that_is_in_hbm(buffer: dict[str, Any], batch: Seque
     assert "rows" not in moved(buffer, batch)
 
 
-def test_a_step_waits_for_what_it_gathers() -> None:
+@pytest.mark.parametrize(("batch", "prompt", "apart"), [(4, 32768, True), (1, 5000, False)])
+def test_a_step_waits_for_what_it_gathers(batch: int, prompt: int, apart: bool) -> None:
     """Over PCIe 5, at the share of the rate of copies at which kernels read host memory, or a little longer,
-    as four GPUs share a socket."""
+    as four GPUs share a socket; beyond 512 MiB of rows in all layers no more than so many pages are found."""
+    keys = {"batch_size": batch, "prompt_length": prompt}
     machine = scenario(BUFFER).machine
-    rate = machine.host_to_device(0, pinned=True).curve.points[-1][1]
-    rate *= machine.accelerator.reads.rate_share.value
-    times = [so.simulate(scenario({**BUFFER, "hit_rate": hits})).tpot_s for hits in (1, 0.9)]
-    gathered = LAYERS * 4 * CHOSEN * 0.1 * ROW
-    assert gathered / rate <= times[1] - times[0] < 1.1 * gathered / rate
-    assert times[0] == pytest.approx(so.simulate(scenario(None)).tpot_s, rel=0.002)
+    gpu, rate = machine.accelerator, machine.host_to_device(0, pinned=True).curve.points[-1][1]
+    rate *= gpu.reads.rate_share.value
+    assert (batch * prompt * LAYERS * ROW > gpu.rows.reach.value) == apart
+    if apart:
+        rate = min(rate, gpu.rows.pages.value / 4096 / (1 + ROW / 4096) * ROW)
+    times = [so.simulate(scenario({**BUFFER, "hit_rate": hits}, **keys)).tpot_s for hits in (1, 0.9)]
+    gathered = LAYERS * batch * CHOSEN * 0.1 * ROW
+    started = LAYERS * gpu.kernels.kernel_latency.value
+    assert 0.999 <= (times[1] - times[0] - started) * rate / gathered < 1.1
+    assert times[0] == pytest.approx(so.simulate(scenario(None, **keys)).tpot_s, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "span", "rows"), [(576, 1 << 33, 33), (1152, 1 << 33, 30), (128, 1 << 33, 37)]
+)
+def test_rows_that_lie_apart_are_limited_by_their_pages(bytes_: int, span: int, rows: float) -> None:
+    """Rows per microsecond of 786,000 in rotation out of 8 GiB, measured on one H200."""
+    limit = scenario(BUFFER).machine.accelerator.rows
+    assert limit.rate(bytes_, span) / bytes_ == pytest.approx(rows * 1e6, rel=0.07)
+    assert limit.rate(bytes_, limit.reach.value) == inf
 
 
 def test_where_the_rows_are() -> None:
