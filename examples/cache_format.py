@@ -1,4 +1,4 @@
-"""A format of the key-value cache: NVFP4, 4 bits and a scale of 8 bits for each 16 elements.
+"""A format of the key-value cache: MXFP4, 4 bits and a scale of 8 bits for each 32 elements.
 
 ``python cache_format.py run cache_format.yaml`` simulates it.
 """
@@ -6,7 +6,7 @@
 from simoffload.cli import main
 from simoffload.strategies.authoring import register_cache_format
 
-register_cache_format("nvfp4", 0.5 + 1 / 16)
+register_cache_format("mxfp4", 0.5 + 1 / 32)
 
 if __name__ == "__main__":
     raise SystemExit(main())

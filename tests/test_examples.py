@@ -476,18 +476,18 @@ def test_checked_layers_take_the_time_of_the_slowest_of_copy_check_and_host() ->
 
 
 def test_a_cache_in_another_format_moves_as_many_bytes_as_it_has() -> None:
-    """0.5625 B for an element in place of 2."""
+    """0.53125 B for an element in place of 2."""
     moved = [
         one.size
-        for name in ("nvfp4", "fp16")
+        for name in ("mxfp4", "fp16")
         for one in simulated("cache_format", f"strategy.kv_cache.format={name}")[1].decode[0].links
         if one.link == "plx0 -> gpu0"
     ]
-    assert moved[0] / moved[1] == pytest.approx(0.5625 / 2, rel=1e-3)
+    assert moved[0] / moved[1] == pytest.approx(0.53125 / 2, rel=1e-3)
     with pytest.raises(so.InputError, match="transformers has no cache of this format"):
         simulated("cache_format", "strategy.kv_cache.implementation=dynamic", "strategy.kv_cache.tier=hbm")
-    with pytest.raises(ValueError, match="nvfp4 is known already"):
-        kv_cache.register_cache_format("nvfp4", 1.0)
+    with pytest.raises(ValueError, match="mxfp4 is known already"):
+        kv_cache.register_cache_format("mxfp4", 1.0)
     for size in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a number of bytes above 0"):
             kv_cache.register_cache_format("odd", size)
@@ -498,16 +498,16 @@ def test_a_program_of_your_own_can_keep_the_format_on_the_gpu() -> None:
     """Its cache is then as large as the format says, beside the tokens that are not quantized yet."""
     __import__("cache_format")
     base = __import__("checked_layers").CheckedLayers
-    engine = kv_cache.TRANSFORMERS._replace(formats=("nvfp4",))
+    engine = kv_cache.TRANSFORMERS._replace(formats=("mxfp4",))
     body = {"__module__": __name__, "__annotations__": {"kind": Literal["kept"]}, "kind": "kept"}
     register(type("Kept", (base,), {**body, "cache_engine": engine}))
-    keys = "strategy.kind=kept", "strategy.kv_cache.format=nvfp4"
+    keys = "strategy.kind=kept", "strategy.kv_cache.format=mxfp4"
     plan: Any = so.load_scenario(
         "checked_layers.yaml", overrides=["workload.prompt_length=1000", *keys]
     ).plan()
     sizes = {one.name: one.size for one in memory_stages(plan)[0].terms}
     kept = 2 * 2 * 32 * 4096  # elements of a token of two sequences
-    whole = (sizes["key-value cache"]) / (0.5625 * kept)
+    whole = (sizes["key-value cache"]) / (0.53125 * kept)
     assert 1000 - 128 <= whole <= 1004
     assert sizes["tokens that are not quantized yet"] > 0
 
