@@ -21,6 +21,7 @@ from simoffload.hardware.targets import Target, register_tier
 from simoffload.hardware.tiers import TierKind
 from simoffload.models import list_models, load_model
 from simoffload.models.families import FAMILIES
+from simoffload.models.modules import Heads, StatePart
 from simoffload.models.shape import Routing
 from simoffload.models.sizes import find_model
 from simoffload.planning.economics import COST_METRICS
@@ -216,7 +217,7 @@ def _authoring(extend: str) -> str:
 
 
 _OF_TIERS: list[tuple[str, Any]] = [
-    ("Routing", Routing),
+    *((one.__name__, one) for one in (Routing, Heads, StatePart)),
     (_TIERS, None),
     *((one.__name__, one) for one in (register_tier, TierKind, Target, Service)),
 ]

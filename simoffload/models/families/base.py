@@ -61,8 +61,8 @@ class FamilyConfig(Frozen, ABC):
     """A configuration with Hugging Face's keys; keys without influence on the shape are ignored.
 
     A family is a class with ``family``, ``traits``, ``derived()``, ``modules()`` and, if layers have sliding
-    windows, ``windows()``. Every class must state
-    the first two itself: Python refuses one that would inherit them (TypeError).
+    windows, ``windows()``. Every class must state the first two itself: Python refuses one that would inherit
+    them (TypeError).
     """
 
     model_config = ConfigDict(extra="ignore")
