@@ -118,8 +118,6 @@ def _not_empty(size: int) -> int:
 
 
 Group = Annotated[int, Field(strict=True, ge=-1, le=1_000_000), AfterValidator(_not_empty)]
-
-
 """Number of weights of a row that share a scale; -1: all."""
 
 

@@ -52,7 +52,7 @@ class BailingHybrid(LatentConfig):
         values = self.num_attention_heads * self.v_head_dim
         gate = linear("self_attn.g_proj", self.hidden_size, self.num_attention_heads, parallel="column")
         plain = super()._latent_attention()
-        gated = (gated_result(one, values) if one.kind == "attention" else one for one in plain)
+        gated = (gated_result(one, values, gates=self.num_attention_heads) for one in plain)
         return after(gated, "self_attn.attention", gate)
 
     def modules(self) -> ModuleLists:

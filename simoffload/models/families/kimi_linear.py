@@ -72,8 +72,7 @@ class KimiLinear(LatentConfig, ListedDenseConfig):
         gate = linear("self_attn.g_proj", self.hidden_size, values, parallel="column")
         if not self.mla_use_output_gate:
             return plain
-        wide = (gated_result(one, values) if one.kind == "attention" else one for one in plain)
-        return after(wide, "self_attn.attention", gate)
+        return after((gated_result(one, values) for one in plain), "self_attn.attention", gate)
 
     def _summed(self, name: str) -> tuple[Module, ...]:
         """Return the sum of what a mean number of blocks of layers has left."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from simoffload.models.families.base import Count, Extent, ModuleLists, Width
 from simoffload.models.families.experts import Experts, ExpertsConfig, expert_traits
-from simoffload.models.families.recurrent import FULL, LINEAR
+from simoffload.models.families.recurrent import FULL, HALF, LINEAR
 from simoffload.models.families.rotary import kinds_of_layers
 from simoffload.models.modules import (
     Chunked,
@@ -27,7 +27,6 @@ from simoffload.models.modules import (
 )
 
 _Kind = Literal["linear_attention", "full_attention"]
-_HALF = 2
 
 
 class MiniMax(ExpertsConfig):
@@ -56,7 +55,7 @@ class MiniMax(ExpertsConfig):
         state, block = wide * head, self.block_size
         core = activation("self_attn.lightning", wide, reads=5, writes=2)._replace(
             hooked=False,
-            keeps=(StatePart("recurrent state", fixed=_HALF * state),),
+            keeps=(StatePart("recurrent state", fixed=HALF * state),),
             # Scores and their product with values (half of each, as it is causal), and two with the state, of
             # which each block has one in single precision, alone and with those before.
             chunked=Chunked(2 * block * wide + 4 * state, 2 * 4 * state // block),

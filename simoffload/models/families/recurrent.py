@@ -32,7 +32,7 @@ from simoffload.models.modules import (
 )
 
 LINEAR, FULL = "linear_attention", "full_attention"
-_HALF = 2
+HALF = 2
 """Size [B] of an element of a convolution's state, which is that of the model's type."""
 
 
@@ -44,7 +44,7 @@ def states(*, matrices: int, inputs: int, kernel: int, served: int = SINGLE) -> 
     transformers 5.23 keeps as many of these as the convolution is wide (``update_conv_state`` of
     cache_utils.py), vLLM one less (``MambaStateShapeCalculator``, layers/mamba/mamba_utils.py at 02d71083).
     """
-    held = _HALF * inputs
+    held = HALF * inputs
     return (
         StatePart("recurrent state", fixed=SINGLE * matrices, served=served * matrices),
         StatePart("convolution state", fixed=kernel * held, served=(kernel - 1) * held),
@@ -98,7 +98,7 @@ class DeltaNet(NamedTuple):
     """Width of the convolution [tokens]."""
     joint: bool = True
     """Whether one product computes queries, keys, values and the gate, and one both scalars of each head."""
-    served: int = _HALF
+    served: int = HALF
     """Size [B] of an element of its matrices in serving engines."""
 
     @property
@@ -211,7 +211,7 @@ class DeltaNetConfig(RotaryConfig):
             self.linear_value_head_dim,
             self.linear_conv_kernel_dim,
             joint,
-            DTYPE_BYTES[self.mamba_ssm_dtype] if self.mamba_ssm_dtype else _HALF,
+            DTYPE_BYTES[self.mamba_ssm_dtype] if self.mamba_ssm_dtype else HALF,
         )
         return self._gated_attention(), net.modules(self.hidden_size)
 
@@ -372,7 +372,7 @@ class Mamba2Config(RotaryConfig):
         heads = self.mamba_n_heads
         sizes = heads, self._inner // heads, self.mamba_n_groups, self.mamba_d_state, self.mamba_d_conv
         biases = self.mamba_proj_bias, self.mamba_conv_bias
-        net = Mamba2(*sizes, self.mamba_chunk_size, *biases, served=_HALF, normed=normed)
+        net = Mamba2(*sizes, self.mamba_chunk_size, *biases, served=HALF, normed=normed)
         return net.modules(self.hidden_size, "mamba")
 
 
@@ -386,7 +386,7 @@ def short_convolution(name: str, hidden: int, *, kernel: int, bias: bool) -> tup
     own = [Parameter(f"{name}.conv.weight", hidden * kernel)]
     own += [Parameter(f"{name}.conv.bias", hidden)] if bias else []
     core = activation(f"{name}.gates", hidden, reads=5, writes=3)._replace(hooked=False)
-    kept = StatePart("convolution state", fixed=kernel * _HALF * hidden, served=(kernel - 1) * _HALF * hidden)
+    kept = StatePart("convolution state", fixed=kernel * HALF * hidden, served=(kernel - 1) * HALF * hidden)
     return (
         container(name)._replace(parameters=tuple(own), parallel="heads"),
         linear(f"{name}.in_proj", hidden, 3 * hidden, bias=bias, parallel="column"),

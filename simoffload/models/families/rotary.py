@@ -381,17 +381,6 @@ def own_attention(
     )
 
 
-def gated(module: Module) -> Module:
-    """Return attention of which the result has a gate: its sigmoid (1 read, 1 written), and the product (2,
-    1); any other module as it is."""
-    if module.kind != "attention" or module.heads is None:
-        return module
-    width = module.heads.number * module.heads.values
-    return module._replace(
-        in_features=module.in_features + 2 * width, out_features=module.out_features + width
-    )
-
-
 def head_norms(heads: Heads, *, single: bool = False) -> tuple[Module, Module]:
     """Return norms that treat every head of queries and of keys separately."""
     width = heads.keys
@@ -416,11 +405,14 @@ def before(modules: Iterable[Module], name: str, *more: Module) -> tuple[Module,
     return tuple(found)
 
 
-def gated_result(module: Module, width: int) -> Module:
-    """Return attention whose result of ``width`` elements has a gate (sigmoid 1 read, 1 written; product 2,
-    1)."""
+def gated_result(module: Module, width: int, *, gates: int | None = None) -> Module:
+    """Return attention whose result of ``width`` elements has as many gates, or fewer ``gates``, each for
+    several (sigmoid 1 read, 1 written; product 2, 1); any other module as it is."""
+    if module.kind != "attention":
+        return module
+    wide = width if gates is None else gates
     return module._replace(
-        in_features=module.in_features + 3 * width, out_features=module.out_features + 2 * width
+        in_features=module.in_features + 2 * width + wide, out_features=module.out_features + width + wide
     )
 
 

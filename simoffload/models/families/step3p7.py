@@ -25,7 +25,7 @@ from simoffload.models.families.rotary import (
     PerLayer,
     SlidingConfig,
     after,
-    gated,
+    gated_result,
     head_norms,
     own_attention,
     own_size,
@@ -101,7 +101,8 @@ class Step3p7(ListedDenseConfig, SlidingConfig):
         queries, keys = head_norms(heads)
         gate = linear("self_attn.g_proj", self.hidden_size, number)  # too narrow to be divided in blocks
         attend = after(after(attend, "self_attn.q_proj", queries), "self_attn.k_proj", keys)
-        return tuple(map(gated, after(attend, "self_attn.v_proj", gate)))
+        attend, width = after(attend, "self_attn.v_proj", gate), number * heads.values
+        return tuple(gated_result(one, width, gates=number) for one in attend)
 
     def modules(self) -> ModuleLists:
         """Return the modules of the language model of ``Step3p7ForConditionalGeneration`` in call order."""
