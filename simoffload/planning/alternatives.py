@@ -33,6 +33,8 @@ from simoffload.workload import Checkpointing, Inference, Training
 
 ANSWERS_CHANGE = "(answers change)"
 """Fewer bits for each weight are another model, whose answers differ."""
+ROOM = 0.9
+"""Share of a memory that weights may take, beside a cache and buffers: our choice."""
 
 
 def only_with(evaluator: Evaluator, purchase: Change, tiers: Sequence[str]) -> Iterator[Change]:
@@ -101,7 +103,7 @@ def formats(evaluator: Evaluator) -> Iterator[Change]:
     """Yield the formats with fewer bits in which the strategy's program loads weights, for inference with a
     model that is not quantized."""
     unchanged = Change("precision", "", key="format")
-    for name in _formats(evaluator.scenario, evaluator.strategy):
+    for name in formats_of(evaluator, evaluator.strategy):
         change = _in_format(evaluator, unchanged, name)
         yield change._replace(description=f"weights {change.description}")
 
@@ -111,7 +113,7 @@ def with_formats(evaluator: Evaluator, change: Change) -> Iterator[Change]:
     yield change
     kinds = (edit.value["kind"] for edit in change.edits if edit.path == ("strategy",))
     kind = next(kinds, evaluator.strategy.kind)
-    for name in _formats(evaluator.scenario, _class_of(kind)):
+    for name in formats_of(evaluator, class_of(kind)):
         yield _in_format(evaluator, change, name)
 
 
@@ -125,17 +127,34 @@ def _in_format(evaluator: Evaluator, change: Change, name: str) -> Change:
     )
 
 
-def formats_of(scenario: LoadedScenario, kind: str) -> tuple[str, ...]:
-    """Return the names of formats in which the program of a kind may load the weights of a scenario."""
-    return _formats(scenario, _class_of(kind))
-
-
-def _formats(scenario: LoadedScenario, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
+def formats_of(evaluator: Evaluator, strategy: Strategy | type[Strategy]) -> tuple[str, ...]:
     """Return the names of formats that may replace the data type of the weights, or the format of a release
-    that the program does not load."""
-    model, traits = scenario.model, strategy.traits
-    unchanged = model.quantization is not None and traits.loads(model)
-    return () if unchanged or scenario.scenario.workload.kind != "inference" else traits.formats
+    that the program does not load; of the ``smaller`` ones of the program the largest for which memory has
+    room, where it has none for any other."""
+    scenario, traits = evaluator.scenario, strategy.traits
+    if scenario.scenario.workload.kind != "inference":
+        return ()
+    loaded = scenario.model.quantization is not None and traits.loads(scenario.model)
+    names = () if loaded else traits.formats
+    if not traits.smaller:
+        return names
+    room = ROOM * memory_of(scenario.machine, scenario.machine.gpus)
+    if min((evaluator.in_format(one) for one in names), default=scenario.model.weight_bytes) <= room:
+        return names
+    return (*names, *islice((one for one in traits.smaller if evaluator.in_format(one) <= room), 1))
+
+
+def class_of(kind: str, work: str = "inference") -> type[Strategy]:
+    """Return the strategy of a registered kind for a kind of workload."""
+    strategy = strategy_of(kind, work)
+    assert strategy is not None
+    return strategy
+
+
+def memory_of(machine: Machine, gpus: int) -> int:
+    """Return the size [B] of the memory of some GPUs and of their hosts, once where it is the same."""
+    hbm, dram = (machine.tiers[one] for one in ("hbm", "dram"))
+    return (0 if hbm.pool else gpus * hbm.capacity) + machine.nodes_of(gpus) * dram.capacity
 
 
 # -- by other programs ----------------------------------------------------------------------------
@@ -179,7 +198,7 @@ class OtherProgram(NamedTuple):
     def offers(self, evaluator: Evaluator) -> Iterator[tuple[Tunable, ...]]:
         """Yield what the strategy offers for the work (``Strategy.instead``)."""
         machine, work, model = evaluator.scenario.machine, evaluator.workload, self.model(evaluator)
-        return _class_of(self.kind, work.kind).instead(evaluator.strategy, model, work, machine, self.gpus)
+        return class_of(self.kind, work.kind).instead(evaluator.strategy, model, work, machine, self.gpus)
 
     def baseline(self, evaluator: Evaluator) -> tuple[Edit, ...]:
         """Return the edits by which it does the work without offloading; none if it does not."""
@@ -189,7 +208,7 @@ class OtherProgram(NamedTuple):
     def _held(self, evaluator: Evaluator) -> Change | None:
         edits = self.baseline(evaluator)
         section = next((one.value for one in edits if one.path == ("strategy",)), None)
-        served = None if section is None else _class_of(self.kind).model_validate(section)
+        served = None if section is None else class_of(self.kind).model_validate(section)
         if served is None or (served == evaluator.strategy and not self.format):
             return None
         where = f"divided among {served.gpus} GPUs" if served.gpus > 1 else "in the HBM of one GPU"
@@ -234,10 +253,10 @@ def _programs(evaluator: Evaluator, *gpus: int) -> Iterator[OtherProgram]:
     GPU is used, as all of them need one."""
     possible = isinstance(evaluator.workload, Inference) and evaluator.strategy.description.on_gpus
     for kind in strategy_for("inference") if possible else ():
-        own = takewhile(lambda one: one is not Strategy, _class_of(kind).mro())
+        own = takewhile(lambda one: one is not Strategy, class_of(kind).mro())
         if not any("instead" in vars(one) for one in own):  # it offers nothing, in whatever format
             continue
-        names = ("", *_formats(evaluator.scenario, _class_of(kind)))
+        names = ("", *formats_of(evaluator, class_of(kind)))
         yield from (OtherProgram(kind, number, name) for number in dict.fromkeys(gpus) for name in names)
 
 
@@ -261,9 +280,9 @@ def _most(evaluator: Evaluator, tunable: Tunable, model: ModelShape) -> Change |
         """Return what the tiers need; nothing for what the strategy refuses."""
         try:
             plan = _strategy(tunable, values[index]).plan(model, there.scenario.workload, there.machine)
+            return peak_uses(memory_stages(plan), there.machine.tiers)
         except InputError:
             return ()
-        return peak_uses(memory_stages(plan), there.machine.tiers)
 
     def room(index: int) -> dict[str, float] | None:
         free = {use.tier: use.headroom / use.capacity for use in uses(index) if use.row.is_gpu}
@@ -283,21 +302,13 @@ def _room_for(strategy: Strategy, machine: Machine) -> float:
     named = (getattr(strategy, key, None) for key in tier_paths(type(strategy)))
     if any(machine.tiers[one].row.is_storage for one in named if one in machine.tiers):
         return inf
-    hosts = machine.nodes_of(strategy.gpus)
-    return strategy.gpus * machine.tiers["hbm"].capacity + hosts * machine.tiers["dram"].capacity
+    return memory_of(machine, strategy.gpus)
 
 
 def _strategy(tunable: Tunable, value: Any) -> Strategy:
     """Return the strategy that a change of a tunable writes."""
     section = next(edit.value for edit in tunable.change(value).edits if edit.path == ("strategy",))
-    return _class_of(section["kind"]).model_validate(section)
-
-
-def _class_of(kind: str, work: str = "inference") -> type[Strategy]:
-    """Return the strategy of a registered kind for a kind of workload."""
-    strategy = strategy_of(kind, work)
-    assert strategy is not None
-    return strategy
+    return class_of(section["kind"]).model_validate(section)
 
 
 # -- what another program keeps -------------------------------------------------------------------

@@ -264,6 +264,10 @@ class Evaluator:
             return Edit(("model",), {"name": model, key: value})
         return Edit(("model", key), value)
 
+    def in_format(self, name: str) -> int:
+        """Return the size [B] of the weights in a format."""
+        return self.edited(self.model("quantization", name)).model.weight_bytes
+
     def batch(self, count: int) -> tuple[Edit, ...]:
         """Return the edits that set the number of sequences per batch."""
         return self.sizes.batch(count)

@@ -11,7 +11,7 @@ from simoffload.documents import Edit
 from simoffload.errors import InputError
 from simoffload.planning.advise import EvaluatedChange, advise
 from simoffload.planning.advise.options import memory, second_card
-from simoffload.planning.alternatives import ANSWERS_CHANGE, formats_of
+from simoffload.planning.alternatives import ANSWERS_CHANGE, ROOM, class_of, formats_of, memory_of
 from simoffload.planning.costs import CostList
 from simoffload.planning.evaluator import Evaluator
 from simoffload.planning.question import chosen
@@ -24,8 +24,6 @@ _SETTINGS = 4
 """Most settings that are tried for one answer: our choice, for its time."""
 _MOST = 2
 """Number of changes that an answer names."""
-_FILLED = 0.9
-"""Share of a memory that weights may take, beside a cache and buffers: our choice."""
 _FORMAT = "format-"
 
 
@@ -70,20 +68,18 @@ def _in_fewer_bits(evaluator: Evaluator) -> Iterator[Change]:
     best program for it: a format of the present program, or of any where the weights are on storage."""
     scenario, machine, work = evaluator.scenario, evaluator.scenario.machine, evaluator.workload
     assert isinstance(work, Inference)
-    own = formats_of(scenario, evaluator.strategy.kind)
+    own = formats_of(evaluator, evaluator.strategy)
     stored, gpus = _stored(scenario), evaluator.strategy.gpus
     room: float = gpus * machine.tiers["hbm"].capacity
     if stored:
-        room += machine.nodes_of(gpus) * machine.tiers["dram"].capacity
+        room = memory_of(machine, gpus)
     elif not offloaded_tiers(evaluator.plan) or not evaluator.strategy.description.on_gpus:
         room = inf
     suited = suited_to("inference", scenario.model, machine) if stored or not own else ()
-    sizes = {
-        name: evaluator.edited(evaluator.model("quantization", name)).model.weight_bytes
-        for name in dict.fromkeys((*own, *(one for kind in suited for one in formats_of(scenario, kind))))
-    }
+    others = (one for kind in suited for one in formats_of(evaluator, class_of(kind)))
+    sizes = {name: evaluator.in_format(name) for name in dict.fromkeys((*own, *others))}
     ordered = sorted(sizes, key=lambda name: -sizes[name])
-    name = next((one for one in ordered if sizes[one] <= _FILLED * room), next(reversed(ordered), ""))
+    name = next((one for one in ordered if sizes[one] <= ROOM * room), next(reversed(ordered), ""))
     if not name:
         return
     among = [evaluator.strategy.kind] if name in own and not stored else []

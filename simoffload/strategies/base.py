@@ -792,6 +792,8 @@ class ProgramTraits(NamedTuple):
     """Values of settings with which no run of that group was made; None: without this key."""
     formats: tuple[str, ...] = ()
     """Formats with fewer bits in which the program loads weights, as ``model.quantization`` names them."""
+    smaller: tuple[str, ...] = ()
+    """Formats with still fewer bits, the largest first, for machines that have no room for any of these."""
     loads: Callable[[ModelShape], bool] = lambda _: True
     """Function that returns whether it loads a model as it is released; if not, one of its formats may be."""
     method: str = ""

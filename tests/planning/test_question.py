@@ -11,7 +11,9 @@ import pytest
 import simoffload as so
 from simoffload.documents import parse_yaml
 from simoffload.errors import InputError, WorkLimitError
-from simoffload.planning.question import chosen_once, is_choice, with_program
+from simoffload.planning.alternatives import class_of, formats_of
+from simoffload.planning.evaluator import Evaluator
+from simoffload.planning.question import chosen_once, is_choice, opened, with_program
 from simoffload.scenario import LoadedScenario, resolve
 from simoffload.strategies import suited_to
 from simoffload.strategies.base import state_tiers
@@ -225,3 +227,29 @@ def test_places_have_one_program() -> None:
     found = chosen_once({tier: scenario.on(tier) for tier in ("hbm", "dram", "nvme")})
     assert len({one.scenario.strategy.kind for one in found.values()}) == 1
     assert [so.simulate(one).targets[0] for one in found.values()] == ["hbm", "dram", "nvme"]
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [("deepseek-v4-flash", "q2_k"), ("qwen3.5-397b-a17b", "iq2_xxs"), ("qwen3.5-397b-a17b:q4_k_m", "iq2_xxs")],
+)
+def test_memory_without_room_for_four_bits_has_the_largest_smaller_form(model: str, form: str) -> None:
+    """Memory that GPU and host share counts once."""
+    evaluator = Evaluator(opened(model, platform="dgx-spark", overrides=["strategy.kind=llama_cpp"]))
+    *usual, smaller = formats_of(evaluator, class_of("llama_cpp"))
+    assert smaller == form
+    room = 120 * 2**30
+    assert evaluator.in_format(form) < room < min(map(evaluator.in_format, usual), default=2 * room)
+
+
+def test_memory_with_room_for_four_bits_has_no_smaller_form() -> None:
+    evaluator = Evaluator(opened("qwen3-32b", platform="dgx-spark", overrides=["strategy.kind=llama_cpp"]))
+    assert formats_of(evaluator, class_of("llama_cpp")) == ("q8_0", "q6_k", "q4_k_m")
+
+
+def test_what_fits_in_no_form_of_its_program_names_one_that_does() -> None:
+    """DeepSpeed, which is tried, too, has too few buffers for these layers: that is no answer."""
+    scenario = so.question("qwen3.5-397b-a17b:q4_k_m", platform="dgx-spark", program="llama_cpp")
+    assert not so.simulate(scenario).fits
+    found = so.smallest_changes(scenario)
+    assert any("stored as iq2_xxs" in one.description for one in found), found

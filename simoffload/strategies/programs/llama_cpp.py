@@ -60,6 +60,7 @@ class LlamaCpp(HookedStrategy):
         title="llama.cpp",
         evidence="llama_cpp",
         formats=("q8_0", "q6_k", "q4_k_m"),
+        smaller=("q3_k_m", "q2_k", "iq2_xxs", "iq1_m"),
         loads=has_gguf,
         spans_hosts=False,
         gpu_keys=("num_gpus",),
