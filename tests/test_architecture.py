@@ -554,8 +554,8 @@ class Size(NamedTuple):
 
 
 MOST = {
-    "core": Size(lines=46_300, edges=1_395),
-    "simoffload": Size(lines=59_030, edges=1_785),
+    "core": Size(lines=48_700, edges=1_420),
+    "simoffload": Size(lines=61_600, edges=1_826),
     "simoffload_calibrate": Size(lines=10_700, edges=92),
 }
 """Ceilings, which only a commit with a feature raises, by the lines that its message names. ``core`` is the

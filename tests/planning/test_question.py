@@ -231,7 +231,11 @@ def test_places_have_one_program() -> None:
 
 @pytest.mark.parametrize(
     ("model", "form"),
-    [("deepseek-v4-flash", "q2_k"), ("qwen3.5-397b-a17b", "iq2_xxs"), ("qwen3.5-397b-a17b:q4_k_m", "iq2_xxs")],
+    [
+        ("deepseek-v4-flash", "q2_k"),
+        ("qwen3.5-397b-a17b", "iq2_xxs"),
+        ("qwen3.5-397b-a17b:q4_k_m", "iq2_xxs"),
+    ],
 )
 def test_memory_without_room_for_four_bits_has_the_largest_smaller_form(model: str, form: str) -> None:
     """Memory that GPU and host share counts once."""

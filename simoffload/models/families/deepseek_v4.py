@@ -14,7 +14,7 @@ tokens (``num_hash_layers``). That gates are clamped by kernels of their own is 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from simoffload.models.families.base import Count, Extent, Flag, ModuleLists, Width, invalid
 from simoffload.models.families.experts import EXPERT_OPERATIONS, Experts, expert_traits
@@ -66,12 +66,6 @@ class DeepseekV4(StreamsConfig):
     """Tokens of a row in each layer, in the released files; layers that predict further tokens come last."""
     compress_rates: dict[_Kind, Count] | None = None
     layer_types: Annotated[tuple[_Kind, ...], kinds_of_layers(_Kind)] | None = None
-
-    @classmethod
-    def _unpadded(cls, keys: dict[str, Any]) -> dict[str, Any]:
-        ratios, depth = keys.get("compress_ratios"), keys.get("num_hidden_layers")
-        longer = isinstance(ratios, list | tuple) and isinstance(depth, int) and len(ratios) > depth
-        return {**keys, "compress_ratios": ratios[:depth]} if longer else keys
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
