@@ -440,7 +440,7 @@ def _kept_rows(
 ) -> tuple[_Rows, _Rows, _Rows]:
     """Return the layers that keep all tokens, those with a window, and recurrent ones, of which modules keep
     nothing but states, each on one of ``tensor`` GPUs; states beside rows of a window, and these beside rows
-    of all tokens, are left out (``unpaged_bytes``)."""
+    of all tokens, are left out (``_beside``)."""
     found = [[0, 0.0], [0, 0.0], [0, 0.0]]
     for layer, count in model.kinds:
         sizes = [0.0, 0.0, 0.0]
@@ -475,11 +475,16 @@ def cache_groups(
 
     Groups have as many layers as the kind of layer with fewest, or, if the kind with most has less than half
     as many more, as that one. Blocks beside recurrent layers have as many tokens, a multiple of 16, as keys
-    and values of a layer need room to hold a state. Source: ``_get_kv_cache_groups_uniform_page_size`` in
-    ``v1/core/kv_cache_utils.py`` and ``_align_hybrid_block_size`` in ``platforms/interface.py`` of vLLM
-    0.25.1.
+    and values of a layer need room to hold a state. Windows and states beside compressed rows in the same
+    layers have blocks of 256 tokens, of which a sequence holds as many as they need.
+
+    Source: ``_get_kv_cache_groups_uniform_page_size`` in ``v1/core/kv_cache_utils.py`` and
+    ``_align_hybrid_block_size`` in ``platforms/interface.py`` of vLLM 0.25.1.
     """
     full, sliding, states = _kept_rows(model, element, tensor)
+    if _beside(model):
+        more = ceil((model.state_bytes + _beside(model)) / (_COMPRESSED * full.bytes))
+        return CacheGroups(1, more, 1, step, _COMPRESSED, recurrent=True)
     recurrent = bool(states.layers and full.layers and not sliding.layers)
     other = states if recurrent else sliding
     if not (full.layers or other.layers):  # no layer has attention over earlier tokens
@@ -537,15 +542,25 @@ def block_bytes(stage: ModelShape, groups: CacheGroups, *, element: float) -> in
 
 
 def unpaged_bytes(stage: ModelShape, groups: CacheGroups) -> int:
-    """Return the size [B] of what is kept of a sequence, whatever its length, and is in no block: states, and
-    rows of a window beside rows of all tokens in the same layer."""
+    """Return the size [B] of the states of a sequence that are in no block."""
+    if _beside(stage):
+        return 0
     _, _, states = _kept_rows(stage)
-    beside = 0.0
-    for layer, count in stage.kinds:
-        rows = stage.growing(layer)
+    return stage.state_bytes - (round(states.bytes) if groups.recurrent else 0)
+
+
+_COMPRESSED = 256
+"""Tokens of a block beside compressed rows (``models/deepseek_v4/compressor.py`` of vLLM 0.25.1)."""
+
+
+def _beside(model: ModelShape) -> int:
+    """Return the size [B] of windows of a sequence in layers that also keep rows of all tokens."""
+    total = 0.0
+    for layer, count in model.kinds:
+        rows = model.growing(layer)
         if any(one.window is None for one in rows):
-            beside += count * sum(stage.row_bytes(one) * (one.window or 0) for one in rows)
-    return stage.state_bytes + round(beside) - (round(states.bytes) if groups.recurrent else 0)
+            total += count * sum(model.row_bytes(one) * (one.window or 0) for one in rows)
+    return round(total)
 
 
 LEAST_TOKENS = 2_048
