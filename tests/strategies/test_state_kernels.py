@@ -62,7 +62,7 @@ def measured(file: str, kind: str, **where: Any) -> list[dict[str, Any]]:
 
 
 def time_of(file: str, kind: str, **where: Any) -> float:
-    return median(row["us"] for row in measured(file, kind, **where))
+    return float(median(row["us"] for row in measured(file, kind, **where)))
 
 
 # -- recurrent layers -----------------------------------------------------------------------------
