@@ -72,9 +72,15 @@ def test_what_is_kept_has_one_size(name: str) -> None:
 def test_blocks_hold_what_is_kept(name: str, tokens: int) -> None:
     """Those of vLLM and what is in no block, at the end of a step."""
     shape = served(name)
-    groups = cache_groups(shape, step=1)
-    held = groups.held(tokens, groups.size) * block_bytes(shape, groups, element=shape.dtype_bytes)
-    assert held + unpaged_bytes(shape, groups) >= grows(shape, tokens) + shape.state_bytes
+    for element in (shape.dtype_bytes, 1):
+        groups = cache_groups(shape, step=1, element=element)
+        held = groups.held(tokens, groups.size) * block_bytes(shape, groups, element=element)
+        kept = float(shape.state_bytes)
+        for layer, count in shape.kinds:
+            for one in shape.growing(layer):
+                rows = min(tokens, one.window or tokens) // one.every
+                kept += count * rows * shape.row_bytes(one, element)
+        assert kept <= held + unpaged_bytes(shape, groups)
 
 
 @pytest.mark.parametrize("name", MODELS)

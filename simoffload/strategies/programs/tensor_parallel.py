@@ -186,7 +186,8 @@ class TensorParallelPlan(InferencePlan):
 
     def _unpaged(self, engine: VllmEngine, stage: ModelShape) -> int:
         """Return what a sequence has in no block [B]."""
-        return unpaged_bytes(stage, engine.groups) + hot_bytes(stage, self.element_bytes)
+        element = self.element_bytes
+        return unpaged_bytes(stage, engine.groups) + hot_bytes(stage, element)
 
     def _rows(self, engine: VllmEngine, shard: ModelShape) -> tuple[Held, ...]:
         """Return the rows that are in host memory, and those of the prompts that are being computed."""
@@ -199,7 +200,7 @@ class TensorParallelPlan(InferencePlan):
         return tuple(rows_memory(self.model, shard, **sizes, element=self.element_bytes))
 
     def _block_bytes(self, engine: VllmEngine, stage: ModelShape) -> int:
-        element = self.cache.element_bytes(self.model.dtype_bytes)
+        element = self.element_bytes
         found = block_bytes(stage, engine.groups, element=element)
         if (draft := self.drafting) is not None:
             found += block_bytes(draft.fullest, ONE_GROUP, element=element) // engine.groups.number

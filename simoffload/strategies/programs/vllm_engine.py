@@ -482,8 +482,8 @@ def cache_groups(
     ``_align_hybrid_block_size`` in ``platforms/interface.py`` of vLLM 0.25.1.
     """
     full, sliding, states = _kept_rows(model, element, tensor)
-    if _beside(model):
-        more = ceil((model.state_bytes + _beside(model)) / (_COMPRESSED * full.bytes))
+    if beside := _beside(model, element):
+        more = ceil((model.state_bytes + beside) / (_COMPRESSED * full.bytes))
         return CacheGroups(1, more, 1, step, _COMPRESSED, recurrent=True)
     recurrent = bool(states.layers and full.layers and not sliding.layers)
     other = states if recurrent else sliding
@@ -553,13 +553,14 @@ _COMPRESSED = 256
 """Tokens of a block beside compressed rows (``models/deepseek_v4/compressor.py`` of vLLM 0.25.1)."""
 
 
-def _beside(model: ModelShape) -> int:
-    """Return the size [B] of windows of a sequence in layers that also keep rows of all tokens."""
+def _beside(model: ModelShape, element: float | None = None) -> int:
+    """Return the size [B] of windows of a sequence in layers that also keep rows of all tokens; ``element``
+    is that of a number in them [B], by default that of the model's type."""
     total = 0.0
     for layer, count in model.kinds:
         rows = model.growing(layer)
         if any(one.window is None for one in rows):
-            total += count * sum(model.row_bytes(one) * (one.window or 0) for one in rows)
+            total += count * sum(model.row_bytes(one, element) * (one.window or 0) for one in rows)
     return round(total)
 
 
