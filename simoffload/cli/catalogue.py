@@ -296,8 +296,9 @@ def show_model(arguments: Namespace, console: Console) -> ExitCode:
         lines.append("of a sequence: " + "; ".join(map(_in_words, kept)))
     if model.mtp is not None:
         more = _further(model)
-        text = f"beside these {plural(more['modules'], 'module')} for further tokens, {more['parameters']:,} "
-        lines.append(f"{text}parameters, {more['bytes']:,} bytes, which count with workload.speculation only")
+        text = f"not counted but with workload.speculation: {plural(more['modules'], 'module')} that"
+        text += f" {'predict' if more['modules'] > 1 else 'predicts'} further tokens"
+        lines.append(f"{text}, {more['parameters']:,} parameters, {more['bytes']:,} bytes")
     text = "\n".join(_wrapped([*lines, *(f"note: {one}" for one in model.notes)], console))
     console.answer(f"{text}\n\n{table}", data)
     return ExitCode.OK

@@ -168,7 +168,4 @@ def _sentences(made: Iterable[Module], open_: Sequence[str]) -> Iterator[str]:
         yield f"not counted, beside the language model: {listing(open_)}"
     parts = [f"{one.name} ({one.num_parameters:,})" for one in made]
     if parts:
-        yield (
-            f"parameters include those of {listing(parts)}, which stay in memory beside the language model, "
-            "in 16 bits, and do no work for a text"
-        )
+        yield (f"parameters of {listing(parts)} are in memory, too, in 16 bits, and do no work for a text")

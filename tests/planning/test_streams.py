@@ -12,7 +12,7 @@ import pytest
 
 import simoffload as so
 from simoffload.cli import main
-from simoffload.documents import parse_yaml
+from simoffload.documents import Edit, parse_yaml
 from simoffload.errors import InputError, WorkLimitError
 from simoffload.extensions.serving.answers import ReplicatedMean
 from simoffload.extensions.serving.report import stream_document
@@ -504,3 +504,13 @@ def test_tokens_cost_what_the_time_of_a_stream_costs() -> None:
 def test_a_share_of_requests_needs_a_limit() -> None:
     with pytest.raises(InputError, match="attain needs a limit that so many requests keep"):
         stream(slo="attain=0.99")
+
+
+def test_states_of_so_many_sequences_leave_blocks() -> None:
+    """Each sequence of DeepSeek-V4-Pro keeps states of 19 MB: those of 1,024 would fill the cache."""
+    scenario = question("deepseek-v4-pro", "dgx-h200", gpus=8, program="vllm")
+    stream = dict(parse_yaml(TEXT, name="stream.yaml").data["stream"])
+    del stream["max_num_seqs"]
+    limits = StreamSimulation(scenario.edited(Edit(("stream",), stream))).limits
+    assert 1 < limits.sequences < 1024
+    assert limits.blocks > 0

@@ -14,6 +14,7 @@ import pytest
 import simoffload as so
 from simoffload.cli import main
 from simoffload.errors import InputError
+from simoffload.models.families import FAMILIES
 from simoffload.models.shape import stored_bytes
 from simoffload.results import SimulationResult
 from simoffload.scenario import LoadedScenario, default_scenario
@@ -575,6 +576,13 @@ def test_deepseek_v3_on_twelve_channels() -> None:
 def test_an_architecture_that_it_lacks_is_refused() -> None:
     with pytest.raises(InputError, match=r"strategy.kind: llama.cpp does not know OPTForCausalLM; choose"):
         scenario("opt-6.7b").plan()
+
+
+def test_architectures_without_a_converter_are_in_no_file() -> None:
+    """TEXT_MODEL_MAP in conversion/__init__.py of llama.cpp@00bdaa10; MiniMax-M3 and Kimi-K3 came later, in
+    src/models at 1ded4cd3 and 38d39068."""
+    lacks = {one.traits.architecture for one in FAMILIES.values() if not one.traits.in_gguf}
+    assert lacks == {"OPTForCausalLM", "MiMoForCausalLM", "MiniMaxForCausalLM"}
 
 
 def test_advice_names_fewer_experts_on_the_cpu_more_threads_and_the_placement_of_fit() -> None:

@@ -117,15 +117,19 @@ class StreamSimulation:
         options, strategy = self.options, scenario.scenario.strategy
         found = getattr(scenario.plan(), "serving_limits", None)
         if found is not None:
-            sequences = options.max_num_seqs or found.sequences
-            tokens = max(options.max_num_batched_tokens or found.tokens, sequences)
-            work = {"kind": "inference", "batch_size": sequences, "output_length": 1} | proposing(scenario)
-            work["prompt_length"] = -(-tokens // sequences)
-            edits = [Edit(("workload",), work)]
-            if getattr(strategy, "kv_blocks", None):  # a stream may have fewer than that batch needs
-                edits.append(Edit(("strategy", "kv_blocks"), None))
-            scenario = scenario.edited(*edits)
-            found = getattr(scenario.plan(), "serving_limits", None)
+            most, asked = options.max_num_seqs or found.sequences, scenario
+            tokens = max(options.max_num_batched_tokens or found.tokens, most)
+            # A stream may have fewer blocks than that batch needs.
+            lifted = [Edit(("strategy", "kv_blocks"), None)] if getattr(strategy, "kv_blocks", None) else []
+            for sequences in (most >> half for half in range(most.bit_length())):
+                work = {"kind": "inference", "batch_size": sequences, "output_length": 1} | proposing(asked)
+                work["prompt_length"] = -(-tokens // sequences)
+                scenario = asked.edited(Edit(("workload",), work), *lifted)
+                found = getattr(scenario.plan(), "serving_limits", None)
+                if found is None or found.blocks or options.max_num_seqs is not None:
+                    break
+                # Their states leave no memory for blocks; vLLM, which has both in pages, runs fewer at once.
+            found = found and found._replace(sequences=sequences)
         stated = (options.max_num_batched_tokens, options.max_num_seqs, options.kv_blocks)
         if found is None and None in stated:
             text = (

@@ -26,10 +26,7 @@ Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, 
 Flag = Annotated[bool, Field(strict=True)]
 
 
-TIME_IS_A_BOUND = (
-    "the time of recurrent layers is a lower bound: of the update of their states the traffic and the "
-    "products of its kernels count, at the speed of others, as only vLLM's kernels were measured"
-)
+TIME_IS_A_BOUND = "the time of recurrent layers is a lower bound: only vLLM's kernels that update their states were measured"
 
 
 class ModuleLists(NamedTuple):

@@ -62,6 +62,7 @@ class Gemma4Text(Gemma3Text, ExpertsConfig):
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
+        super().checked()
         if any((slides, False) not in self._kinds for slides, _ in self._kinds):
             text = "num_kv_shared_layers leaves no layer of the same kind that has the cache of the last ones"
             raise invalid("num_kv_shared_layers", text, self.num_kv_shared_layers)
@@ -70,7 +71,7 @@ class Gemma4Text(Gemma3Text, ExpertsConfig):
         ):
             text = "enable_moe_block needs num_experts, top_k_experts and moe_intermediate_size"
             raise invalid("enable_moe_block", text, True)
-        return super().checked()
+        return self
 
     def _heads(self, slides: bool) -> Heads:
         keys, width, own = self.derived().num_key_value_heads, self.derived().head_dim, self.per_layer_config

@@ -17,4 +17,6 @@ class MiMo(Qwen2):
 
     family: ClassVar[str] = "mimo"
     aliases: ClassVar[tuple[str, ...]] = ()
-    traits: ClassVar[Traits] = Qwen2.traits._replace(architecture="MiMoForCausalLM", tensor_plan=False)
+    traits: ClassVar[Traits] = Qwen2.traits._replace(
+        architecture="MiMoForCausalLM", tensor_plan=False, in_gguf=False
+    )

@@ -34,7 +34,7 @@ class MiniMax(ExpertsConfig):
 
     family: ClassVar[str] = "minimax"
     aliases: ClassVar[tuple[str, ...]] = ("minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1")
-    traits: ClassVar[Traits] = expert_traits("MiniMaxForCausalLM", float16=False)
+    traits: ClassVar[Traits] = expert_traits("MiniMaxForCausalLM", float16=False, in_gguf=False)
     spellings: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
     experts_key: ClassVar[str] = "num_local_experts"
     width_key: ClassVar[str] = "intermediate_size"

@@ -98,7 +98,8 @@ class TensorParallelPlan(InferencePlan):
         heads, gpus = self.model.num_key_value_heads, self.degrees.tensor
         if gpus <= heads:
             return ()
-        return (f"each of {heads} key-value heads is kept by {gpus // heads} GPUs, as there are {gpus}",)
+        which = f"each of {heads} key-value heads" if heads > 1 else "the only key-value head"
+        return (f"{which} is kept by {gpus // heads} GPUs, as there are {gpus}",)
 
     @property
     def stored_weights(self) -> tuple[Stored, ...]:
