@@ -35,6 +35,7 @@ from simoffload.models import (
         ("Qwen3-8B-Base", "qwen3-8b"),
         ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("GLM-4.5", "glm-4.5"),
+        ("zai-org/GLM-4.7", "glm-4.5"),  # not GLM-4.7-Flash
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.3-70b"),
         ("Qwen/Qwen3-32B", "qwen3-32b"),
         ("openai/gpt-oss-120b", "gpt-oss-120b"),
