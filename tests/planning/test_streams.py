@@ -28,7 +28,7 @@ from simoffload.extensions.serving.streams import (
 from simoffload.hardware import P90
 from simoffload.planning.confidence import confidence
 from simoffload.planning.question import question
-from simoffload.scenario import resolve
+from simoffload.scenario import read_source, resolve
 
 TEXT = """\
 name: a stream
@@ -506,11 +506,22 @@ def test_a_share_of_requests_needs_a_limit() -> None:
         stream(slo="attain=0.99")
 
 
-def test_states_of_so_many_sequences_leave_blocks() -> None:
-    """Each sequence of DeepSeek-V4-Pro keeps states of 19 MB: those of 1,024 would fill the cache."""
-    scenario = question("deepseek-v4-pro", "dgx-h200", gpus=8, program="vllm")
+def test_buffers_of_so_many_sequences_leave_blocks() -> None:
+    """Each sequence has a buffer of 4,096 rows in every layer: those of 1,024 would fill the cache."""
+    scenario = read_source("vllm/glm-5-hot-rows")
     stream = dict(parse_yaml(TEXT, name="stream.yaml").data["stream"])
     del stream["max_num_seqs"]
     limits = StreamSimulation(scenario.edited(Edit(("stream",), stream))).limits
     assert 1 < limits.sequences < 1024
     assert limits.blocks > 0
+
+
+def test_states_of_so_many_sequences_are_in_blocks() -> None:
+    """Each sequence of DeepSeek-V4-Pro keeps states of 19 MB, for which blocks are taken when it begins."""
+    scenario = question("deepseek-v4-pro", "dgx-h200", gpus=8, program="vllm")
+    stream = dict(parse_yaml(TEXT, name="stream.yaml").data["stream"])
+    del stream["max_num_seqs"]
+    limits = StreamSimulation(scenario.edited(Edit(("stream",), stream))).limits
+    assert limits.sequences == 1024
+    assert limits.blocks // limits.groups.number < 1024
+

@@ -26,7 +26,9 @@ Extent = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]  # vocabulary, 
 Flag = Annotated[bool, Field(strict=True)]
 
 
-TIME_IS_A_BOUND = "the time of recurrent layers is a lower bound: only vLLM's kernels that update their states were measured"
+TIME_IS_A_BOUND = (
+    "the time of recurrent layers is a lower bound: only vLLM's kernels that update states were measured"
+)
 
 
 class ModuleLists(NamedTuple):
