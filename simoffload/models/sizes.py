@@ -91,6 +91,7 @@ def meaning(wanted: str, rows: Mapping[str, str]) -> Meaning:
 def form_words(name: str) -> tuple[str, ...]:
     """Return the words at the end of a name that say in which form the weights are stored."""
     text, found = f"-{_SEPARATORS.sub('-', name.strip().lower())}"[-_LONGEST:], list[str]()
+    text = re.sub(r"(?<=\d)b(\d)(?![\w.])", r".\1b", text)  # 7b1 are 7.1 billions
     while match := _FORM.search(text) or _RELEASE.search(text):
         if match.re is _FORM:
             found.append(match[1])
@@ -258,6 +259,7 @@ class _NameParts(NamedTuple):
 @lru_cache(maxsize=1024)
 def _parts_of_name(name: str) -> _NameParts:
     text = f"-{_SEPARATORS.sub('-', name.strip().lower())}"[-_LONGEST:]
+    text = re.sub(r"(?<=\d)b(\d)(?![\w.])", r".\1b", text)  # 7b1 are 7.1 billions
     while match := _FORM.search(text) or _RELEASE.search(text):
         text = text[: match.start()]
     terms, version, billions = [], None, None

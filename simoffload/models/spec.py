@@ -199,6 +199,8 @@ class _Resolved(NamedTuple):
 
     def having(self, *outer: Mapping[str, Any]) -> Self:
         """Return it with the parts that the configurations around that of the language model describe."""
+        if not any(outer):
+            return self
         from simoffload.models.towers import beside
 
         modules, notes = beside(outer, self.config.hidden_size)

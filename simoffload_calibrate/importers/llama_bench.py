@@ -310,6 +310,8 @@ def _model(printed: str, size: float, parameters: float, filename: str) -> Model
         for listed in _with_parameters(parameters)
         if (shape := _in_form(listed, name, dtype)) and abs(shape.weight_bytes / size - 1) <= _SAME_SIZE
     ]
+    architecture = printed.partition(" ")[0].lower()  # decides where it begins names
+    found = [one for one in found if one.name.startswith(architecture)] or found
     equals = {(one.least_read_bytes, one.num_hidden_layers) for one in found}
     if len(equals) != 1:
         several = ", ".join(one.name for one in found)

@@ -373,8 +373,8 @@ CASES: tuple[Case, ...] = (
                 ("run 4090", "4090:", "no such file", "rtx-4090 is a GPU: --gpu rtx-4090"),
                 ("run 13b", "13b:", "no such file", 'did you mean "opt-13b"', "config.json or .gguf file"),
                 (
-                    "run qwen3.6-27b",
-                    "qwen3.6-27b:",
+                    "run grok-5",
+                    "grok-5:",
                     "no such file",
                     "name any other model by its config.json",
                 ),

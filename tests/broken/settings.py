@@ -184,7 +184,7 @@ CASES: tuple[Case, ...] = (
     ),
     raw(
         "hf-no-family",
-        '{"architectures": ["BloomForCausalLM"]}',
+        '{"architectures": ["GPT2LMHeadModel"]}',
         ("config.json:1:1: model_type:", "missing; supported: bloom, opt, llama, mixtral"),
         name="config.json",
         command="check",

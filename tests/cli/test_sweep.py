@@ -272,7 +272,7 @@ def test_a_value_that_check_would_refuse_is_refused_before_anything_runs(program
         "",
         (
             "error: --axis: workload.batch_size: must be at least 1, got 0\n"
-            'error: --axis: model: unknown model "bloom-9b"; did you mean "bloom-3b"?\n'
+            'error: --axis: model: unknown model "bloom-9b"; did you mean "bloom-7b1"?\n'
         ),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]

@@ -524,4 +524,3 @@ def test_states_of_so_many_sequences_are_in_blocks() -> None:
     limits = StreamSimulation(scenario.edited(Edit(("stream",), stream))).limits
     assert limits.sequences == 1024
     assert limits.blocks // limits.groups.number < 1024
-

@@ -175,7 +175,7 @@ _BUCKET = "strategy.ds_config.zero_optimization.stage3_prefetch_bucket_size"
             ["workload.batch_size=1,0", "model=bloom-560m,bloom-9b"],
             [
                 "workload.batch_size: must be at least 1, got 0",
-                'model: unknown model "bloom-9b"; did you mean "bloom-3b"?',
+                'model: unknown model "bloom-9b"; did you mean "bloom-7b1"?',
             ],
         ),
         (

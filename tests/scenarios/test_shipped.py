@@ -39,6 +39,7 @@ def test_the_studies_are_all_there() -> None:
         "vllm/llama-3-70b",
         "vllm/llama-3.1-8b-blocks",
         "vllm/glm-5-hot-rows",
+        "vllm/llama-3.1-70b-draft",
         *(f"mooncake/{model}" for model in ("qwen3-8b", "qwen3-235b-a22b")),
         "llama-cpp/gpt-oss-120b",
         *(f"micron/opt-30b-{place}" for place in ("nvme", "hbm")),

@@ -32,8 +32,8 @@ class GraniteMoeHybrid(Mamba2Config, MixersConfig):
 
     def checked(self) -> Self:
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
-        dense = {"num_experts_per_tok": 0} if not self.num_local_experts else {}
-        return super().checked() if not dense else RotaryConfig.checked(self)
+        self._one_for_each_layer("layers_block_type", self.layers_block_type)
+        return super().checked() if self.num_local_experts else RotaryConfig.checked(self)
 
     def derived(self) -> Derived:
         """Return the model's sizes under the names that all families share."""

@@ -9,6 +9,7 @@ further tokens are left out, as in transformers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, WithJsonSchema
@@ -79,6 +80,8 @@ class MiniMaxM3(ListedDenseConfig):
         """Return the replaced keys; with another number of layers a file's lists are cut or continued."""
         merged = continued(super().replaced(base, overrides), overrides, "layer_types", "moe_layer_freq")
         inner, layers = merged.get("sparse_attention_config", {}), merged.get("num_hidden_layers")
+        if not isinstance(inner, Mapping):
+            return merged  # which is refused
         cut = continued({**inner, "num_hidden_layers": layers}, overrides, "sparse_attention_freq")
         return {**merged, "sparse_attention_config": {**inner, **cut}}
 

@@ -3,7 +3,7 @@ delta attention, and Mamba-2."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -467,7 +467,8 @@ class MixersConfig(ExpertsConfig):
     @classmethod
     def _count_layers(cls, raw: dict[str, Any]) -> dict[str, Any]:
         keys = {key: _named(value) if key.endswith("block_type") else value for key, value in raw.items()}
-        return {"num_hidden_layers": len(keys.get("layers_block_type") or ()), **keys}
+        listed = keys.get("layers_block_type")
+        return {"num_hidden_layers": len(listed) if isinstance(listed, Sized) else 0, **keys}
 
     @classmethod
     def usual_name(cls, key: str, keys: Any) -> str:
