@@ -66,9 +66,8 @@ class Gemma4Text(Gemma3Text, ExpertsConfig):
         if any((slides, False) not in self._kinds for slides, _ in self._kinds):
             text = "num_kv_shared_layers leaves no layer of the same kind that has the cache of the last ones"
             raise invalid("num_kv_shared_layers", text, self.num_kv_shared_layers)
-        if self.enable_moe_block and not (
-            self.num_experts and self.num_experts_per_tok and self.moe_intermediate_size
-        ):
+        needed = self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size
+        if self.enable_moe_block and not all(needed):
             text = "enable_moe_block needs num_experts, top_k_experts and moe_intermediate_size"
             raise invalid("enable_moe_block", text, True)
         return self

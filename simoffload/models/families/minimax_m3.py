@@ -9,7 +9,6 @@ further tokens are left out, as in transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, WithJsonSchema
@@ -80,7 +79,7 @@ class MiniMaxM3(ListedDenseConfig):
         """Return the replaced keys; with another number of layers a file's lists are cut or continued."""
         merged = continued(super().replaced(base, overrides), overrides, "layer_types", "moe_layer_freq")
         inner, layers = merged.get("sparse_attention_config", {}), merged.get("num_hidden_layers")
-        if not isinstance(inner, Mapping):
+        if not isinstance(inner, dict):
             return merged  # which is refused
         cut = continued({**inner, "num_hidden_layers": layers}, overrides, "sparse_attention_freq")
         return {**merged, "sparse_attention_config": {**inner, **cut}}
@@ -89,9 +88,8 @@ class MiniMaxM3(ListedDenseConfig):
         """Return the configuration itself; pydantic's ValidationError if its sizes contradict each other."""
         self._one_for_each_layer("layer_types", self.layer_types)
         self._one_for_each_layer("moe_layer_freq", self.moe_layer_freq)
-        self._one_for_each_layer(
-            "sparse_attention_config", self.sparse_attention_config.sparse_attention_freq
-        )
+        listed = self.sparse_attention_config.sparse_attention_freq
+        self._one_for_each_layer("sparse_attention_config", listed)
         return super().checked()
 
     def _index(self, key: str) -> int:
@@ -100,9 +98,8 @@ class MiniMaxM3(ListedDenseConfig):
 
     @property
     def _dense(self) -> list[bool]:
-        if self.mlp_layer_types is None and self.moe_layer_freq is not None:
-            return [one == 0 for one in self.moe_layer_freq]
-        return super()._dense
+        listed = self.moe_layer_freq if self.mlp_layer_types is None else None
+        return super()._dense if listed is None else [one == 0 for one in listed]
 
     def _attention(self) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
         """Return attention to all keys, and that to chosen blocks."""
