@@ -77,9 +77,9 @@ class CacheForm(NamedTuple):
         """
         held = self.held(new_tokens=new_tokens, context=context, window=window)
         if not self.room:
-            return attended_keys(new_tokens=new_tokens, context=context, window=window), held
+            return attended_rows(new_tokens=new_tokens, context=context, chosen=window), held
         if fused and window is None and new_tokens == context:
-            return attended_keys(new_tokens=new_tokens, context=context), context
+            return attended_rows(new_tokens=new_tokens, context=context), context
         return new_tokens * held, held
 
     def append_bytes(
@@ -105,23 +105,12 @@ class CacheForm(NamedTuple):
 GROWING = CacheForm()
 
 
-def attended_keys(*, new_tokens: int, context: int, window: int | None = None) -> int:
-    """Return the number of keys to which ``new_tokens`` tokens attend, summed; the last one's context is
-    ``context``.
+def attended_rows(*, new_tokens: int, context: int, every: int = 1, chosen: int | None = None) -> int:
+    """Return the rows to which ``new_tokens`` tokens attend, summed; the last one's context is ``context``.
 
-    Each token attends to all before it and to itself, at most to ``window``.
+    Each attends to the full rows of ``every`` tokens up to itself, at most to ``chosen``, as those of a
+    window.
     """
-    growing = new_tokens
-    if window is not None:
-        growing = min(new_tokens, max(0, window - (context - new_tokens)))
-    past = context - new_tokens
-    pairs_total = growing * past + growing * (growing + 1) // 2
-    return pairs_total + (new_tokens - growing) * (window or 0)
-
-
-def attended_rows(*, new_tokens: int, context: int, every: int, chosen: int | None) -> int:
-    """Return the rows of ``every`` tokens to which ``new_tokens`` tokens attend, summed, each to those that
-    are full, at most to ``chosen``."""
 
     def until(last: int) -> int:
         growing = last if chosen is None else min(last, chosen * every - 1)

@@ -107,9 +107,9 @@ class Vllm(DividedStrategy):
     """Fraction of the GPU's memory that vLLM fills, which must be free when it starts; less by default where
     a display or CUDA graphs take more than the rest of a small GPU."""
     kv_blocks: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
-    """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens
-    in the layers of one group: all layers, or as many as have full attention in models with sliding layers,
-    too; None: as many as fit."""
+    """Number of blocks that vLLM's cache has on each GPU (``--num-gpu-blocks-override``), each of 16 tokens,
+    or more beside recurrent layers and compressed rows, in the layers of one group: all layers, or as many as
+    have full attention in models with sliding layers, too; None: as many as fit."""
     max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = None
     """Most tokens of a step whose kernels are in CUDA graphs; the host launches those of a step with more.
     None: as vLLM chooses, 512, and 1,024 for gpt-oss."""

@@ -418,8 +418,8 @@ def tight(utilization: float, machine: Machine) -> tuple[str, ...]:
     return (f"gpu_memory_utilization: {_start(utilization, machine)}: nothing else may use the GPU",)
 
 
-class _Rows(NamedTuple):
-    """The _Rows are the layers that keep rows of one kind, or states."""
+class _LayerRows(NamedTuple):
+    """The _LayerRows are the layers that keep rows of one kind, or states."""
 
     layers: int = 0
     bytes: float = 0.0
@@ -437,7 +437,7 @@ class _Rows(NamedTuple):
 
 def _kept_rows(
     model: ModelShape, element: float | None = None, tensor: int = 1
-) -> tuple[_Rows, _Rows, _Rows]:
+) -> tuple[_LayerRows, _LayerRows, _LayerRows]:
     """Return the layers that keep all tokens, those with a window, and recurrent ones, of which modules keep
     nothing but states, each on one of ``tensor`` GPUs; states beside rows of a window, and these beside rows
     of all tokens, are left out (``_beside``)."""
@@ -461,7 +461,7 @@ def _kept_rows(
             if size:
                 found[kind][0] += count
                 found[kind][1] += count * size
-    full, sliding, states = (_Rows(int(layers), size) for layers, size in found)
+    full, sliding, states = (_LayerRows(int(layers), size) for layers, size in found)
     return full, sliding, states
 
 
